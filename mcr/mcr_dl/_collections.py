@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several operations at once: batches of sends and receives, and the coalescing manager."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _groups
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+
+_SENDS = (_C.isend, torch_dist.isend)
+_RECEIVES = (_C.irecv, torch_dist.irecv)
+
+
+class P2POp:
+    """One send or receive of a batch (torch.distributed.P2POp, for groups of mcr_dl).
+
+    Args:
+        op: isend or irecv, of mcr_dl or of torch.distributed.
+        tensor: contiguous tensor to send or to receive into.
+        peer, group_peer: the other side as a global or as a group rank; one of the two.
+        group: group to work in; None: the default group.
+        tag: number that matches a send with its receive.
+        backend: as for isend.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: _C.ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        if op not in _SENDS and op not in _RECEIVES:
+            message = f"op: expected isend or irecv, got {op!r}"
+            raise InvalidTypeError(message)
+        if (peer is None) == (group_peer is None):
+            message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
+            raise InvalidArgumentError(message)
+        self.op = _C.isend if op in _SENDS else _C.irecv
+        self.tensor = tensor
+        self.group = group
+        self.tag = tag
+        self.backend = backend
+        self.peer = _groups.get_global_rank(_groups._group(group), group_peer) if peer is None else peer  # type: ignore[arg-type]
+
+    def start(self) -> _C.Work:
+        """Issue it."""
+        return self.op(self.tensor, self.peer, self.group, self.tag, backend=self.backend)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__}, {tuple(self.tensor.shape)}, peer={self.peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
+    """Start all sends and receives of the list and return their works, in its order.
+
+    Raises InvalidTypeError if an entry is no P2POp. Source: torch.distributed.batch_isend_irecv.
+    """
+    for position, entry in enumerate(p2p_op_list):
+        if not isinstance(entry, P2POp):
+            message = f"p2p_op_list[{position}]: expected a mcr_dl.P2POp, got {type(entry).__name__}"
+            raise InvalidTypeError(message)
+    return [entry.start() for entry in p2p_op_list]
+
+
+class CoalescingManager:
+    """What the coalescing manager yields: the works of the calls in its block."""
+
+    def __init__(self) -> None:
+        self.works: list[_C.Work] = []
+
+    def append(self, work: _C.Work) -> None:
+        """Add a work to wait for."""
+        self.works.append(work)
+
+    def wait(self) -> None:
+        """Wait for all of them."""
+        for work in self.works:
+            work.wait()
+
+
+_active = threading.local()
+
+
+@contextmanager
+def _coalescing_manager(
+    group: _C.ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
+) -> Iterator[CoalescingManager]:
+    """Start the calls of the block together and wait for them at its end, or in ``manager.wait()`` if ``async_ops``.
+
+    All ranks use it around the same calls. Raises InvalidArgumentError when nested.
+    Source: torch.distributed._coalescing_manager.
+    """
+    del device
+    _groups._group(group)
+    if getattr(_active, "manager", None) is not None:
+        message = "coalescing managers cannot be nested"
+        raise InvalidArgumentError(message)
+    manager = CoalescingManager()
+    _active.manager = manager
+    _C.set_coalescing(manager.works)
+    try:
+        yield manager
+    finally:
+        _C.set_coalescing(None)
+        _active.manager = None
+    if not async_ops:
+        manager.wait()

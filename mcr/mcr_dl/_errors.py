@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of MCR-DL: each is one of torch's, so that existing ``except`` clauses catch it."""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError
+
+from mcr_dl import _C
+
+
+class McrError(DistBackendError):
+    """Base of all errors that MCR-DL raises itself (a ``torch.distributed.DistBackendError``)."""
+
+
+class InvalidArgumentError(McrError, ValueError):
+    """An argument's value is wrong: size, count, displacement, root, name. Nothing was sent."""
+
+
+class InvalidTypeError(McrError, TypeError):
+    """An argument's type or dtype is wrong. Nothing was sent."""
+
+
+class UnsupportedError(McrError, NotImplementedError):
+    """The backend has no such operation for this dtype or device, and no fallback is allowed. Nothing was sent."""
+
+
+class NotInitializedError(McrError, ValueError):
+    """A call before ``init``, after ``finalize``, or for a backend that was not named at ``init``."""
+
+
+class BackendUnavailableError(McrError):
+    """A backend cannot be loaded here; the text says why."""
+
+
+class BackendError(McrError):
+    """The communication library reported a failure; the text is the library's own."""
+
+
+class CollectiveTimeoutError(McrError, TimeoutError):
+    """An operation was still running when its time was up."""
+
+
+_C.set_exceptions({cls.__name__: cls for cls in McrError.__subclasses__()})

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the files that are made from the op table: ``_C.pyi`` and ``docs/support-matrix.md``.
+
+Run as ``python -m mcr_dl._generate DIR`` (``make generate``); ``make lint`` compares them with those checked in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _C, _runtime
+from mcr_dl._signature import docstring_of
+
+_TYPES = {
+    "tensor": "ArrayLike",
+    "input": "ArrayLike",
+    "output": "ArrayLike",
+    "inputs": "Sequence[ArrayLike] | ArrayLike",
+    "outputs": "Sequence[ArrayLike] | ArrayLike",
+    "op": "ReduceOp | ReduceOp.RedOpType",
+    "group": "ProcessGroup | None",
+    "async_op": "bool",
+    "src": "int",
+    "group_src": "int",
+    "tag": "int",
+    "input_split_sizes": "Sequence[int]",
+    "output_split_sizes": "Sequence[int]",
+    "scounts": "Sequence[int]",
+    "rcounts": "Sequence[int]",
+    "sdispls": "Sequence[int]",
+    "rdispls": "Sequence[int]",
+    "timeout": "timedelta | float",
+    "backend": "str",
+    "size_hint": "int",
+    "device_ids": "Any",
+}
+# Parameters that only the root needs, by operation.
+_OPTIONAL = {"gatherv": ("output", "rcounts"), "scatterv": ("input", "scounts")}
+
+_HEADER = '''\
+# Generated from the op table by `make generate`. Do not edit.
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch.distributed import ReduceOp
+
+__version__: str
+__all__: list[str]
+ArrayLike: TypeAlias = torch.Tensor | Any
+"""A tensor, a NumPy array, or anything with DLPack."""
+
+class Operation:
+    """A public operation as a callable."""
+
+    __name__: str
+    __signature__: Any
+
+'''
+
+_FUNCTIONS = (
+    "def ops() -> list[dict[str, Any]]:",
+    "def signatures() -> list[dict[str, Any]]:",
+    "def dtypes() -> list[str]:",
+    "def reductions() -> list[str]:",
+    "def reduction_defined(dtype: str, red: str) -> bool:",
+    "def set_exceptions(classes: dict[str, type[Exception]]) -> None:",
+    "def set_world(group: ProcessGroup | None) -> None:",
+    "def world() -> ProcessGroup | None:",
+    "def set_coalescing(works: list[Work] | None) -> None:",
+    "def load_backend(name: str, path: str) -> None:",
+    "def missing_backend(name: str, reason: str) -> None:",
+    "def backend_status() -> dict[str, str]:",
+    "def drain(names: list[str], limit: timedelta) -> bool:",
+    "def shutdown() -> None:",
+)
+
+# The classes are bound by hand in module.cc; test_api.py compares these with what they have.
+_CLASSES: dict[str, tuple[str, ...]] = {
+    "Work": (
+        "def wait(self, timeout: timedelta | None = None) -> bool:",
+        "def is_completed(self) -> bool:",
+        "def is_success(self) -> bool:",
+        "def exception(self) -> Exception | None:",
+        "def synchronize(self) -> None:",
+        "def source_rank(self) -> int:",
+        "def result(self) -> list[torch.Tensor]:",
+        "def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:",
+        "def _on_done(self, callback: Callable[[], None]) -> None:",
+    ),
+    "ProcessGroup": (
+        "def __init__(self, name: str, ranks: list[int], rank: int, timeout: timedelta) -> None:",
+        "def rank(self) -> int:",
+        "def size(self) -> int:",
+        "def name(self) -> str:",
+        "@property def group_name(self) -> str:",
+        "@property def ranks(self) -> list[int]:",
+        "@property def backends(self) -> list[str]:",
+        "@property def timeout(self) -> timedelta:",
+        "@property def _closed(self) -> bool:",
+        "def _connect(self, backend: str, path: str, foreign: Any) -> None:",
+        "def _disconnect(self, name: str) -> None:",
+        "def _close(self) -> None:",
+        "def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool) -> str:",
+        "def _group_rank(self, global_rank: int) -> int:",
+    ),
+}
+
+
+def _parameter(name: str, kind: str, default: str, optional: bool) -> str:
+    annotation = _TYPES[kind]
+    if (default == "None" or optional) and "None" not in annotation:
+        annotation += " | None"
+    value = {"": "", "SUM": " = ..."}.get(default, f" = {default}")
+    return f"{name}: {annotation}{value}"
+
+
+def _operation(row: dict[str, Any]) -> str:
+    optional = _OPTIONAL.get(row["name"], ())
+    params = [_parameter(name, kind, default, name in optional) for name, kind, default, only in row["params"] if not only]
+    keywords = [_parameter(name, kind, default, False) for name, kind, default, only in row["params"] if only]
+    result = "Work | None"
+    if row["starts"]:
+        result = "Work"
+    elif row["name"] == "recv":
+        result = "int | Any"
+    summary = inspect.cleandoc(docstring_of(row)).replace("\n", "\n    ").replace("\n    \n", "\n\n")
+    torch_form = f"def {row['name']}({', '.join([*params, '*', *keywords])}) -> {result}:"
+    listing_1 = f"def {row['name']}(backend: str, /, *args: Any, **kwargs: Any) -> {result}:"
+    return f'@overload\n{torch_form}\n    """{summary}\n    """\n@overload\n{listing_1} ...\n'
+
+
+def stub() -> str:
+    """The text of ``_C.pyi``."""
+    parts = [_HEADER]
+    for name, methods in _CLASSES.items():
+        lines = "".join(f"    {method} ...\n".replace("@property ", "@property\n    ") for method in methods)
+        parts.append(f"class {name}:\n{lines}\n")
+    parts += [f"{function} ...\n" for function in _FUNCTIONS]
+    parts += [_operation(row) for row in _C.signatures()]
+    return "".join(parts)
+
+
+def _cell(group: _C.ProcessGroup, backend: str, op: dict[str, Any], dtype: str, vectored: bool) -> str:
+    if not op["reduces"]:
+        return group._support(backend, op["name"], dtype, "SUM", vectored)
+    ways: dict[str, list[str]] = {"native": [], "emulated": []}
+    for red in _C.reductions():
+        way = group._support(backend, op["name"], dtype, red, vectored)
+        if way in ways:
+            ways[way].append(red)
+    if not ways["emulated"]:
+        return "native" if ways["native"] else "-"
+    if not ways["native"]:
+        return "emulated"
+    return f"native; emulated: {' '.join(ways['emulated'])}"
+
+
+def support_matrix(group: _C.ProcessGroup) -> str:
+    """The support matrix of the group's backends, as Markdown."""
+    lines = [
+        "# Support matrix",
+        "",
+        "Generated from the op table by `make generate`; `python -m mcr_dl.info` prints it for the machine at hand.",
+        "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as native",
+        "where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
+        + "; ".join(
+            f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
+            for kind in ("int32", "float32", "bool", "complex64")
+        )
+        + ".",
+    ]
+    for backend in group.backends:
+        lines += ["", f"## {backend}", ""]
+        columns: dict[tuple[str, ...], list[str]] = {}
+        forms = [(op, vectored) for op in _C.ops() for vectored in ((False, True) if op["vectored"] else (False,))]
+        for dtype in _C.dtypes():
+            cells = tuple(_cell(group, backend, op, dtype, vectored) for op, vectored in forms)
+            columns.setdefault(cells, []).append(dtype)
+        lines.append("| operation | " + " | ".join(" ".join(dtypes) for dtypes in columns.values()) + " |")
+        lines.append("| --- |" + " --- |" * len(columns))
+        for index, (op, vectored) in enumerate(forms):
+            title = op["name"] + (" (vectored)" if vectored else "")
+            lines.append(f"| {title} | " + " | ".join(cells[index] for cells in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: str) -> None:
+    """Write both files under ``folder``."""
+    root = Path(folder)
+    _runtime.init_process_group(["mpi", "gloo"])
+    texts = {"mcr/mcr_dl/_C.pyi": stub(), "docs/support-matrix.md": support_matrix(_C.world())}  # type: ignore[arg-type]
+    _runtime.destroy_process_group()
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else ".")

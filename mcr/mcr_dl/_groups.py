@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ranks: making, splitting and asking about them, as in torch.distributed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import GroupMember
+
+from mcr_dl import _backends, _C, _launch, _runtime
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
+
+Group = _C.ProcessGroup | None
+
+
+def _group(group: object) -> _C.ProcessGroup:
+    current = _runtime.state()
+    if group is None:
+        return current.groups["default"]
+    if not isinstance(group, _C.ProcessGroup):
+        message = f"group: expected a group of mcr_dl or None, got {group!r}"
+        raise InvalidTypeError(message)
+    if group._closed:
+        message = f"group: expected a living group, got the destroyed {group!r}"
+        raise NotInitializedError(message)
+    return group
+
+
+def _not_a_member(group: object) -> bool:
+    return isinstance(group, int) and group == GroupMember.NON_GROUP_MEMBER
+
+
+def get_rank(group: Group | str = None) -> int:
+    """This process's rank in the group, -1 if it is not a member.
+
+    A backend's name stands for the default group (MCR-DL paper, Listing 1). Source: torch.distributed.get_rank.
+    """
+    if _not_a_member(group):
+        return -1
+    return _group(_named(group)).rank()
+
+
+def get_world_size(group: Group | str = None) -> int:
+    """The number of ranks in the group, -1 if this process is not a member (torch.distributed.get_world_size)."""
+    if _not_a_member(group):
+        return -1
+    return _group(_named(group)).size()
+
+
+def _named(group: Group | str) -> Group:
+    if not isinstance(group, str):
+        return group
+    if group != "auto" and group not in _runtime.get_backends():
+        message = f"backend: expected one of {', '.join(_runtime.get_backends())}, auto, got {group!r}"
+        raise (NotInitializedError if _backends.is_known(group) else InvalidArgumentError)(message)
+    return None
+
+
+get_size = get_world_size
+
+
+def get_process_group_ranks(group: Group) -> list[int]:
+    """Global ranks of the group in group order (torch.distributed.get_process_group_ranks)."""
+    return list(_group(group).ranks)
+
+
+def get_group_rank(group: _C.ProcessGroup, global_rank: int) -> int:
+    """The group rank of a global rank; raises InvalidArgumentError for a rank outside the group."""
+    rank: int = _group(group)._group_rank(global_rank)
+    if rank < 0:
+        message = f"global_rank: expected one of {get_process_group_ranks(group)}, got {global_rank}"
+        raise InvalidArgumentError(message)
+    return rank
+
+
+def get_global_rank(group: _C.ProcessGroup, group_rank: int) -> int:
+    """The global rank of a group rank; raises InvalidArgumentError for a rank outside the group."""
+    ranks = get_process_group_ranks(group)
+    if not 0 <= group_rank < len(ranks):
+        message = f"group_rank: expected 0 to {len(ranks) - 1}, got {group_rank}"
+        raise InvalidArgumentError(message)
+    return ranks[group_rank]
+
+
+def get_backend(group: Group = None) -> str:
+    """The group's first backend (torch.distributed.get_backend); get_backends() names all."""
+    return _group(group).backends[0]
+
+
+def get_backend_config(group: Group = None) -> str:
+    """The group's backends by device, as ``cpu:mpi,cpu:gloo`` (torch.distributed.get_backend_config)."""
+    return ",".join(f"cpu:{name}" for name in _group(group).backends)
+
+
+def get_default_backend_for_device(device: str | torch.device) -> str:
+    """The backend that is tried first for a device (torch.distributed.get_default_backend_for_device).
+
+    Raises InvalidArgumentError for a device that no backend here serves.
+    """
+    kind = torch.device(device).type
+    if kind != "cpu":
+        message = f"device: expected cpu, got {kind}"
+        raise InvalidArgumentError(message)
+    return _backends.known_names()[0]
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's rank on its host, from the launcher (torch.distributed.get_node_local_rank).
+
+    Raises InvalidArgumentError if the launcher does not tell and no fallback is given.
+    """
+    local = int(os.environ.get("LOCAL_RANK", _launch.detect().local_rank))
+    if local >= 0:
+        return local
+    if fallback_rank is None:
+        message = "LOCAL_RANK is not set; pass fallback_rank"
+        raise InvalidArgumentError(message)
+    return int(fallback_rank)
+
+
+def _check_ranks(ranks: Iterable[int], size: int) -> list[int]:
+    checked = [int(rank) for rank in ranks]
+    if len(set(checked)) != len(checked):
+        message = f"ranks: expected different ranks, got {checked}"
+        raise InvalidArgumentError(message)
+    for rank in checked:
+        if not 0 <= rank < size:
+            message = f"ranks: expected 0 to {size - 1}, got {rank}"
+            raise InvalidArgumentError(message)
+    return checked
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | Iterable[str] | None = None,
+    pg_options: Any | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: torch.device | None = None,
+    sort_ranks: bool = True,
+    *,
+    mpi_comm: Any | None = None,
+) -> Any:
+    """Make a group of some of the ranks; every rank of the job calls this, in the same order.
+
+    Args:
+        ranks: global ranks of the members; None: all.
+        timeout: how long an operation of the group may take; the default group's by default.
+        backend: names as for init_process_group; the default group's by default.
+        use_local_synchronization: True: only the members call.
+        group_desc: a name for people, part of the group's name; equal on all ranks.
+        sort_ranks: False: group ranks follow the order of ``ranks``.
+        mpi_comm: a communicator of mpi4py: its members call, its ranks and order are the group's, and mpi's operations
+            run on a duplicate of it.
+        pg_options, device_id: for device backends; the host backends here have no use for them.
+
+    Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
+
+    Raises InvalidArgumentError for wrong ranks or backends. Source: torch.distributed.new_group.
+    """
+    del pg_options, device_id
+    current = _runtime.state()
+    names = _runtime.parse_backends(backend) or list(current.backends)
+    limit = current.timeout if timeout is None else timeout
+    if mpi_comm is not None:
+        return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit)
+    members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
+    if sort_ranks:
+        members.sort()
+    if use_local_synchronization:
+        name = _local_name(members)
+    else:
+        current.groups_made += 1
+        name = f"{group_desc or 'group'}-{current.groups_made}"
+    if current.launch.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    return _runtime.make_group(name, members, names, limit)
+
+
+def _local_name(members: Sequence[int]) -> str:
+    digest = hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]
+    return f"local-{digest}-{_runtime.state().count(digest)}"
+
+
+def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta) -> _C.ProcessGroup:
+    if not hasattr(comm, "Get_group") or not hasattr(comm, "handle"):
+        message = f"mpi_comm: expected an mpi4py communicator, got {type(comm).__name__}"
+        raise InvalidTypeError(message)
+    from mpi4py import MPI
+
+    names = ["mpi"] if backends is None else backends
+    if "mpi" not in names:
+        message = f"backend: expected 'mpi' among the backends of a group with mpi_comm, got {names}"
+        raise InvalidArgumentError(message)
+    group = comm.Get_group()
+    everyone = MPI.COMM_WORLD.Get_group()
+    members = list(MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), everyone))
+    return _runtime.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle)
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: Group = None,
+    timeout: timedelta | None = None,
+    backend: str | Iterable[str] | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Divide the default group into subgroups of ``group_size`` neighbours (default: the ranks of one host).
+
+    Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if the sizes do not divide.
+    Source: torch.distributed.new_subgroups.
+    """
+    size = get_world_size(group)
+    if group_size is None:
+        group_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if group_size < 1 or size % group_size != 0:
+        message = f"group_size: expected a divisor of {size}, got {group_size}"
+        raise InvalidArgumentError(message)
+    ranks = get_process_group_ranks(group)
+    parts = [ranks[start : start + group_size] for start in range(0, size, group_size)]
+    return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | None = None,
+    backend: str | Iterable[str] | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Make one group per entry; no rank may be in two (torch.distributed.new_subgroups_by_enumeration).
+
+    Returns this rank's subgroup (None if it is in none) and the list of all.
+    """
+    if not ranks_per_subgroup_list:
+        message = "ranks_per_subgroup_list: expected at least one list of ranks, got none"
+        raise InvalidArgumentError(message)
+    everyone = [rank for part in ranks_per_subgroup_list for rank in part]
+    if len(set(everyone)) != len(everyone):
+        message = f"ranks_per_subgroup_list: expected every rank once, got {list(ranks_per_subgroup_list)}"
+        raise InvalidArgumentError(message)
+    groups = [
+        new_group(part, timeout, backend, pg_options, group_desc=group_desc) for part in ranks_per_subgroup_list
+    ]
+    mine = [group for group in groups if not _not_a_member(group)]
+    return (mine[0] if mine else None), groups
+
+
+def split_group(
+    parent_pg: Group = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+    backend: str | Iterable[str] | None = None,
+) -> _C.ProcessGroup | None:
+    """Split a group: all its members call, with lists of ranks of the parent group.
+
+    Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
+    outside the parent. Source: torch.distributed.split_group.
+    """
+    del pg_options
+    parent = _group(parent_pg)
+    if not split_ranks:
+        message = "split_ranks: expected at least one list of ranks, got none"
+        raise InvalidArgumentError(message)
+    _check_ranks([rank for part in split_ranks for rank in part], parent.size())
+    made = _runtime.state().count(f"split {parent.name()}")
+    names = _runtime.parse_backends(backend) or list(parent.backends)
+    result = None
+    for index, part in enumerate(split_ranks):
+        if parent.rank() in part:
+            name = f"{group_desc or parent.name()}/split-{made}-{index}"
+            members = [parent.ranks[rank] for rank in sorted(part)]
+            result = _runtime.make_group(name, members, names, timeout or parent.timeout)
+    return result

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who started this process: rank, size and a store, from torchrun, mpiexec, srun, or nobody."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as torch_dist
+
+from mcr_dl._errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the environment says about this process. ``local_rank`` is -1 where the launcher does not tell."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int = -1
+
+
+# launcher, rank, size, local rank: the first row whose rank and size are both set wins. A user's RANK goes first.
+_VARIABLES = (
+    ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("mpiexec (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpiexec (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Read rank and size from the launcher's variables; a process that nobody launched is rank 0 of 1."""
+    for launcher, rank, size, local_rank in _VARIABLES:
+        if rank in environment and size in environment:
+            return Launch(launcher, int(environment[rank]), int(environment[size]), int(environment.get(local_rank, -1)))
+    return Launch("none", 0, 1, 0)
+
+
+def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI launcher answers MPI_Init here (PMI-1, PMI-2 or PMIx)."""
+    return any(name in environment for name in ("PMI_FD", "PMI_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
+
+
+def first_host(nodelist: str) -> str:
+    """The first name of Slurm's compressed list: ``gpu[03-07,09],login`` -> ``gpu03``."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)
+    if match is None:
+        raise InvalidArgumentError(f"SLURM_JOB_NODELIST: expected a list of hosts, got {nodelist!r}")
+    prefix, number, suffix = match.groups(default="")
+    return f"{prefix}{number}{suffix}"
+
+
+def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Host and port on which the ranks of a Slurm step meet: the step's first host, a port made from its job's id."""
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
+    return first_host(nodes), 15000 + int(environment.get("SLURM_JOB_ID", "0")) % 45000
+
+
+def tcp_store(host: str, port: int, rank: int, size: int, timeout: timedelta) -> torch_dist.Store:
+    """The store of a group of ``size``: served by rank 0, reached by the others."""
+    return torch_dist.TCPStore(host, port, size, rank == 0, timeout, wait_for_workers=False)
+
+
+def listen(size: int, timeout: timedelta) -> tuple[str, torch_dist.Store]:
+    """On rank 0: a store on a free port, and its address as ``host:port``."""
+    store = torch_dist.TCPStore(socket.gethostname(), 0, size, True, timeout, wait_for_workers=False)
+    return f"{store.host}:{store.port}", store

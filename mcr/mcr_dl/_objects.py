@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives on picklable Python objects, and the monitored barrier, as in torch.distributed.
+
+Unpickling runs code that the sender chose: use them among processes that trust each other.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from mcr_dl import _C, _groups, _runtime
+from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError
+
+_Group = _C.ProcessGroup | None
+
+
+def _pack(obj: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+
+
+def _unpack(data: torch.Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())
+
+
+def _sizes(group: _Group, mine: int) -> list[int]:
+    sizes = torch.empty(_groups.get_world_size(group), dtype=torch.int64)
+    _C.all_gather_single(sizes, torch.tensor([mine]), group=group)
+    return [int(size) for size in sizes]
+
+
+def _root(group: _Group, rank: int | None, group_rank: int | None, default: int | None = None) -> int:
+    """The root as a group rank."""
+    members = _groups._group(group)
+    if rank is not None and group_rank is not None:
+        message = "expected one of the global and the group rank, got both"
+        raise InvalidArgumentError(message)
+    if group_rank is not None:
+        _groups.get_global_rank(members, group_rank)
+        return group_rank
+    if rank is None and default is None:
+        message = "expected a global or a group rank, got neither"
+        raise InvalidArgumentError(message)
+    return _groups.get_group_rank(members, default if rank is None else rank)  # type: ignore[arg-type]
+
+
+def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
+    if value is None or len(value) != size:
+        got = "None" if value is None else str(len(value))
+        message = f"{name}: expected a list of {size} entries (one per rank), got {got}"
+        raise InvalidArgumentError(message)
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) -> None:
+    """Gather every rank's object into ``object_list`` on all ranks (torch.distributed.all_gather_object)."""
+    if _groups._not_a_member(group):
+        return
+    size = _groups.get_world_size(group)
+    _expect_list("object_list", object_list, size)
+    data = _pack(obj)
+    sizes = _sizes(group, data.numel())
+    everything = torch.empty(sum(sizes), dtype=torch.uint8)
+    _C.all_gatherv(everything, data, sizes, group=group)
+    object_list[:] = [_unpack(part) for part in everything.split(sizes)]
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: _Group = None,
+    group_dst: int | None = None,
+) -> None:
+    """Gather every rank's object into a list on the root (torch.distributed.gather_object)."""
+    if _groups._not_a_member(group):
+        return
+    members = _groups._group(group)
+    root = _root(group, dst, group_dst, default=0)
+    if members.rank() == root:
+        _expect_list("object_gather_list", object_gather_list, members.size())
+    data = _pack(obj)
+    sizes = _sizes(group, data.numel())
+    everything = torch.empty(sum(sizes), dtype=torch.uint8) if members.rank() == root else None
+    _C.gatherv(everything, data, members.ranks[root], sizes, group=group)
+    if everything is not None and object_gather_list is not None:
+        object_gather_list[:] = [_unpack(part) for part in everything.split(sizes)]
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: _Group = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+) -> None:
+    """Replace the objects of the list by the root's (torch.distributed.broadcast_object_list)."""
+    del device
+    if _groups._not_a_member(group):
+        return
+    members = _groups._group(group)
+    root = _root(group, src, group_src)
+    data = _pack(list(object_list)) if members.rank() == root else torch.empty(0, dtype=torch.uint8)
+    header = torch.tensor([data.numel(), len(object_list)])
+    _C.broadcast(header, group=group, group_src=root)
+    length, entries = (int(value) for value in header)
+    if members.rank() != root:
+        data = torch.empty(length, dtype=torch.uint8)
+    _C.broadcast(data, group=group, group_src=root)
+    if entries != len(object_list):
+        message = f"object_list: expected {entries} entries as on the root, got {len(object_list)}"
+        raise InvalidArgumentError(message)
+    object_list[:] = _unpack(data)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: _Group = None,
+    group_src: int | None = None,
+) -> None:
+    """Put the i-th object of the root's list first into rank i's list (torch.distributed.scatter_object_list)."""
+    if _groups._not_a_member(group):
+        return
+    if not scatter_object_output_list:
+        message = "scatter_object_output_list: expected a list of at least one entry, got an empty one"
+        raise InvalidArgumentError(message)
+    members = _groups._group(group)
+    root = _root(group, src, group_src, default=0)
+    is_root = members.rank() == root
+    sizes = torch.empty(members.size(), dtype=torch.int64)
+    everything = None
+    if is_root:
+        _expect_list("scatter_object_input_list", scatter_object_input_list, members.size())
+        parts = [_pack(obj) for obj in scatter_object_input_list or ()]
+        sizes = torch.tensor([part.numel() for part in parts])
+        everything = torch.cat(parts)
+    _C.broadcast(sizes, group=group, group_src=root)
+    mine = torch.empty(int(sizes[members.rank()]), dtype=torch.uint8)
+    _C.scatterv(mine, everything, members.ranks[root], sizes.tolist(), group=group)
+    scatter_object_output_list[0] = _unpack(mine)
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: _Group = None,
+    device: torch.device | None = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send the objects of a list to one rank (torch.distributed.send_object_list)."""
+    del device, use_batch
+    data = _pack(list(object_list))
+    peer = _root(group, dst, group_dst)
+    _C.send(torch.tensor([data.numel()]), group=group, group_dst=peer)
+    _C.send(data, group=group, group_dst=peer)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: _Group = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Receive the objects of a list from one rank, or any; returns its global rank (torch.distributed.recv_object_list)."""
+    del device, use_batch
+    length = torch.empty(1, dtype=torch.int64)
+    peer = None if src is None and group_src is None else _root(group, src, group_src)
+    sender = _C.recv(length, group=group, group_src=peer)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    _C.recv(data, sender, group=group)
+    received = _unpack(data)
+    if len(received) != len(object_list):
+        message = f"object_list: expected {len(object_list)} entries, received {len(received)} from rank {sender}"
+        raise InvalidArgumentError(message)
+    object_list[:] = received
+    return int(sender)
+
+
+def monitored_barrier(
+    group: _Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names who is missing: the first such rank, or all with ``wait_all_ranks``.
+
+    It runs over the store, so it works on every backend, and beside a collective that hangs. Raises
+    CollectiveTimeoutError on all ranks that have come. Source: torch.distributed.monitored_barrier.
+    """
+    if _groups._not_a_member(group):
+        return
+    current = _runtime.state()
+    members = _groups._group(group)
+    limit = members.timeout if timeout is None else timeout
+    key = f"monitored_barrier/{members.name()}/{current.count(members.name())}"
+    current.store.set(f"{key}/{members.rank()}", "here")
+    if members.rank() == 0:
+        current.store.set(f"{key}/missing", ",".join(map(str, _missing(key, members, limit, wait_all_ranks))))
+    current.store.wait([f"{key}/missing"], limit * 2 + timedelta(seconds=1))
+    missing = current.store.get(f"{key}/missing").decode()
+    if missing:
+        message = f"monitored_barrier (group {members.name()!r}): ranks {missing} did not come within {limit}"
+        raise CollectiveTimeoutError(message)
+
+
+def _missing(key: str, members: _C.ProcessGroup, limit: timedelta, wait_all_ranks: bool) -> list[int]:
+    """Global ranks that do not come in time, looked for by group rank 0."""
+    store = _runtime.state().store
+    keys = [f"{key}/{rank}" for rank in range(members.size())]
+    try:
+        store.wait(keys, limit)
+    except RuntimeError:
+        missing = [members.ranks[rank] for rank, one in enumerate(keys) if not store.check([one])]
+        return missing if wait_all_ranks else missing[:1]
+    return []

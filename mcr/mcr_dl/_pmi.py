@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts MPI without an MPI launcher: answers an MPI library's process-management questions from torch's store.
+
+Libraries of the MPICH family ask their launcher who else is there, and exchange addresses through it, in PMI-1: lines of
+``cmd=name key=value ...`` over a socket whose number is in the environment. Here the other end of the socket is a thread
+of the same process, so MPI_Init and MPI_Finalize have to run without the GIL, and while Python still runs threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+
+from torch.distributed import PrefixStore, Store
+
+_log = logging.getLogger(__name__)
+
+_KVS = "mcr_dl"
+_MAPPING = "PMI_process_mapping"
+_KEY_LENGTH = 64
+_VALUE_LENGTH = 1024
+# How long the process that holds the store stays for the others' last words.
+_LINGER = timedelta(seconds=10)
+
+
+def host_identity() -> str:
+    """Name what two processes must have in common to share memory: host name, running kernel and /dev/shm."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(str(Path("/dev/shm").stat().st_dev))
+    return "/".join(parts)
+
+
+def process_mapping(hosts: Sequence[str]) -> str:
+    """Write which rank lives on which host as PMI does: blocks of (first host, number of hosts, ranks on each)."""
+    numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+    blocks: list[tuple[int, int, int]] = []
+    for node, run in groupby(numbers[host] for host in hosts):
+        ranks = len(list(run))
+        if blocks:
+            first, nodes, each = blocks[-1]
+            if node == first + nodes and ranks == each:
+                blocks[-1] = (first, nodes + 1, each)
+                continue
+        blocks.append((node, 1, ranks))
+    return "(vector," + ",".join(f"({first},{nodes},{each})" for first, nodes, each in blocks) + ")"
+
+
+class PmiResponder:
+    """Plays the MPI launcher for this process, with the store in the place of the launcher's own network.
+
+    Construct it on every rank before MPI_Init; it leaves ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment,
+    which `hide()` takes out again once MPI has read them. Close it after MPI_Finalize.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)
+    ) -> None:
+        """Start answering. `timeout` is how long one rank waits for the others in MPI_Init and MPI_Finalize."""
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._store = PrefixStore("mcr_dl/pmi", _own_connection(store))
+        self._barriers = 0
+        self._asked = False
+        self._commands: dict[str, Callable[[dict[str, str]], str]] = {
+            "init": self._init,
+            "get_maxes": self._get_maxes,
+            "get_appnum": lambda _: "cmd=appnum rc=0 appnum=0",
+            "get_universe_size": lambda _: f"cmd=universe_size rc=0 size={size}",
+            "get_my_kvsname": lambda _: f"cmd=my_kvsname rc=0 kvsname={_KVS}",
+            "put": self._put,
+            "get": self._get,
+            "barrier_in": self._barrier,
+            "finalize": self._finalize,
+        }
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        # MPI closes its end itself in MPI_Finalize. Not inheritable: a program that this one runs has no business there.
+        self._client_fd = theirs.detach()
+        self._environment = {
+            "PMI_FD": str(self._client_fd),
+            "PMI_RANK": str(rank),
+            "PMI_SIZE": str(size),
+        }
+        os.environ.update(self._environment)
+        self._store.set(f"host/{rank}", host_identity())
+        self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
+        self._thread.start()
+
+    def hide(self) -> None:
+        """Take the variables out of the environment, so that programs which this one runs do not see them."""
+        for name, value in self._environment.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]
+
+    def close(self) -> None:
+        """Stop answering. To be called after MPI_Finalize, or where MPI was never started."""
+        self.hide()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=1)
+        self._socket.close()
+        if not self._asked:
+            self._asked = True
+            os.close(self._client_fd)
+
+    def _serve(self) -> None:
+        try:
+            with self._socket.makefile("r", encoding="ascii", errors="replace") as lines:
+                for line in lines:
+                    self._asked = True
+                    reply = self._answer(line)
+                    if reply:
+                        self._socket.sendall(f"{reply}\n".encode())
+                    if reply is None:
+                        return
+        except (OSError, ValueError):  # closed under us
+            _log.debug("PMI connection ended", exc_info=True)
+
+    def _answer(self, line: str) -> str | None:
+        """Reply to a line; an empty reply is none, and None ends the conversation."""
+        words = dict(word.partition("=")[::2] for word in line.split())
+        command = words.get("cmd", "")
+        if command == "abort":  # the library ends the process; a launcher such as torchrun ends the others
+            return None
+        if "mcmd" in words or not command:  # a command of several lines is answered at its last one, `endcmd`
+            return "cmd=spawn_result rc=-1 msg=unsupported" if "endcmd" in words else ""
+        answer = self._commands.get(command)
+        if answer is None:
+            return f"cmd={command}_result rc=-1 msg=unsupported"
+        return answer(words)
+
+    def _init(self, _: dict[str, str]) -> str:
+        return "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1"
+
+    def _get_maxes(self, _: dict[str, str]) -> str:
+        return f"cmd=maxes rc=0 kvsname_max={_KEY_LENGTH} keylen_max={_KEY_LENGTH} vallen_max={_VALUE_LENGTH}"
+
+    def _put(self, words: dict[str, str]) -> str:
+        try:
+            self._store.set(f"kvs/{words['key']}", words["value"])
+        except (KeyError, RuntimeError) as error:
+            return f"cmd=put_result rc=-1 msg={_one_word(error)}"
+        return "cmd=put_result rc=0 msg=success"
+
+    def _get(self, words: dict[str, str]) -> str:
+        try:
+            value = self._lookup(words["key"])
+        except (KeyError, RuntimeError) as error:
+            return f"cmd=get_result rc=-1 msg={_one_word(error)} value=unknown"
+        if value is None or len(value) >= _VALUE_LENGTH:
+            return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
+        return f"cmd=get_result rc=0 msg=success value={value}"
+
+    def _lookup(self, key: str) -> str | None:
+        if key == _MAPPING:
+            keys = [f"host/{rank}" for rank in range(self._size)]
+            self._store.wait(keys, self._timeout)
+            return process_mapping([host.decode() for host in self._store.multi_get(keys)])
+        key = f"kvs/{key}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def _barrier(self, _: dict[str, str]) -> str:
+        key = f"barrier/{self._barriers}"
+        self._barriers += 1
+        try:
+            if self._store.add(key, 1) == self._size:
+                self._store.set(f"{key}/open", "")
+            self._store.wait([f"{key}/open"], self._timeout)
+        except RuntimeError as error:
+            return f"cmd=barrier_out rc=-1 msg={_one_word(error)}"
+        return "cmd=barrier_out rc=0 msg=success"
+
+    def _finalize(self, _: dict[str, str]) -> str:
+        # The store ends with the process that holds it, as a rule rank 0: that one leaves last.
+        with contextlib.suppress(RuntimeError):
+            if self._store.add("finalized", 1) == self._size:
+                self._store.set("finalized/all", "")
+            elif self._rank == 0:
+                self._store.wait(["finalized/all"], _LINGER)
+        return "cmd=finalize_ack rc=0"
+
+
+def _own_connection(store: Store) -> Store:
+    """Connect to the store once more, so that waiting there does not keep others from it, where that is possible."""
+    try:
+        return store.clone()
+    except (NotImplementedError, RuntimeError):
+        return store
+
+
+def _one_word(error: Exception) -> str:
+    return "_".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting and ending the runtime: the default group, its store, its backends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _backends, _C, _launch, _mpi_library, _torch_backends
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
+from mcr_dl._pmi import PmiResponder
+
+DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
+_DRAIN = timedelta(seconds=10)
+_EXIT_SECONDS = 10.0
+
+
+@dataclass
+class _State:
+    launch: _launch.Launch
+    store: torch_dist.Store
+    timeout: timedelta
+    backends: list[str]
+    groups: dict[str, _C.ProcessGroup] = field(default_factory=dict)
+    groups_made: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def count(self, key: str) -> int:
+        """Count the uses of a key: equal on all ranks that use it equally often."""
+        self.counters[key] = self.counters.get(key, -1) + 1
+        return self.counters[key]
+
+
+_state: _State | None = None
+_responder: PmiResponder | None = None
+_epoch = 0  # how often init has run, so that a second life does not read the first one's keys
+
+
+def state() -> _State:
+    """The state between init and finalize; raises NotInitializedError outside."""
+    if _state is None:
+        message = "the default group has not been initialized; call mcr_dl.init_process_group() first"
+        raise NotInitializedError(message)
+    return _state
+
+
+def is_initialized() -> bool:
+    """Whether the default group exists (torch.distributed.is_initialized)."""
+    return _state is not None
+
+
+def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
+    """The names in ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"``; none for auto.
+
+    Raises InvalidArgumentError naming what is wrong.
+    """
+    if backend is None or backend == "auto":
+        return []
+    parts = backend.split(",") if isinstance(backend, str) else list(backend)
+    names = []
+    for part in parts:
+        if not isinstance(part, str) or not part.strip():
+            message = f"backend: expected names of backends, got {backend!r}"
+            raise InvalidArgumentError(message)
+        device, _, name = part.strip().lower().rpartition(":")
+        if device not in ("", "cpu", "cuda"):
+            message = f"backend: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
+            raise InvalidArgumentError(message)
+        if not _backends.is_known(name):
+            known = ", ".join(_backends.known_names())
+            message = f"backend: expected one of {known}, auto, got the unknown name {name!r}"
+            raise InvalidArgumentError(message)
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def _usable() -> list[str]:
+    """What ``auto`` starts: the real libraries that can be used here."""
+    names = []
+    for name in _backends.known_names():
+        if name in ("null", "fake"):
+            continue
+        try:
+            _backends.load(name)
+        except BackendUnavailableError:
+            continue
+        names.append(name)
+    return names
+
+
+def agree(store: torch_dist.Store, rank: int, size: int, key: str, value: object) -> None:
+    """Raise InvalidArgumentError on every rank, naming the first difference, unless all ranks pass an equal value."""
+    store.set(f"{key}/{rank}", json.dumps(value))
+    if rank == 0:
+        verdict = ""
+        for other in range(1, size):
+            theirs = json.loads(store.get(f"{key}/{other}"))
+            if theirs != value:
+                verdict = f"expected the same on all ranks, got {value} on rank 0 and {theirs} on rank {other}"
+                break
+        store.set(f"{key}/verdict", verdict)
+    verdict = store.get(f"{key}/verdict").decode()
+    if verdict:
+        message = f"{key}: {verdict}"
+        raise InvalidArgumentError(message)
+
+
+# ---- the store
+
+
+def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.Store:
+    """Under mpiexec nobody names a meeting point: rank 0 opens one and tells the others by an MPI broadcast."""
+    try:
+        path = _backends.load("mpi")
+    except BackendUnavailableError as error:
+        message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
+        raise BackendUnavailableError(message) from error
+    group = _C.ProcessGroup("bootstrap", list(range(launch.size)), launch.rank, timeout)
+    group._connect("mpi", path, None)
+    address = torch.zeros(256, dtype=torch.uint8)
+    store = None
+    if launch.rank == 0:
+        text, store = _launch.listen(launch.size, timeout)
+        address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    _C.broadcast(address, src=0, group=group)
+    group._close()
+    if store is not None:
+        return store
+    host, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
+    return _launch.tcp_store(host, int(port), launch.rank, launch.size, timeout)
+
+
+def _rendezvous(
+    launch: _launch.Launch, init_method: str | None, timeout: timedelta, environment: dict[str, str]
+) -> torch_dist.Store:
+    if init_method is not None and init_method != "env://":
+        store, _, _ = next(iter(torch_dist.rendezvous(init_method, launch.rank, launch.size, timeout=timeout)))
+        return store
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        store, _, _ = next(iter(torch_dist.rendezvous("env://", launch.rank, launch.size, timeout=timeout)))
+        return store
+    if launch.launcher == "none":
+        return torch_dist.HashStore()
+    if launch.launcher.startswith("mpiexec"):
+        return _store_over_mpi(launch, timeout)
+    if launch.launcher == "srun":
+        return _launch.tcp_store(*_launch.slurm_address(environment), launch.rank, launch.size, timeout)
+    message = "rank and size are set, but not where the ranks meet: set MASTER_ADDR and MASTER_PORT"
+    raise InvalidArgumentError(message)
+
+
+# ---- communicators
+
+
+def _prepare_mpi(current: _State) -> None:
+    """See to it that MPI_Init finds a process manager: the launcher's, or ours in front of torch's store."""
+    global _responder
+    if _responder is not None or current.launch.size == 1 or _launch.has_mpi_launcher():
+        return
+    library = _mpi_library.load()
+    if library.family == "openmpi":
+        message = (
+            "Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n "
+            f"{current.launch.size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
+            "`MCR_DL_MPI_LIB=mpich torchrun ...`"
+        )
+        raise BackendUnavailableError(message)
+    _responder = PmiResponder(torch_dist.PrefixStore("pmi", current.store), current.launch.rank, current.launch.size)
+
+
+def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
+    """Make the group's communicators: a collective over its members."""
+    current = state()
+    for name in names:
+        path = _backends.load(name)
+        foreign: object = None
+        if name == "mpi":
+            _prepare_mpi(current)
+            foreign = mpi_comm
+        elif _backends.is_torch(name):
+            store = torch_dist.PrefixStore(f"{_epoch}/{group.name()}/{name}", current.store)
+            foreign = _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
+        group._connect(name, path, foreign)
+
+
+def make_group(
+    name: str, ranks: list[int], backends: Iterable[str], timeout: timedelta, *, mpi_comm: int | None = None
+) -> _C.ProcessGroup:
+    """A connected group of global ranks that has this process as a member."""
+    current = state()
+    group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout)
+    connect(group, backends, mpi_comm=mpi_comm)
+    current.groups[name] = group
+    return group
+
+
+def _launch_of(rank: int, world_size: int, environment: dict[str, str]) -> _launch.Launch:
+    found = _launch.detect(environment)
+    if (rank < 0) != (world_size < 0):
+        message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
+        raise InvalidArgumentError(message)
+    if world_size < 0:
+        return found
+    if rank >= world_size:
+        message = f"rank: expected 0 to {world_size - 1}, got {rank}"
+        raise InvalidArgumentError(message)
+    return _launch.Launch("arguments" if found.launcher == "none" else found.launcher, rank, world_size, found.local_rank)
+
+
+def init_process_group(
+    backend: str | Iterable[str] | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: torch_dist.Store | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: torch.device | int | None = None,
+) -> None:
+    """Start the runtime: every rank of the job calls this once, with equal arguments.
+
+    Args:
+        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"``/None for all
+            that can be used here.
+        init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
+        timeout: how long an operation may take; torch's 30 minutes by default.
+        world_size, rank: for programs that nobody launched; both or none.
+        store: a torch store that all ranks reach; together with rank and world_size.
+        group_name: accepted as in torch, where it has no effect either.
+        pg_options, device_id: for device backends; the host backends here have no use for them.
+
+    Raises:
+        InvalidArgumentError: an argument is wrong, differs between ranks, or the runtime is running already.
+        BackendUnavailableError: a backend cannot be used here; the text says why.
+
+    Source: torch.distributed.init_process_group.
+    """
+    import os
+
+    global _state, _epoch
+    del group_name, pg_options, device_id
+    if _state is not None:
+        message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
+        raise InvalidArgumentError(message)
+    wanted = parse_backends(backend)
+    limit = DEFAULT_TIMEOUT if timeout is None else timeout
+    environment = dict(os.environ)
+    launch = _launch_of(rank, world_size, environment)
+    if store is None:
+        store = _rendezvous(launch, init_method, limit, environment)
+    _epoch += 1
+    _state = _State(launch, store, limit, wanted)
+    try:
+        _state.backends = wanted or _usable()
+        _agree_on_backends(_state)
+        _C.set_world(make_group("default", list(range(launch.size)), _state.backends, limit))
+    except BaseException:
+        _forget()
+        raise
+
+
+def _agree_on_backends(current: _State) -> None:
+    """All ranks must start the same backends on the same libraries, or their first calls would not meet."""
+    libraries = {}
+    problem: BackendUnavailableError | None = None
+    for name in current.backends:
+        try:
+            _backends.load(name)
+            libraries[name] = _C.backend_status()[name]
+        except BackendUnavailableError as error:
+            libraries[name] = str(error)
+            problem = error
+    prefix = torch_dist.PrefixStore(f"init/{_epoch}", current.store)
+    try:
+        agree(prefix, current.launch.rank, current.launch.size, "backend", libraries)
+    except InvalidArgumentError:
+        if problem is not None:
+            raise problem from None
+        raise
+    if problem is not None:
+        raise problem
+
+
+def _forget() -> None:
+    global _state
+    if _state is not None:
+        for group in _state.groups.values():
+            group._close()
+    _C.set_world(None)
+    _state = None
+
+
+def destroy_process_group(group: _C.ProcessGroup | None = None) -> None:
+    """End one group, or the runtime with all groups (None or the default group).
+
+    Started operations are completed first, for at most ten seconds; a warning names it if some could not.
+    Raises NotInitializedError outside init and finalize. Source: torch.distributed.destroy_process_group.
+    """
+    current = state()
+    if group is not None and group is not _C.world():
+        group._close()
+        current.groups.pop(group.name(), None)
+        return
+    if not _C.drain(current.backends, _DRAIN):
+        warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=2)
+    _forget()
+
+
+def finalize(backends: Iterable[str] | None = None) -> None:
+    """End the named backends (None: all of them, and the runtime). Source: MCR-DL paper, Listing 1."""
+    current = state()
+    names = current.backends if backends is None else parse_backends(backends)
+    for name in names:
+        if name not in current.backends:
+            message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
+            raise NotInitializedError(message)
+    if set(names) == set(current.backends):
+        destroy_process_group()
+        return
+    _C.drain(list(names), _DRAIN)
+    for group in current.groups.values():
+        for name in names:
+            group._disconnect(name)
+    current.backends = [name for name in current.backends if name not in names]
+
+
+def synchronize(backends: str | Iterable[str] | None = None) -> None:
+    """Wait until all operations that this process started on the named backends (None: all) are complete.
+
+    Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
+    """
+    current = state()
+    names = parse_backends(backends) or current.backends
+    if not _C.drain(list(names), current.timeout):
+        from mcr_dl._errors import CollectiveTimeoutError
+
+        message = f"synchronize({', '.join(names)}): operations still running after {current.timeout}"
+        raise CollectiveTimeoutError(message)
+
+
+def get_backends() -> list[str]:
+    """Names of the backends in use, in order of preference. Source: MCR-DL paper, Listing 1."""
+    return list(state().backends)
+
+
+# ---- the end of the process
+
+
+def _bounded(step: Callable[[], None]) -> None:
+    """Run a step that may hang if other ranks have died; give up after some seconds."""
+    thread = threading.Thread(target=step, daemon=True)
+    thread.start()
+    thread.join(_EXIT_SECONDS)
+
+
+def _at_exit() -> None:
+    # After an uncaught exception the other ranks may never come: leave at once, so that the launcher ends them.
+    if getattr(sys, "last_value", None) is not None:
+        return
+    if _state is not None:
+        _forget()
+    _bounded(_C.shutdown)
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m mcr_dl.info``: versions, launcher, MPI library, backends and what each supports."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from mcr_dl import _C, _launch, _mpi_library, _runtime
+from mcr_dl._backends import available_backends
+from mcr_dl._generate import support_matrix
+
+
+def _mpi_text() -> str:
+    try:
+        library = _mpi_library.find()
+    except _mpi_library.MpiLibraryError as error:
+        return f"none: {error}"
+    return f"{library.family}, {library.path} ({library.how})"
+
+
+def _facts() -> Table:
+    launch = _launch.detect()
+    table = Table(title="MCR-DL", show_header=False, title_justify="left")
+    table.add_row("mcr_dl", _C.__version__)
+    table.add_row("torch", torch.__version__)
+    table.add_row("Python", platform.python_version())
+    table.add_row("launcher", f"{launch.launcher}, rank {launch.rank} of {launch.size}")
+    table.add_row("MPI library", _mpi_text())
+    return table
+
+
+def _backend_table(status: dict[str, str]) -> Table:
+    table = Table(title="Backends", title_justify="left")
+    table.add_column("name")
+    table.add_column("state")
+    for name, text in status.items():
+        table.add_row(name, text, style="green" if text.startswith("ok") else "yellow")
+    return table
+
+
+def main() -> None:
+    """Print the report; under a launcher, on rank 0 alone."""
+    console = Console()
+    status = available_backends()
+    usable = [name for name in ("mpi", "gloo") if status.get(name, "").startswith("ok")]
+    _runtime.init_process_group(usable or ["null"])
+    world = _C.world()
+    if world is not None and world.rank() == 0:
+        console.print(_facts())
+        console.print(_backend_table(status))
+        console.print(Markdown(support_matrix(world)))
+    _runtime.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

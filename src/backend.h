@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a backend implements, and how its module announces itself. A backend has no validation, no threads of its own
+// for issuing, no logging and no Python: it turns a Call on raw buffers into library calls.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "error.h"
+#include "lane.h"
+
+namespace mcr {
+
+struct GroupSpec {
+  std::string name;        // equal on all members, unique among living groups
+  std::vector<int> ranks;  // global ranks, in group order
+  int rank = 0;            // this process's place in `ranks`
+  std::chrono::milliseconds timeout{0};
+  /// A communicator made elsewhere that this one shall use, 0 if none: an MPI_Comm, or the address of a c10d::Backend.
+  /// The caller keeps it alive during connect().
+  uintptr_t foreign = 0;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+/// One per (group, backend). issue() may be called from any thread; calls on one communicator are issued in the same
+/// order on every rank. supports() is a function of op, vectored, dtype, reduction, device and counts that all ranks
+/// know, so that all ranks get the same answer.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual bool supports(const Call& call) const = 0;
+  virtual void issue(const Call& call, Lane& lane) = 0;
+  /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
+  virtual bool packed() const { return false; }
+  /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.
+  virtual void abort() noexcept {}
+};
+
+/// Routes issue() to the method that has the op's name. An op without a method is one that the backend lacks.
+template <class Derived>
+class OpMethods : public Communicator {
+ public:
+  void issue(const Call& call, Lane& lane) final {
+    auto& self = static_cast<Derived&>(*this);
+    switch (call.op) {
+#define X(name, ...)                                     \
+  case Op::name:                                         \
+    if constexpr (requires { self.name(call, lane); }) { \
+      return self.name(call, lane);                      \
+    }                                                    \
+    break;
+      MCR_OPS(X)
+#undef X
+    }
+    throw Error(ErrorCode::Unsupported, std::string(row(call.op).name) + ": no native method");
+  }
+
+  static bool has(Op op) {
+    switch (op) {
+#define X(name, ...) \
+  case Op::name:     \
+    return requires(Derived& self, const Call& call, Lane& lane) { self.name(call, lane); };
+      MCR_OPS(X)
+#undef X
+    }
+    return false;
+  }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  /// The library behind it, for people: "MPICH 5.0.2".
+  virtual std::string library() const = 0;
+  /// Collective over the members of the group.
+  virtual std::unique_ptr<Communicator> connect(const GroupSpec& spec) = 0;
+  /// Ends the library if this backend started it. Nothing is issued afterwards.
+  virtual void shutdown() {}
+};
+
+inline constexpr int kPluginVersion = 1;
+
+/// The symbol `mcr_dl_plugin` of a backend's module.
+struct Plugin {
+  int version;  // kPluginVersion that the module was compiled with
+  std::unique_ptr<Backend> (*create)();
+};
+
+}  // namespace mcr

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mpi_library.h"
+
+#include <cstdlib>
+#include <sstream>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "reduce.h"
+
+namespace mcr::mpi {
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) [[likely]]
+    return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw Error(ErrorCode::Backend, std::string(what) + ": " + text.data());
+}
+
+bool finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+// "MPICH Version:      5.0.2\n..." and "Open MPI v5.0.11, package: ..." become "MPICH 5.0.2" and "Open MPI 5.0.11".
+std::string version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  std::string_view line = text.data();
+  line = line.substr(0, line.find_first_of(",\n"));
+  std::istringstream words{std::string(line)};
+  std::string result;
+  for (std::string word; words >> word;) {
+    if (word == "Version:" || word == "Version" || word == ":") continue;
+    if (word.size() > 1 && word[0] == 'v' && word[1] >= '0' && word[1] <= '9') word.erase(0, 1);
+    result += (result.empty() ? "" : " ") + word;
+  }
+  return result;
+}
+
+MPI_Datatype type_of(DType dtype) {
+  switch (dtype) {
+    case DType::Byte:
+      return MPI_UINT8_T;
+    case DType::Char:
+      return MPI_INT8_T;
+    case DType::UInt16:
+      return MPI_UINT16_T;
+    case DType::Short:
+      return MPI_INT16_T;
+    case DType::UInt32:
+      return MPI_UINT32_T;
+    case DType::Int:
+      return MPI_INT32_T;
+    case DType::UInt64:
+      return MPI_UINT64_T;
+    case DType::Long:
+      return MPI_INT64_T;
+    case DType::Half:
+      return MPI_UINT16_T;
+    case DType::BFloat16:
+      return MPI_UINT16_T;
+    case DType::Float:
+      return MPI_FLOAT;
+    case DType::Double:
+      return MPI_DOUBLE;
+    case DType::Bool:
+      return MPI_UINT8_T;
+    case DType::ComplexFloat:
+      return MPI_C_FLOAT_COMPLEX;
+    case DType::ComplexDouble:
+      return MPI_C_DOUBLE_COMPLEX;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+Layout::Layout(int64_t count, DType dtype) : type_(type_of(dtype)) {
+  if constexpr (kSmallCounts) {
+    if (count > INT_MAX) {
+      make(count, size_of(dtype));
+      return;
+    }
+  }
+  count_ = static_cast<Count>(count);
+}
+
+// MPI keeps the type until the operations that use it are complete.
+Layout::~Layout() {
+  if (made_) MPI_Type_free(&type_);
+}
+
+void Layout::make(int64_t count, int64_t bytes) {
+  constexpr int64_t kBlock = int64_t{1} << 30;
+  const int whole = static_cast<int>(count / kBlock);
+  const std::array<int, 2> counts = {whole, static_cast<int>(count % kBlock)};
+  const std::array<MPI_Aint, 2> displs = {0, whole * kBlock * bytes};
+  MPI_Datatype block = MPI_DATATYPE_NULL;
+  check(MPI_Type_contiguous(static_cast<int>(kBlock), type_, &block), "MPI_Type_contiguous");
+  const std::array<MPI_Datatype, 2> types = {block, type_};
+  const int code = MPI_Type_create_struct(2, counts.data(), displs.data(), types.data(), &type_);
+  MPI_Type_free(&block);
+  check(code, "MPI_Type_create_struct");
+  made_ = true;
+  check(MPI_Type_commit(&type_), "MPI_Type_commit");
+  count_ = 1;
+}
+
+namespace {
+
+MPI_Op native_op(RedOp red) {
+  switch (red) {
+    case RedOp::SUM:
+      return MPI_SUM;
+    case RedOp::PRODUCT:
+      return MPI_PROD;
+    case RedOp::MIN:
+      return MPI_MIN;
+    case RedOp::MAX:
+      return MPI_MAX;
+    case RedOp::BAND:
+      return MPI_BAND;
+    case RedOp::BOR:
+      return MPI_BOR;
+    case RedOp::BXOR:
+      return MPI_BXOR;
+    case RedOp::AVG:
+    case RedOp::PREMUL_SUM:
+      break;
+  }
+  return MPI_OP_NULL;
+}
+
+/// A reduction on elements that MPI moves without knowing what they are.
+struct OwnReduction {
+  DType dtype;
+  RedOp red;
+  void (*function)(void*, void*, Count*, MPI_Datatype*);
+};
+
+template <DType dtype, RedOp red>
+constexpr OwnReduction own() {
+  return {dtype, red,
+          [](void* in, void* inout, Count* count, MPI_Datatype*) { combine(inout, in, *count, dtype, red); }};
+}
+
+constexpr std::array kOwnReductions = {
+    own<DType::Half, RedOp::SUM>(),     own<DType::Half, RedOp::PRODUCT>(), own<DType::Half, RedOp::MIN>(),
+    own<DType::Half, RedOp::MAX>(),     own<DType::BFloat16, RedOp::SUM>(), own<DType::BFloat16, RedOp::PRODUCT>(),
+    own<DType::BFloat16, RedOp::MIN>(), own<DType::BFloat16, RedOp::MAX>(),
+};
+
+int wanted_thread_level() {
+  const char* text = std::getenv("MCR_DL_MPI_THREAD_LEVEL");
+  const std::string_view name = text == nullptr || *text == '\0' ? "serialized" : text;
+  if (name == "serialized") return MPI_THREAD_SERIALIZED;
+  if (name == "multiple") return MPI_THREAD_MULTIPLE;
+  throw Error(ErrorCode::InvalidArgument,
+              "MCR_DL_MPI_THREAD_LEVEL: expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
+}
+
+}  // namespace
+
+Library& Library::get() {
+  static_assert(std::is_trivially_destructible_v<Library>);
+  static Library library;
+  return library;
+}
+
+MPI_Op Library::op(DType dtype, RedOp red) const {
+  static_assert(kOwnReductions.size() == std::tuple_size_v<decltype(own_ops_)>);
+  for (std::size_t i = 0; size_of(dtype) == 2 && i < kOwnReductions.size(); ++i) {
+    if (kOwnReductions[i].dtype == dtype && kOwnReductions[i].red == red) return own_ops_[i];
+  }
+  return native_op(red);
+}
+
+void Library::start() {
+  std::lock_guard lock(mutex_);
+  if (ready_) return;
+  const int wanted = wanted_thread_level();
+  if (finalized()) throw Error(ErrorCode::Unavailable, "MPI has been finalized and cannot be started again");
+  int initialized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized == 0) {
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, wanted, &provided), "MPI_Init_thread");
+    ours_ = true;
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  int level = 0;
+  check(MPI_Query_thread(&level), "MPI_Query_thread");
+  if (level < MPI_THREAD_SERIALIZED) {
+    throw Error(ErrorCode::Unavailable,
+                "MPI runs at a thread level below MPI_THREAD_SERIALIZED: whoever called MPI_Init shall call "
+                "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
+  }
+  serialized_ = level < MPI_THREAD_MULTIPLE;
+  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
+    check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
+  }
+  ready_ = true;
+}
+
+void Library::stop() {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(ready_, false) || finalized()) return;
+  for (auto& op : own_ops_) MPI_Op_free(&op);
+  if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
+}
+
+}  // namespace mcr::mpi

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "calls.h"
+
+#include <structmember.h>
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "arguments.h"
+#include "errors.h"
+#include "signature.h"
+#include "tensors.h"
+
+namespace mcr::python {
+
+namespace {
+
+std::shared_ptr<Group> default_group;
+thread_local PyObject* coalescing = nullptr;
+
+// One call while its arguments become a Call and a Plan.
+class Binder {
+ public:
+  Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {}
+
+  /// False: this process is not a member of the group.
+  bool bind() {
+    if (!find_group()) return false;
+    call_.op = signature_.op;
+    PyObject* flag = slot(signature_.async_op);
+    asynchronous_ = signature_.starts || (flag != nullptr && truth(flag));
+    try {
+      find_backend();
+      find_root();
+      for (std::size_t i = 0; i < signature_.params.size(); ++i) take(signature_.params[i], slots_[i]);
+      finish();
+    } catch (const Error& error) {
+      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->backend.name;
+      throw Error(error.code(), describe(std::string(backend), signature_.op, *group_->label()) + ": " + error.what());
+    }
+    return true;
+  }
+
+  PyObject* issue() {
+    plan_.keep = [this] { return std::make_shared<KeptTensors>(KeptTensors{tensors_.all(), results()}); };
+    if (asynchronous_) return wrap(start_call());
+    if (coalescing != nullptr) return coalesce();
+    const int source = run_call();
+    if (call_.op != Op::recv) Py_RETURN_NONE;
+    return PyLong_FromLong(group_->spec().ranks[static_cast<std::size_t>(source < 0 ? call_.root : source)]);
+  }
+
+ private:
+  const char* name(std::size_t i) const { return PyUnicode_AsUTF8(signature_.params[i].name); }
+  PyObject* slot(std::size_t i) const { return i < signature_.params.size() ? slots_[i] : nullptr; }
+
+  bool find_group() {
+    PyObject* object = slot(signature_.group);
+    if (object == nullptr || object == Py_None) {
+      if (!default_group) {
+        throw Error(ErrorCode::NotInitialized,
+                    signature_.name + ": the default group has not been initialized; call init_process_group() first");
+      }
+      group_ = default_group.get();
+      return true;
+    }
+    if (PyLong_Check(object)) return false;  // torch's GroupMember.NON_GROUP_MEMBER
+    group_ = group_of(object);
+    if (group_ == nullptr) {
+      throw Error(ErrorCode::InvalidType,
+                  signature_.name + ": group: expected a group of mcr_dl or None, got " + Py_TYPE(object)->tp_name);
+    }
+    if (group_->closed())
+      throw Error(ErrorCode::NotInitialized,
+                  signature_.name + ": the group has been destroyed (" + *group_->label() + ")");
+    return true;
+  }
+
+  void find_backend() {
+    PyObject* object = slot(signature_.backend);
+    if (object == nullptr || object == Py_None) return;
+    chosen_ = backend_slot(*group_, object);
+  }
+
+  // The root decides which other arguments a rank must have, so it comes first.
+  void find_root() {
+    std::size_t global = signature_.params.size(), local = global;
+    for (std::size_t i = 0; i < signature_.params.size(); ++i) {
+      if (signature_.params[i].kind == Kind::Root) global = i;
+      if (signature_.params[i].kind == Kind::GroupRoot) local = i;
+    }
+    if (global == signature_.params.size()) return;
+    const char* local_name = local < signature_.params.size() ? name(local) : nullptr;
+    call_.root = root_rank(*group_, signature_.op, {name(global), slots_[global]}, {local_name, slot(local)});
+    is_root_ = call_.root == group_->rank();
+  }
+
+  void take(const Param& param, PyObject* value) {
+    const bool given = value != nullptr && value != Py_None;
+    const char* name = PyUnicode_AsUTF8(param.name);
+    switch (param.kind) {
+      case Kind::Tensor:
+        call_.out = tensor(value, name, &out_);
+        break;
+      case Kind::Input:
+        if (given || !optional_input()) call_.in = tensor(value, name, &in_);
+        break;
+      case Kind::Output:
+        if (given || !optional_output()) call_.out = tensor(value, name, &out_);
+        break;
+      case Kind::Inputs:
+        take_list(given ? value : nullptr, name, plan_.in_blocks, call_.in);
+        break;
+      case Kind::Outputs:
+        take_list(given ? value : nullptr, name, plan_.out_blocks, call_.out);
+        break;
+      case Kind::Reduction:
+        if (given) call_.red = reduction(value);
+        break;
+      case Kind::Tag:
+        call_.tag = given ? static_cast<int>(integer(value, name)) : 0;
+        break;
+      case Kind::InCounts:
+        vectored(call_.in_counts, given ? value : nullptr, name);
+        break;
+      case Kind::OutCounts:
+        vectored(call_.out_counts, given ? value : nullptr, name);
+        break;
+      case Kind::InDispls:
+        vectored(call_.in_displs, given ? value : nullptr, name);
+        break;
+      case Kind::OutDispls:
+        vectored(call_.out_displs, given ? value : nullptr, name);
+        break;
+      case Kind::InSplits:
+        in_splits_ = given ? value : nullptr;
+        break;
+      case Kind::OutSplits:
+        out_splits_ = given ? value : nullptr;
+        break;
+      case Kind::Timeout:
+        if (given) call_.timeout = milliseconds(value, name);
+        break;
+      case Kind::SizeHint:
+        if (given) call_.size_hint = integer(value, name);
+        break;
+      case Kind::Group:
+      case Kind::Backend:
+      case Kind::AsyncOp:
+      case Kind::Root:
+      case Kind::GroupRoot:
+      case Kind::Ignored:
+        break;
+    }
+  }
+
+  std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
+
+  // gatherv's output and scatterv's input exist on the root alone.
+  bool optional_input() const { return call_.op == Op::scatter && !is_root_; }
+  bool optional_output() const { return call_.op == Op::gather && !is_root_; }
+
+  Buffer tensor(PyObject* value, const char* name, const at::Tensor** keep = nullptr) {
+    const auto& tensor = tensors_.get(value == nullptr ? Py_None : value, name);
+    if (keep != nullptr) *keep = &tensor;
+    return Tensors::buffer(tensor);
+  }
+
+  void take_list(PyObject* value, const char* name, std::vector<Block>& blocks, Buffer& single) {
+    const bool rooted = row(call_.op).is(kRooted);
+    if (rooted && !is_root_) {
+      if (value != nullptr && !(PySequence_Check(value) && PySequence_Size(value) == 0)) {
+        throw Error(ErrorCode::InvalidArgument,
+                    std::string(name) + ": expected None on a rank that is not the root, got a value");
+      }
+      PyErr_Clear();
+      return;
+    }
+    if (value != nullptr && Tensors::is(value)) {
+      single = tensor(value, name, &blocks == &plan_.out_blocks ? &out_ : &in_);
+    } else {
+      auto list = tensors_.list(value == nullptr ? Py_None : value, name, group_->size());
+      blocks = std::move(list.blocks);
+      if (&blocks == &plan_.out_blocks) out_list_ = std::move(list.tensors);
+    }
+  }
+
+  void vectored(std::span<const int64_t>& span, PyObject* value, const char* name) {
+    call_.vectored = true;
+    if (value != nullptr) span = plan_.keep_counts(integers(value, name));
+  }
+
+  void finish() {
+    call_.dtype = tensors_.dtype();
+    call_.device = tensors_.device();
+    if (in_splits_ == nullptr && out_splits_ == nullptr) return;
+    call_.vectored = true;
+    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, "input_split_sizes", *in_, group_->size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, "output_split_sizes", *out_, group_->size()));
+  }
+
+  std::shared_ptr<Work> start_call() {
+    const Unlocked unlocked;
+    return start(*group_, chosen_, call_, std::move(plan_));
+  }
+
+  int run_call() {
+    const Unlocked unlocked;
+    return run(*group_, chosen_, call_, std::move(plan_), check_signals);
+  }
+
+  PyObject* coalesce() {
+    PyObject* work = wrap(start_call());
+    const int failed = work == nullptr ? -1 : PyList_Append(coalescing, work);
+    Py_XDECREF(work);
+    if (failed != 0) throw ErrorAlreadySet{};
+    Py_RETURN_NONE;
+  }
+
+  const Signature& signature_;
+  PyObject** slots_;
+  Group* group_ = nullptr;
+  Group::Slot* chosen_ = nullptr;
+  bool asynchronous_ = false;
+  bool is_root_ = false;
+  Tensors tensors_;
+  Call call_;
+  Plan plan_;
+  const at::Tensor* in_ = nullptr;
+  const at::Tensor* out_ = nullptr;
+  std::vector<at::Tensor> out_list_;
+  PyObject* in_splits_ = nullptr;
+  PyObject* out_splits_ = nullptr;
+};
+
+// As torch does: a warning, and nothing happens.
+PyObject* not_a_member(const Signature& signature) {
+  const auto text = "Running " + signature.name + " on a rank which does not belong to the given group.";
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) return nullptr;
+  if (signature.op == Op::recv && !signature.starts) return PyLong_FromLong(-1);
+  Py_RETURN_NONE;
+}
+
+// ---- the callable's type: a vectorcall is all that happens between the interpreter and the Binder
+
+struct Operation {
+  PyObject_HEAD vectorcallfunc call;
+  const Signature* signature;
+  PyObject* dict;  // __doc__, __signature__, __module__: set from Python
+};
+
+PyObject* call_operation(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const auto& signature = *reinterpret_cast<Operation*>(self)->signature;
+  std::array<PyObject*, kMaxParams> slots{};
+  try {
+    arrange(signature, args, PyVectorcall_NARGS(nargsf), kwnames, slots.data());
+    Binder binder(signature, slots.data());
+    return binder.bind() ? binder.issue() : not_a_member(signature);
+  } catch (...) {
+    set_error();
+    return nullptr;
+  }
+}
+
+PyObject* name_of(PyObject* self, void*) {
+  return PyUnicode_FromString(reinterpret_cast<Operation*>(self)->signature->name.c_str());
+}
+
+PyObject* represent(PyObject* self) {
+  return PyUnicode_FromFormat("<operation mcr_dl.%s>", reinterpret_cast<Operation*>(self)->signature->name.c_str());
+}
+
+PyObject* reduce_operation(PyObject* self, PyObject*) { return name_of(self, nullptr); }  // pickled by its global name
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Operation, call), READONLY, nullptr},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Operation, dict), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef getters[] = {
+    {"__name__", name_of, nullptr, nullptr, nullptr},
+    {"__qualname__", name_of, nullptr, nullptr, nullptr},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMethodDef methods[] = {{"__reduce__", reduce_operation, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot type_slots[] = {
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_repr, reinterpret_cast<void*>(represent)},
+    {Py_tp_getattro, reinterpret_cast<void*>(PyObject_GenericGetAttr)},
+    {Py_tp_setattro, reinterpret_cast<void*>(PyObject_GenericSetAttr)},
+    {Py_tp_members, members},
+    {Py_tp_getset, getters},
+    {Py_tp_methods, methods},
+    {0, nullptr},
+};
+
+PyType_Spec type_spec = {"mcr_dl._C.Operation", sizeof(Operation), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                         type_slots};
+
+}  // namespace
+
+void set_world(std::shared_ptr<Group> group) { default_group = std::move(group); }
+
+const std::shared_ptr<Group>& world() { return default_group; }
+
+void set_coalescing(PyObject* list) { coalescing = list; }
+
+void check_signals() {
+  const Locked locked;
+  if (PyErr_CheckSignals() != 0) throw ErrorAlreadySet{};
+}
+
+void add_operations(PyObject* module) {
+  auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&type_spec));
+  if (type == nullptr || PyModule_AddObjectRef(module, "Operation", reinterpret_cast<PyObject*>(type)) != 0)
+    throw ErrorAlreadySet{};
+  for (const auto& signature : signatures()) {
+    auto* operation = PyObject_New(Operation, type);
+    if (operation == nullptr) throw ErrorAlreadySet{};
+    operation->call = call_operation;
+    operation->signature = &signature;
+    operation->dict = PyDict_New();
+    if (PyModule_AddObject(module, signature.name.c_str(), reinterpret_cast<PyObject*>(operation)) != 0)
+      throw ErrorAlreadySet{};
+  }
+}
+
+}  // namespace mcr::python

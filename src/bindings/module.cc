@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension module: the classes that are not on the hot path.
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
+
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "calls.h"
+#include "errors.h"
+#include "gil.h"
+#include "signature.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+const KeptTensors* kept(const Work& work) { return static_cast<const KeptTensors*>(work.plan().kept.get()); }
+
+// Runs `body` without the GIL; the core's errors become Python's.
+template <class Body>
+auto unlocked(Body body) {
+  try {
+    const Unlocked guard;
+    return body();
+  } catch (...) {
+    set_error();
+    throw py::error_already_set();
+  }
+}
+
+bool wait_for(const std::shared_ptr<Work>& work, std::optional<milliseconds> timeout) {
+  unlocked([&] { wait(*work, timeout && timeout->count() > 0 ? *timeout : work->limit(), check_signals); });
+  return true;
+}
+
+// The Python exception of a failed work, made but not raised.
+py::object exception_of(const Work& work) {
+  if (!work.exception()) return py::none();
+  try {
+    work.rethrow();
+  } catch (...) {
+    set_error();
+  }
+  const py::error_already_set error;
+  return error.value();
+}
+
+void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
+  // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
+  auto owned = std::make_shared<py::function>(std::move(callback));
+  const Unlocked guard;
+  work->on_done([owned = std::move(owned)] {
+    const Locked locked;
+    try {
+      (*owned)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("mcr_dl Work callback");
+    }
+    owned->release().dec_ref();
+  });
+}
+
+std::vector<at::Tensor> result_of(const Work& work) {
+  const auto* tensors = kept(work);
+  return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results;
+}
+
+void add_work(py::module_& module) {
+  py::class_<Work, std::shared_ptr<Work>>(module, "Work",
+                                          "The handle of an asynchronous operation (torch.distributed.Work).")
+      .def("wait", wait_for, py::arg("timeout") = py::none(),
+           "Waits until the operation is complete and returns True. Raises the operation's error, or "
+           "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
+           "running. Waiting again is allowed.")
+      .def(
+          "is_completed", [](Work& work) { return unlocked([&] { return work.poll(); }); },
+          "True once the operation is complete, be it with an error.")
+      .def(
+          "is_success", [](Work& work) { return unlocked([&] { return work.poll(); }) && !work.exception(); },
+          "True once the operation is complete without an error.")
+      .def("exception", exception_of, "The error of a failed operation, or None.")
+      .def(
+          "synchronize", [](const std::shared_ptr<Work>& work) { wait_for(work, std::nullopt); },
+          "The same as wait() for a host backend.")
+      .def("source_rank", &Work::source, "The group rank that a completed receive came from.")
+      .def("result", result_of, "The tensors that hold the result.")
+      .def(
+          "get_future",
+          [](const py::object& work) { return py::module_::import("mcr_dl._futures").attr("future_of")(work); },
+          "A torch.futures.Future of the tensors that hold the result.")
+      .def("_on_done", call_on_done, "Calls a function of no arguments once the operation is complete.")
+      .def("__repr__", [](const Work& work) {
+        return "<mcr_dl.Work " + work.what() + (work.completed() ? ": complete>" : ": running>");
+      });
+}
+
+uintptr_t foreign_of(const py::object& object) {
+  if (object.is_none()) return 0;
+  if (py::isinstance<py::int_>(object)) return object.cast<uintptr_t>();
+  return reinterpret_cast<uintptr_t>(object.cast<c10::intrusive_ptr<c10d::Backend>>().get());
+}
+
+void connect(Group& group, const std::string& name, const std::string& path, const py::object& foreign) {
+  const auto handle = foreign_of(foreign);
+  unlocked([&] { group.connect(Registry::instance().load(name, path), handle); });
+}
+
+std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int rank, milliseconds timeout) {
+  return std::make_shared<Group>(GroupSpec{std::move(name), std::move(ranks), rank, timeout, 0});
+}
+
+std::vector<std::string> backends_of(Group& group) {
+  std::vector<std::string> names;
+  for (const auto& slot : group.slots()) names.push_back(slot.backend.name);
+  return names;
+}
+
+// "native", "emulated" or "-" for one cell of the support matrix.
+std::string support(Group& group, const std::string& backend, const std::string& op, const std::string& dtype,
+                    const std::string& red, bool vectored) {
+  Call call;
+  for (std::size_t i = 0; i < kOps.size(); ++i) {
+    if (kOps[i].name == op) call.op = static_cast<Op>(i);
+  }
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    if (kDTypes[i].name == dtype) call.dtype = static_cast<DType>(i);
+  }
+  for (std::size_t i = 0; i < kReductions.size(); ++i) {
+    if (kReductions[i] == red) call.red = static_cast<RedOp>(i);
+  }
+  call.vectored = vectored;
+  auto* slot = group.find(backend);
+  if (slot == nullptr) throw py::key_error(backend);
+  return std::string(how(*slot->communicator, call));
+}
+
+void add_group(py::module_& module) {
+  py::class_<Group, std::shared_ptr<Group>>(module, "ProcessGroup",
+                                            "A set of ranks and its communicators, one per backend.")
+      .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"))
+      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"))
+      .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
+      .def("_close", [](Group& group) { unlocked([&] { group.close(); }); })
+      .def("_support", support)
+      .def("rank", &Group::rank, "This process's rank in the group.")
+      .def("size", &Group::size, "The number of ranks.")
+      .def(
+          "name", [](const Group& group) { return group.spec().name; }, "The group's name, equal on all its ranks.")
+      .def_property_readonly("group_name", [](const Group& group) { return group.spec().name; })
+      .def_property_readonly(
+          "ranks", [](const Group& group) { return group.spec().ranks; }, "Global ranks in group order.")
+      .def_property_readonly("backends", backends_of, "Names of the group's backends, in order of preference.")
+      .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
+      .def("_group_rank", &Group::group_rank)
+      .def_property_readonly("_closed", &Group::closed)
+      .def("__repr__", [](const Group& group) { return "<mcr_dl.ProcessGroup " + *group.label() + ">"; });
+}
+
+py::list op_table() {
+  py::list ops;
+  for (const auto& op : kOps) {
+    py::dict row;
+    row["name"] = op.name;
+    row["rooted"] = op.is(kRooted);
+    row["reduces"] = op.is(kReduces);
+    row["vectored"] = op.is(kVectored);
+    row["peer"] = op.is(kPeer);
+    row["fallback"] = op.fallback == Fallback::Exchange;
+    ops.append(row);
+  }
+  return ops;
+}
+
+py::list signature_table() {
+  py::list result;
+  for (const auto& signature : signatures()) {
+    py::list params;
+    for (const auto& p : signature.params) {
+      params.append(py::make_tuple(py::handle(p.name), word_of(p.kind), p.default_value, p.keyword_only));
+    }
+    py::dict row;
+    row["name"] = signature.name;
+    row["op"] = mcr::row(signature.op).name;
+    row["summary"] = signature.summary;
+    row["starts"] = signature.starts;
+    row["params"] = params;
+    result.append(row);
+  }
+  return result;
+}
+
+void add_tables(py::module_& module) {
+  module.def("ops", op_table, "The rows of the op table.");
+  module.def("signatures", signature_table, "The public operations with their parameters.");
+  module.def(
+      "dtypes",
+      [] {
+        std::vector<std::string> names;
+        for (const auto& row : kDTypes) names.emplace_back(row.name);
+        return names;
+      },
+      "Names of the element types.");
+  module.def(
+      "reductions", [] { return std::vector<std::string>(kReductions.begin(), kReductions.end()); },
+      "Names of the reductions.");
+  module.def(
+      "reduction_defined",
+      [](const std::string& dtype, const std::string& red) {
+        for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+          for (std::size_t j = 0; j < kReductions.size(); ++j) {
+            if (kDTypes[i].name == dtype && kReductions[j] == red)
+              return defined(static_cast<DType>(i), static_cast<RedOp>(j));
+          }
+        }
+        throw py::key_error(dtype + ", " + red);
+      },
+      "Whether a reduction means anything on an element type.");
+}
+
+void add_registry(py::module_& module) {
+  module.def("set_exceptions", [](const py::dict& classes) { set_exceptions(classes.ptr()); });
+  module.def(
+      "set_world", [](std::shared_ptr<Group> group) { set_world(std::move(group)); }, py::arg("group").none(true));
+  module.def("world", [] { return world(); });
+  module.def("set_coalescing", [](const py::object& list) { set_coalescing(list.is_none() ? nullptr : list.ptr()); });
+  module.def("load_backend", [](const std::string& name, const std::string& path) {
+    unlocked([&] { Registry::instance().load(name, path); });
+  });
+  module.def("missing_backend",
+             [](const std::string& name, const std::string& reason) { Registry::instance().missing(name, reason); });
+  module.def("backend_status", [] { return Registry::instance().status(); });
+  module.def("drain", [](const std::vector<std::string>& names, milliseconds limit) {
+    return unlocked([&] { return Registry::instance().drain(names, limit); });
+  });
+  module.def("shutdown", [] { unlocked([] { Registry::instance().shutdown(); }); });
+}
+
+}  // namespace
+
+Group* group_of(PyObject* object) {
+  const py::handle handle(object);
+  return py::isinstance<Group>(handle) ? handle.cast<Group*>() : nullptr;
+}
+
+PyObject* wrap(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ core of MCR-DL.";
+  module.attr("__version__") = MCR_DL_VERSION;
+  try {
+    add_work(module);
+    add_group(module);
+    add_tables(module);
+    add_registry(module);
+    add_operations(module.ptr());
+    py::list names;
+    for (const auto& signature : signatures()) names.append(signature.name);
+    module.attr("__all__") = names;  // `from mcr_dl._C import *` is the public operations
+  } catch (const ErrorAlreadySet&) {
+    throw py::error_already_set();
+  }
+}
+
+}  // namespace mcr::python

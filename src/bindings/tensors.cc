@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <optional>
+#include <string>
+
+#include "error.h"
+#include "errors.h"
+
+namespace mcr::python {
+
+namespace {
+
+[[noreturn]] void wrong(ErrorCode code, const char* parameter, const std::string& expected, const std::string& got) {
+  throw Error(code, std::string(parameter) + ": expected " + expected + ", got " + got);
+}
+
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
+#define X(name, scalar, bytes, kind) \
+  case at::ScalarType::scalar:       \
+    return DType::scalar;
+    MCR_DTYPES(X)
+#undef X
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string text(const at::IntArrayRef& sizes) {
+  std::string result = "(";
+  for (const auto size : sizes) result += (result.size() > 1 ? ", " : "") + std::to_string(size);
+  return result + ")";
+}
+
+Device device_of(const at::Tensor& tensor, const char* parameter) {
+  const auto device = tensor.device();
+  if (device.is_cpu()) return {DeviceType::CPU, 0};
+  if (device.is_cuda()) return {DeviceType::CUDA, device.index()};
+  wrong(ErrorCode::InvalidArgument, parameter, "a tensor on cpu or cuda", "one on " + device.str());
+}
+
+void check_memory(const at::Tensor& tensor, const char* parameter) {
+  if (tensor.layout() != at::kStrided) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a dense tensor",
+          "layout " + std::string(tensor.is_sparse() ? "sparse_coo" : "that is not strided"));
+  }
+  if (!tensor.is_contiguous()) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a contiguous tensor (call .contiguous())",
+          "shape " + text(tensor.sizes()) + " with strides " + text(tensor.strides()));
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a tensor with its values in memory",
+          "a lazy conjugate or negative view (call .resolve_conj() or .resolve_neg())");
+  }
+}
+
+// The Python error in flight as the core's, so that the call's name gets in front of its text.
+[[noreturn]] void raise_as_error() {
+  const auto code = PyErr_ExceptionMatches(PyExc_TypeError) != 0 ? ErrorCode::InvalidType : ErrorCode::InvalidArgument;
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject* text = PyObject_Str(value);
+  const std::string message = text == nullptr ? "cannot be used" : PyUnicode_AsUTF8(text);
+  for (PyObject* object : {type, value, traceback, text}) Py_XDECREF(object);
+  throw Error(code, message);
+}
+
+// NumPy and DLPack objects become tensors on the same memory through mcr_dl._arrays.
+at::Tensor from_array(PyObject* object, const char* parameter) {
+  static PyObject* convert = [] {
+    PyObject* module = PyImport_ImportModule("mcr_dl._arrays");
+    if (module == nullptr) throw ErrorAlreadySet{};
+    PyObject* function = PyObject_GetAttrString(module, "as_tensor");
+    Py_DECREF(module);
+    return function;
+  }();
+  PyObject* tensor = PyObject_CallFunction(convert, "Os", object, parameter);
+  if (tensor == nullptr) raise_as_error();
+  at::Tensor result = THPVariable_Unpack(tensor);
+  Py_DECREF(tensor);
+  return result;
+}
+
+}  // namespace
+
+bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
+
+const at::Tensor& Tensors::get(PyObject* object, const char* parameter) {
+  if (THPVariable_Check(object)) {
+    const auto& tensor = adopt(THPVariable_Unpack(object), parameter);
+    direct_[direct_count_++] = &tensor;
+    return tensor;
+  }
+  wrapped_.reserve(2);  // references into it are handed out
+  return adopt(wrapped_.emplace_back(from_array(object, parameter)), parameter);
+}
+
+Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expected) {
+  PyObject* sequence = PySequence_Fast(objects, "");
+  if (sequence == nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "a list of tensors", Py_TYPE(objects)->tp_name);
+  }
+  const std::unique_ptr<PyObject, decltype([](PyObject* o) { Py_DECREF(o); })> owner(sequence);
+  const auto count = PySequence_Fast_GET_SIZE(sequence);
+  if (count != expected) {
+    wrong(ErrorCode::InvalidArgument, parameter, std::to_string(expected) + " tensors (one per rank)",
+          std::to_string(count));
+  }
+  List result;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
+    const std::string name = std::string(parameter) + "[" + std::to_string(i) + "]";
+    const at::Tensor tensor = THPVariable_Check(item) ? THPVariable_Unpack(item) : from_array(item, name.c_str());
+    const Buffer memory = buffer(adopt(tensor, name.c_str()));
+    result.blocks.push_back({memory.data, memory.count});
+    result.tensors.push_back(tensor);
+    wrapped_.push_back(tensor);
+  }
+  return result;
+}
+
+const at::Tensor& Tensors::adopt(const at::Tensor& tensor, const char* parameter) {
+  const auto dtype = dtype_of(tensor.scalar_type());
+  if (!dtype)
+    wrong(ErrorCode::InvalidType, parameter, "a dtype that can be communicated", c10::toString(tensor.scalar_type()));
+  const Device device = device_of(tensor, parameter);
+  check_memory(tensor, parameter);
+  if (first_) {
+    first_ = false;
+    dtype_ = *dtype;
+    device_ = device;
+  } else if (dtype_ != *dtype) {
+    wrong(ErrorCode::InvalidType, parameter, "dtype " + std::string(row(dtype_).name) + " like the call's first tensor",
+          std::string(row(*dtype).name));
+  } else if (device_ != device) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a tensor on the device of the call's first tensor",
+          tensor.device().str());
+  }
+  return tensor;
+}
+
+std::vector<at::Tensor> Tensors::all() const {
+  std::vector<at::Tensor> result = wrapped_;
+  for (std::size_t i = 0; i < direct_count_; ++i) result.push_back(*direct_[i]);
+  return result;
+}
+
+}  // namespace mcr::python

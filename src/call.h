@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+
+#include "ops.h"
+#include "types.h"
+
+namespace mcr {
+
+inline constexpr int kAnyRank = -1;
+
+struct Buffer {
+  void* data = nullptr;
+  int64_t count = 0;  // elements
+};
+
+/// All that a backend sees of an operation: no tensor, no Python. Counts and displacements are in elements.
+///
+/// Extent::Same uses `out` alone. `in` and `out` never overlap otherwise. In a vectored call the spans have one entry
+/// per rank (empty where the rank does not need them) and outlive the operation. Displacements are always filled in.
+struct Call {
+  Op op = Op::barrier;
+  DType dtype = DType::Byte;
+  RedOp red = RedOp::SUM;
+  bool vectored = false;
+  bool internal = false;  // part of an emulation: its messages must not match a user's
+  Device device;
+  Buffer in, out;
+  std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;
+  int root = 0;  // root, or peer of a send or receive, as a rank of the group; kAnyRank to receive from any
+  int tag = 0;
+  int64_t size_hint = -1;  // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
+  std::chrono::milliseconds timeout{0};
+};
+
+}  // namespace mcr

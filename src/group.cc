@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace mcr {
+
+namespace {
+
+bool is_identity(const std::vector<int>& ranks) {
+  for (int i = 0; std::cmp_less(i, ranks.size()); ++i) {
+    if (ranks[static_cast<std::size_t>(i)] != i) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Group::Group(GroupSpec spec)
+    : spec_(std::move(spec)),
+      identity_(is_identity(spec_.ranks)),
+      label_(std::make_shared<const std::string>("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) +
+                                                 " of " + std::to_string(spec_.size()))) {}
+
+void Group::connect(Registry::Entry& backend, uintptr_t foreign) {
+  GroupSpec spec = spec_;
+  spec.foreign = foreign;
+  slots_.push_back({backend, backend.backend->connect(spec)});
+}
+
+void Group::disconnect(std::string_view backend) {
+  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == backend; });
+}
+
+void Group::close() {
+  closed_ = true;
+  slots_.clear();
+}
+
+Group::Slot* Group::find(std::string_view backend) {
+  for (auto& slot : slots_) {
+    if (slot.backend.name == backend) return &slot;
+  }
+  return nullptr;
+}
+
+int Group::group_rank(int global_rank) const {
+  if (identity_) return global_rank >= 0 && global_rank < size() ? global_rank : -1;
+  const auto found = std::find(spec_.ranks.begin(), spec_.ranks.end(), global_rank);
+  return found == spec_.ranks.end() ? -1 : static_cast<int>(found - spec_.ranks.begin());
+}
+
+}  // namespace mcr

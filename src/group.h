@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <list>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "backend.h"
+#include "registry.h"
+
+namespace mcr {
+
+/// A set of ranks and its communicators, one per backend. Communicators are made when the group is, not on first use:
+/// making one is a collective, and a first use may be a send that only two ranks take part in.
+class Group {
+ public:
+  struct Slot {
+    Registry::Entry& backend;
+    std::shared_ptr<Communicator> communicator;  // shared with running works
+  };
+
+  explicit Group(GroupSpec spec);
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  /// Makes the communicator of one more backend. Collective. Not beside running calls of the same group.
+  void connect(Registry::Entry& backend, uintptr_t foreign);
+  /// Gives up the communicator of one backend.
+  void disconnect(std::string_view backend);
+  /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
+  void close();
+
+  /// The slot of that backend, or null.
+  Slot* find(std::string_view backend);
+  std::list<Slot>& slots() { return slots_; }
+  const GroupSpec& spec() const { return spec_; }
+  int size() const { return spec_.size(); }
+  int rank() const { return spec_.rank; }
+  /// The place of a global rank in the group, -1 if it is not a member.
+  int group_rank(int global_rank) const;
+  bool closed() const { return closed_; }
+  /// How errors name the backend of a call that names none: the only one, or "auto".
+  std::string_view any_backend() const { return slots_.size() == 1 ? slots_.front().backend.name : "auto"; }
+  /// "group 'default', rank 1 of 4": shared with works that outlive the group.
+  const std::shared_ptr<const std::string>& label() const { return label_; }
+
+ private:
+  GroupSpec spec_;
+  bool identity_;  // group ranks are global ranks
+  bool closed_ = false;
+  std::shared_ptr<const std::string> label_;
+  std::list<Slot> slots_;
+};
+
+}  // namespace mcr

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace mcr {
+
+/// A started operation of a host backend. Not thread-safe, except block() beside poll(); Work serialises the rest.
+class Request {
+ public:
+  virtual ~Request() = default;
+  /// One step; never waits. True once complete; throws Error when the operation failed.
+  virtual bool poll() = 0;
+  /// Sleeps until the operation may be complete or `limit` has passed. False: this library has no way to sleep.
+  virtual bool block(std::chrono::nanoseconds limit) {
+    static_cast<void>(limit);
+    return false;
+  }
+  /// The group rank that a completed receive came from; -1 for other operations.
+  virtual int source() const { return -1; }
+};
+
+/// Where a call is issued. A blocking lane is the caller's own thread: the operation is complete when issue() returns.
+/// Otherwise the backend starts it and leaves its Request with track(). (Device streams join as a third kind.)
+class Lane {
+ public:
+  explicit Lane(bool blocking) : blocking_(blocking) {}
+  bool blocking() const { return blocking_; }
+  void track(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
+  bool pending() const { return !requests_.empty(); }
+  std::vector<std::unique_ptr<Request>> take() { return std::exchange(requests_, {}); }
+
+ private:
+  bool blocking_;
+  std::vector<std::unique_ptr<Request>> requests_;
+};
+
+}  // namespace mcr

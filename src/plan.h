@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "call.h"
+
+namespace mcr {
+
+/// A piece of a caller's memory: one tensor of a list, or one block of a tensor.
+struct Block {
+  void* data = nullptr;
+  int64_t count = 0;  // elements
+};
+
+/// What a call needs beside the backend's work: memory that lives as long as the operation, and what is left to do when
+/// the backend has finished. An ordinary call leaves it empty, which costs nothing.
+struct Plan {
+  std::vector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
+  std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
+  std::vector<std::unique_ptr<std::byte[]>> scratch;
+  std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
+  std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
+  std::shared_ptr<void> kept;                   // the caller's tensors
+
+  std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
+  /// Displacements of blocks that lie one behind the other.
+  std::span<const int64_t> keep_packed(std::span<const int64_t> block_counts) {
+    std::vector<int64_t> displs(block_counts.size());
+    std::exclusive_scan(block_counts.begin(), block_counts.end(), displs.begin(), int64_t{0});
+    return keep_counts(std::move(displs));
+  }
+  void* allocate(int64_t bytes) {
+    return scratch.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();
+  }
+};
+
+}  // namespace mcr

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "progress.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace mcr {
+
+namespace {
+
+using std::chrono::microseconds;
+
+// A sweep looks at this many of the oldest works: operations end roughly in order, and a sweep over thousands would
+// hold the library's lock for milliseconds.
+constexpr std::size_t kSweep = 64;
+
+// Whoever waits polls for itself, so this thread may sleep: often enough to keep transfers moving, rarely enough to
+// leave the cores to the program.
+constexpr microseconds kFirstNap{20};
+constexpr microseconds kLongestNap{200};
+
+}  // namespace
+
+void Progress::stop() {
+  thread_.request_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Progress::watch(std::shared_ptr<Work> work) {
+  std::lock_guard lock(mutex_);
+  const bool idle = works_.empty();
+  works_.push_back(std::move(work));
+  if (!thread_.joinable()) {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  } else if (idle) {
+    wake_.notify_one();
+  }
+}
+
+bool Progress::drain(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    std::shared_ptr<Work> oldest;
+    {
+      std::lock_guard lock(mutex_);
+      if (works_.empty()) return true;
+      oldest = works_.front();
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (!oldest->wait_for(std::max<std::chrono::nanoseconds>(left, std::chrono::nanoseconds::zero()))) return false;
+    sweep();
+  }
+}
+
+void Progress::run(const std::stop_token& stop) {
+  auto nap = kFirstNap;
+  while (!stop.stop_requested()) {
+    {
+      std::unique_lock lock(mutex_);
+      if (!wake_.wait(lock, stop, [this] { return !works_.empty(); })) return;
+    }
+    nap = sweep() ? kFirstNap : std::min(nap * 2, kLongestNap);
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+// Polls outside the mutex: a callback may issue the next operation. True if a work has completed.
+bool Progress::sweep() {
+  std::vector<std::shared_ptr<Work>> batch;
+  {
+    std::lock_guard lock(mutex_);
+    const auto count = std::min(works_.size(), kSweep);
+    batch.assign(works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  for (auto& work : batch) work->poll();
+  std::vector<std::shared_ptr<Work>> done;  // released outside the mutex: tensors may be freed with them
+  {
+    std::lock_guard lock(mutex_);
+    const auto end = works_.begin() + static_cast<std::ptrdiff_t>(std::min(works_.size(), kSweep));
+    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->completed(); });
+    done.assign(std::make_move_iterator(middle), std::make_move_iterator(end));
+    works_.erase(middle, end);
+    // Rotate what is left, so that operations which cannot end yet do not hide the others from the next sweep.
+    if (done.empty() && works_.size() > kSweep) std::rotate(works_.begin(), works_.begin() + kSweep, works_.end());
+  }
+  return !done.empty();
+}
+
+}  // namespace mcr

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "work.h"
+
+namespace mcr {
+
+/// The host queue of one backend: a thread that keeps the started operations moving while nobody waits for them. Each
+/// backend has its own, so that one library never holds up another. Sleeps while there is nothing to do.
+class Progress {
+ public:
+  Progress() = default;
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() { stop(); }
+
+  /// Co-owns the Work until it is complete. The thread starts with the first.
+  void watch(std::shared_ptr<Work> work);
+  /// Polls until everything watched is complete or the time has passed; true if nothing is left.
+  bool drain(std::chrono::nanoseconds limit);
+  /// Ends the thread. What is still running is left to whoever waits for it.
+  void stop();
+
+ private:
+  void run(const std::stop_token& stop);
+  bool sweep();
+
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::deque<std::shared_ptr<Work>> works_;  // guarded by mutex_
+  std::jthread thread_;                      // last: joins before what it uses is gone
+};
+
+}  // namespace mcr

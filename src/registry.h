@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "progress.h"
+
+namespace mcr {
+
+/// The backends of this process, by name. Modules are loaded on first use and never unloaded: threads and callbacks of
+/// a communication library may outlive any point at which that would be safe. All methods are thread-safe.
+class Registry {
+ public:
+  struct Entry {
+    std::string name;
+    std::unique_ptr<Backend> backend;  // null: `reason` says why it is missing
+    Progress progress;
+    std::string reason;
+  };
+
+  static Registry& instance();
+
+  /// The backend of that name, from the module at `path` if it is not there yet. Throws Unavailable with the reason.
+  Entry& load(const std::string& name, const std::string& path);
+  /// Adds a backend that is not in a module.
+  Entry& add(const std::string& name, std::unique_ptr<Backend> backend);
+  /// The backend of that name if it is loaded, else null.
+  Entry* find(const std::string& name);
+  /// Remembers why a backend cannot be had.
+  void missing(const std::string& name, const std::string& reason);
+  /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
+  std::map<std::string, std::string> status() const;
+  /// Waits until the started operations of these backends are complete; false if the time runs out first.
+  bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
+  /// Ends every library that this process started. Nothing may be issued afterwards.
+  void shutdown();
+
+ private:
+  Registry() = default;
+  mutable std::mutex mutex_;
+  std::map<std::string, Entry> entries_;  // entries never move
+};
+
+}  // namespace mcr

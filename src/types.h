@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plain values that cross every boundary of the core: element types, reductions, devices, errors' vocabulary.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace mcr {
+
+enum class DTypeKind : uint8_t { Integer, Floating, Complex, Bool };
+
+// torch's name, torch's ScalarType, bytes, kind
+#define MCR_DTYPES(X)                    \
+  X(uint8, Byte, 1, Integer)             \
+  X(int8, Char, 1, Integer)              \
+  X(uint16, UInt16, 2, Integer)          \
+  X(int16, Short, 2, Integer)            \
+  X(uint32, UInt32, 4, Integer)          \
+  X(int32, Int, 4, Integer)              \
+  X(uint64, UInt64, 8, Integer)          \
+  X(int64, Long, 8, Integer)             \
+  X(float16, Half, 2, Floating)          \
+  X(bfloat16, BFloat16, 2, Floating)     \
+  X(float32, Float, 4, Floating)         \
+  X(float64, Double, 8, Floating)        \
+  X(bool, Bool, 1, Bool)                 \
+  X(complex64, ComplexFloat, 8, Complex) \
+  X(complex128, ComplexDouble, 16, Complex)
+
+// The enumerators carry ScalarType's names: `bool` cannot be one.
+enum class DType : uint8_t {
+#define X(name, scalar, bytes, kind) scalar,
+  MCR_DTYPES(X)
+#undef X
+};
+
+struct DTypeRow {
+  std::string_view name;
+  int bytes;
+  DTypeKind kind;
+};
+
+inline constexpr std::array kDTypes = {
+#define X(name, scalar, bytes, kind) DTypeRow{#name, bytes, DTypeKind::kind},
+    MCR_DTYPES(X)
+#undef X
+};
+
+constexpr const DTypeRow& row(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)]; }
+constexpr int64_t size_of(DType dtype) { return row(dtype).bytes; }
+
+// In the order of torch's ReduceOp::RedOpType.
+#define MCR_REDUCTIONS(X) X(SUM) X(AVG) X(PRODUCT) X(MIN) X(MAX) X(BAND) X(BOR) X(BXOR) X(PREMUL_SUM)
+
+enum class RedOp : uint8_t {
+#define X(name) name,
+  MCR_REDUCTIONS(X)
+#undef X
+};
+
+inline constexpr std::array kReductions = {
+#define X(name) std::string_view(#name),
+    MCR_REDUCTIONS(X)
+#undef X
+};
+
+constexpr std::string_view name(RedOp red) { return kReductions[static_cast<std::size_t>(red)]; }
+
+/// Whether the reduction means anything on the element type, for any backend.
+constexpr bool defined(DType dtype, RedOp red) {
+  switch (row(dtype).kind) {
+    case DTypeKind::Integer:
+      return red != RedOp::PREMUL_SUM;
+    case DTypeKind::Floating:
+      return red <= RedOp::MAX;
+    case DTypeKind::Complex:
+      return red <= RedOp::PRODUCT;
+    case DTypeKind::Bool:
+      return red != RedOp::AVG && red != RedOp::PREMUL_SUM;
+  }
+  return false;
+}
+
+enum class DeviceType : uint8_t { CPU, CUDA };
+
+struct Device {
+  DeviceType type = DeviceType::CPU;
+  int index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+constexpr std::string_view name(DeviceType type) { return type == DeviceType::CPU ? "cpu" : "cuda"; }
+
+}  // namespace mcr

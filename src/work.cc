@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "work.h"
+
+#include <thread>
+#include <utility>
+
+#include "error.h"
+
+namespace mcr {
+
+namespace {
+
+// Polls before a waiting thread gives up its core: long enough for a message on one host, short enough that ranks which
+// share a core do not keep each other from it.
+constexpr int kPollsBeforeYield = 200;
+
+std::exception_ptr with_context(const std::string& what) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return std::make_exception_ptr(Error(error.code(), what + ": " + error.what()));
+  } catch (const std::exception& error) {
+    return std::make_exception_ptr(Error(ErrorCode::Backend, what + ": " + error.what()));
+  } catch (...) {
+    return std::make_exception_ptr(Error(ErrorCode::Backend, what + ": unknown failure"));
+  }
+}
+
+}  // namespace
+
+std::string describe(const std::string& backend, Op op, const std::string& group) {
+  return backend + "." + std::string(row(op).name) + " (" + group + ")";
+}
+
+Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std::move(plan)) {}
+
+std::string Work::what() const { return describe(*context_.backend, context_.op, *context_.group); }
+
+bool Work::poll() noexcept {
+  if (fence_.ready()) return true;
+  if (busy_.test_and_set(std::memory_order_acquire)) return false;
+  bool done = fence_.ready();
+  if (!done) {
+    try {
+      done = advance();
+    } catch (...) {
+      error_ = with_context(what());
+      done = true;
+    }
+    if (done) complete();
+  }
+  busy_.clear(std::memory_order_release);
+  return done;
+}
+
+bool Work::advance() {
+  while (next_ < requests_.size()) {
+    if (!requests_[next_]->poll()) return false;
+    ++next_;
+  }
+  for (auto& step : plan_.finish) step();
+  return true;
+}
+
+void Work::complete() noexcept {
+  std::vector<std::function<void()>> callbacks;
+  {
+    std::lock_guard lock(callbacks_mutex_);
+    fence_.signal();
+    callbacks.swap(callbacks_);
+  }
+  for (auto& callback : callbacks) callback();
+}
+
+bool Work::wait_for(Nanoseconds limit) noexcept {
+  if (poll()) return true;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int polls = 0; !poll(); ++polls) {
+    if (polls % 16 != 0) continue;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= Nanoseconds::zero()) return false;
+    // Requests are destroyed with the Work alone, so this one may be slept on beside another thread's poll.
+    if (!requests_.empty() && requests_.back()->block(left)) continue;
+    if (polls >= kPollsBeforeYield) std::this_thread::yield();
+  }
+  return true;
+}
+
+void Work::rethrow() const {
+  if (completed() && error_) std::rethrow_exception(error_);
+}
+
+int Work::source() const { return completed() && !requests_.empty() ? requests_.front()->source() : -1; }
+
+void Work::on_done(std::function<void()> callback) {
+  {
+    std::lock_guard lock(callbacks_mutex_);
+    if (!fence_.ready()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+}  // namespace mcr

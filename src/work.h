@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "fence.h"
+#include "plan.h"
+
+namespace mcr {
+
+/// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
+std::string describe(const std::string& backend, Op op, const std::string& group);
+
+/// The handle of an asynchronous call. It owns what the operation needs (requests, scratch memory, the caller's
+/// tensors) and is itself owned by the caller and, until it is complete, by its backend's progress thread: a dropped
+/// Work still completes. Every method may be called from any thread.
+class Work {
+ public:
+  using Nanoseconds = std::chrono::nanoseconds;
+
+  /// Which call it is, for errors, and what must outlive it.
+  struct Context {
+    Op op;
+    std::shared_ptr<const std::string> group;  // Group::label()
+    const std::string* backend;                // of the registry, which is never destroyed
+    std::shared_ptr<Communicator> communicator;
+    std::chrono::milliseconds limit;  // what wait() grants when it is given none
+  };
+
+  Work(Context context, Plan plan);
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  /// Takes the started requests. Called once, before the Work is shared.
+  void attach(std::vector<std::unique_ptr<Request>> requests) { requests_ = std::move(requests); }
+
+  /// One step of progress; never waits. True once complete, be it with an error.
+  bool poll() noexcept;
+  /// Waits at most `limit`. False if the operation is still running then. Never throws.
+  bool wait_for(Nanoseconds limit) noexcept;
+  /// Rethrows the operation's error, if it is complete and has one.
+  void rethrow() const;
+
+  bool completed() const noexcept { return fence_.ready(); }
+  std::exception_ptr exception() const { return completed() ? error_ : nullptr; }
+  std::chrono::milliseconds limit() const { return context_.limit; }
+  std::string what() const;
+  const Plan& plan() const { return plan_; }
+  /// Group rank that a completed receive came from, else -1.
+  int source() const;
+
+  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed.
+  void on_done(std::function<void()> callback);
+
+ private:
+  bool advance();
+  void complete() noexcept;
+
+  const Context context_;
+  Plan plan_;
+  std::vector<std::unique_ptr<Request>> requests_;
+  std::size_t next_ = 0;  // requests before it are complete; guarded by busy_
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr error_;  // written before the fence is signalled
+  Fence fence_;
+  std::mutex callbacks_mutex_;
+  std::vector<std::function<void()>> callbacks_;
+};
+
+}  // namespace mcr

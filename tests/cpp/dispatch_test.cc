@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.h"
+
+#include <mutex>
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+using Floats = std::vector<float>;
+
+// Does nothing to the data and writes down what it is asked to do.
+class Recorder : public Communicator {
+ public:
+  struct Log {
+    std::vector<Call> calls;
+    bool average = false;  // supports AVG
+    bool packed = false;
+    bool nothing = false;  // supports no collective
+  };
+  explicit Recorder(Log& log) : log_(log) {}
+  bool supports(const Call& call) const override {
+    return !log_.nothing && (call.red != RedOp::AVG || log_.average);
+  }
+  void issue(const Call& call, Lane&) override { log_.calls.push_back(call); }
+  bool packed() const override { return log_.packed; }
+
+ private:
+  Log& log_;
+};
+
+class NullCommunicator : public Communicator {
+ public:
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call&, Lane&) override {}
+};
+
+struct Recorded {
+  Recorder::Log log;
+  ranks::Alone alone;
+  explicit Recorded(int size = 2, int rank = 0)
+      : alone([this] { return std::make_unique<Recorder>(log); }, size, rank, "recorder") {}
+  int run(const Call& call) { return mcr::run(alone.group(), nullptr, call, {}, nullptr); }
+};
+
+Call all_reduce(Floats& data, RedOp red = RedOp::SUM) {
+  Call call;
+  call.op = Op::all_reduce;
+  call.dtype = DType::Float;
+  call.red = red;
+  call.out = ranks::buffer(data);
+  return call;
+}
+
+}  // namespace
+
+TEST(a_call_reaches_the_backend_with_the_groups_timeout) {
+  Recorded recorded;
+  Floats data{2, 4};
+  CHECK(recorded.run(all_reduce(data)) == -1);
+  CHECK(recorded.log.calls.size() == 1 && recorded.log.calls[0].timeout == 60s);
+  CHECK(recorded.log.calls[0].out.data == data.data() && data == Floats({2, 4}));
+  Call call = all_reduce(data);
+  call.timeout = 5s;
+  recorded.run(call);
+  CHECK(recorded.log.calls[1].timeout == 5s);
+}
+
+TEST(a_started_call_is_a_work) {
+  Recorded recorded;
+  Floats data{2, 4};
+  const auto work = start(recorded.alone.group(), nullptr, all_reduce(data), {});
+  CHECK(work->completed() && work->limit() == 60s);
+  CHECK(check::has(work->what(), "recorder.all_reduce (group 'default', rank 0 of 2)"));
+}
+
+TEST(no_elements_no_call) {
+  Recorded recorded;
+  Floats none;
+  CHECK(recorded.run(all_reduce(none)) == -1);
+  CHECK(start(recorded.alone.group(), nullptr, all_reduce(none), {})->completed());
+  CHECK(recorded.log.calls.empty());
+  Call barrier;
+  CHECK(recorded.run(barrier) == -1 && recorded.log.calls.size() == 1);
+}
+
+TEST(empty_messages_and_vectored_calls_are_issued) {
+  Recorded recorded;
+  const std::vector<int64_t> counts{0, 0};
+  Call call;
+  call.op = Op::all_to_all;
+  call.vectored = true;
+  call.in_counts = call.out_counts = counts;
+  recorded.run(call);
+  call = {};
+  call.op = Op::send;
+  call.root = 1;
+  recorded.run(call);
+  CHECK(recorded.log.calls.size() == 2);
+}
+
+TEST(a_wrong_call_names_backend_op_and_group_and_sends_nothing) {
+  Recorded recorded;
+  Floats data{1};
+  Call call = all_reduce(data);
+  call.op = Op::broadcast;
+  call.root = 7;
+  for (const bool async : {false, true}) {
+    const auto got = ranks::failure([&] {
+      async ? void(start(recorded.alone.group(), nullptr, call, {})) : void(recorded.run(call));
+    });
+    CHECK(got.code == ErrorCode::InvalidArgument);
+    CHECK(check::has(got.text, "broadcast", "group 'default', rank 0 of 2", "root", "got 7"));
+  }
+  const auto named =
+      ranks::failure([&] { run(recorded.alone.group(), recorded.alone.group().find("recorder"), call, {}, nullptr); });
+  CHECK(check::has(named.text, "recorder.broadcast"));
+  CHECK(recorded.log.calls.empty());
+  recorded.run(all_reduce(data));  // still usable
+}
+
+TEST(a_closed_group) {
+  Recorded recorded;
+  recorded.alone.group().close();
+  Floats data{1};
+  for (const bool async : {false, true}) {
+    const auto got = ranks::failure([&] {
+      async ? void(start(recorded.alone.group(), nullptr, all_reduce(data), {})) : void(recorded.run(all_reduce(data)));
+    });
+    CHECK(got.code == ErrorCode::NotInitialized && check::has(got.text, "all_reduce", "destroyed"));
+  }
+  CHECK(recorded.alone.group().find("recorder") == nullptr);
+}
+
+TEST(average_becomes_sum_and_division) {
+  Recorded recorded(4);
+  Floats data{2, 4};
+  recorded.run(all_reduce(data, RedOp::AVG));
+  CHECK(recorded.log.calls[0].red == RedOp::SUM && data == Floats({0.5, 1}));
+  start(recorded.alone.group(), nullptr, all_reduce(data, RedOp::AVG), {});
+  CHECK(data == Floats({0.125, 0.25}));
+  recorded.log.average = true;
+  recorded.run(all_reduce(data, RedOp::AVG));
+  CHECK(recorded.log.calls.back().red == RedOp::AVG && data == Floats({0.125, 0.25}));
+}
+
+TEST(average_of_reduce_is_divided_on_the_root) {
+  for (const int rank : {0, 1}) {
+    Recorded recorded(2, rank);
+    Floats data{2};
+    Call call = all_reduce(data, RedOp::AVG);
+    call.op = Op::reduce;
+    call.root = 1;
+    recorded.run(call);
+    CHECK(data == Floats({rank == 1 ? 1.0F : 2.0F}));
+  }
+}
+
+TEST(bool_reductions_are_logical) {
+  Recorded recorded;
+  std::vector<char> flags{1, 0};
+  Call call;
+  call.op = Op::all_reduce;
+  call.dtype = DType::Bool;
+  call.out = ranks::buffer(flags);
+  recorded.run(call);
+  call.red = RedOp::PRODUCT;
+  recorded.run(call);
+  CHECK(recorded.log.calls[0].red == RedOp::MAX && recorded.log.calls[1].red == RedOp::MIN);
+}
+
+TEST(what_a_backend_lacks_and_nothing_replaces) {
+  Recorded recorded;
+  recorded.log.nothing = true;
+  Floats data{1};
+  Call call = all_reduce(data);
+  call.op = Op::send;
+  call.root = 1;
+  auto got = ranks::failure([&] { recorded.run(call); });
+  CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "recorder.send", "float32", "cpu"));
+  call.op = Op::all_reduce;
+  call.device.type = DeviceType::CUDA;
+  got = ranks::failure([&] { recorded.run(call); });
+  CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "recorder.all_reduce", "cuda"));
+}
+
+TEST(blocks_with_gaps_for_a_library_that_packs) {
+  Recorded recorded;
+  recorded.log.packed = true;
+  Floats in{1, 2, 3, 4}, out(4, -1);
+  const std::vector<int64_t> counts{1, 1}, displs{3, 0};
+  Call call;
+  call.op = Op::all_to_all;
+  call.dtype = DType::Float;
+  call.vectored = true;
+  call.in = ranks::buffer(in);
+  call.out = ranks::buffer(out);
+  call.in_counts = call.out_counts = counts;
+  call.in_displs = call.out_displs = displs;
+  recorded.run(call);
+  CHECK(recorded.log.calls[0].in.count == 2 && recorded.log.calls[0].in_displs[1] == 1);
+  CHECK(out[1] == -1 && out[2] == -1);
+}
+
+TEST(the_first_backend_that_has_it_is_chosen) {
+  Recorder::Log first, second;
+  ranks::Alone alone([&] { return std::make_unique<Recorder>(first); }, 2, 0, "first");
+  ranks::Alone other([&] { return std::make_unique<Recorder>(second); }, 2, 0, "second");
+  alone.group().connect(other.backend(), 0);
+  Floats data{1};
+  run(alone.group(), nullptr, all_reduce(data), {}, nullptr);
+  CHECK(first.calls.size() == 1 && second.calls.empty());
+  first.nothing = true;
+  run(alone.group(), nullptr, all_reduce(data), {}, nullptr);
+  CHECK(second.calls.size() == 1);
+  second.nothing = true;
+  run(alone.group(), alone.group().find("second"), {}, {}, nullptr);  // an emulated barrier
+  CHECK(alone.group().find("third") == nullptr);
+}
+
+TEST(places_in_a_group) {
+  GroupSpec spec = ranks::spec(3, 1);
+  CHECK(Group(spec).group_rank(2) == 2 && Group(spec).group_rank(3) == -1 && Group(spec).group_rank(-1) == -1);
+  spec.ranks = {4, 1, 7};
+  CHECK(Group(spec).group_rank(4) == 0 && Group(spec).group_rank(7) == 2 && Group(spec).group_rank(0) == -1);
+}
+
+TEST(several_threads_on_several_groups) {
+  constexpr int kThreads = 4, kCalls = 3000;
+  std::vector<std::unique_ptr<ranks::Alone>> groups;
+  for (int i = 0; i < kThreads; ++i) {
+    groups.push_back(std::make_unique<ranks::Alone>([] { return std::make_unique<NullCommunicator>(); }, 2));
+  }
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Floats data{1, 2, 3};
+      for (int i = 0; i < kCalls; ++i) {
+        // Every group is used by all threads.
+        auto& group = groups[static_cast<std::size_t>((t + i) % kThreads)]->group();
+        if (i % 2 == 0) {
+          run(group, nullptr, all_reduce(data), {}, nullptr);
+        } else {
+          CHECK(start(group, group.find("fake"), all_reduce(data), {})->wait_for(10s));
+        }
+      }
+    });
+  }
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as threads of one process, joined by a communicator that has nothing but send and receive: all else that a test
+// does with it goes through the emulations.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace ranks {
+
+/// Runs `body` on `size` threads, each with a group of its own in which it is one of `size` ranks.
+void run(int size, const std::function<void(mcr::Group&)>& body);
+
+/// A group of one process whose only backend makes `communicator`, for tests that need no second rank.
+class Alone {
+ public:
+  using Make = std::function<std::unique_ptr<mcr::Communicator>()>;
+  explicit Alone(Make communicator, int size = 1, int rank = 0, const std::string& backend = "fake");
+  mcr::Group& group() { return group_; }
+  mcr::Registry::Entry& backend() { return entry_; }
+
+ private:
+  mcr::Registry::Entry entry_;
+  mcr::Group group_;
+};
+
+/// The error that `body` throws: its code and text. Empty text if it throws none.
+struct Failure {
+  mcr::ErrorCode code{};
+  std::string text;
+};
+Failure failure(const std::function<void()>& body);
+
+mcr::GroupSpec spec(int size, int rank);
+
+template <class T>
+mcr::Buffer buffer(std::vector<T>& values) {
+  return {values.data(), static_cast<int64_t>(values.size())};
+}
+
+}  // namespace ranks

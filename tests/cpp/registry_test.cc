@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "registry.h"
+
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+
+ranks::Failure load_failure(const std::string& name, const std::string& path) {
+  return ranks::failure([&] { Registry::instance().load(name, path); });
+}
+
+std::string status(const std::string& name) { return Registry::instance().status()[name]; }
+
+}  // namespace
+
+TEST(a_module_is_loaded_once) {
+  auto& entry = Registry::instance().load("null", NULL_MODULE);
+  CHECK(entry.name == "null" && entry.backend != nullptr && entry.reason.empty());
+  CHECK(&Registry::instance().load("null", "not looked at") == &entry);
+  CHECK(check::has(status("null"), "ok: does nothing"));
+}
+
+TEST(loading_from_several_threads_gives_one_backend) {
+  std::vector<Registry::Entry*> got(4);
+  {
+    std::vector<std::jthread> threads;
+    for (auto& entry : got) {
+      threads.emplace_back([&entry] { entry = &Registry::instance().load("shared", NULL_MODULE); });
+    }
+  }
+  for (const auto* entry : got) CHECK(entry == got.front() && entry->backend == got.front()->backend);
+}
+
+TEST(a_module_that_does_not_exist) {
+  const auto got = load_failure("absent", "/nonexistent/absent.so");
+  CHECK(got.code == ErrorCode::Unavailable);
+  CHECK(check::has(got.text, "backend 'absent' is unavailable", "/nonexistent/absent.so"));
+  CHECK(check::has(status("absent"), "unavailable: ", "absent.so"));
+}
+
+TEST(a_module_can_appear_later) {
+  CHECK(load_failure("late", "/nonexistent/late.so").code == ErrorCode::Unavailable);
+  Registry::instance().load("late", NULL_MODULE);
+  CHECK(check::has(status("late"), "ok: "));
+}
+
+TEST(a_library_that_is_no_module) {
+  CHECK(check::has(load_failure("other", NOT_A_MODULE).text, "'other'", "mcr_dl_plugin"));
+}
+
+TEST(a_module_of_another_version) {
+  const auto got = load_failure("old", WRONG_MODULE);
+  CHECK(got.code == ErrorCode::Unavailable);
+  CHECK(check::has(got.text, "expected plugin version " + std::to_string(kPluginVersion),
+                   "got " + std::to_string(kPluginVersion + 1), "rebuild"));
+  CHECK(check::has(status("old"), "unavailable: ", "plugin version"));
+}
+
+TEST(a_reason_is_remembered) {
+  Registry::instance().missing("nccl", "no CUDA device");
+  CHECK(status("nccl") == "unavailable: no CUDA device");
+}
+
+TEST(shutdown_reaches_every_backend) {
+  struct Counting : Backend {
+    explicit Counting(int& count) : ends(count) {}
+    std::string library() const override { return "counts"; }
+    std::unique_ptr<Communicator> connect(const GroupSpec&) override { return nullptr; }
+    void shutdown() override { ++ends; }
+    int& ends;
+  };
+  static int ends = 0;  // the registry is never destroyed
+  Registry::instance().add("counting", std::make_unique<Counting>(ends));
+  Registry::instance().shutdown();
+  CHECK(ends == 1);
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "validate.h"
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using Counts = std::vector<int64_t>;
+
+Call call_of(Op op, int64_t in, int64_t out) {
+  Call call;
+  call.op = op;
+  call.in.count = in;
+  call.out.count = out;
+  return call;
+}
+
+Call vectored(Op op, int64_t in, int64_t out) {
+  Call call = call_of(op, in, out);
+  call.vectored = true;
+  return call;
+}
+
+ranks::Failure validated(Call call, int rank = 0, int size = 2) {
+  Plan plan;
+  return ranks::failure([&] { validate(call, plan, rank, size); });
+}
+
+bool accepted(const Call& call, int rank = 0, int size = 2) {
+  const auto got = validated(call, rank, size);
+  return got.text.empty() || check::has(got.text, "no error");
+}
+
+template <class... Parts>
+bool refused(const ranks::Failure& got, ErrorCode code, Parts... parts) {
+  return got.code == code && !got.text.empty() && check::has(got.text, parts...);
+}
+
+constexpr auto kInvalid = ErrorCode::InvalidArgument;
+
+}  // namespace
+
+TEST(reductions) {
+  for (std::size_t d = 0; d < kDTypes.size(); ++d) {
+    for (std::size_t r = 0; r < kReductions.size(); ++r) {
+      Call call = call_of(Op::all_reduce, 0, 3);
+      call.dtype = static_cast<DType>(d);
+      call.red = static_cast<RedOp>(r);
+      const auto got = validated(call);
+      CHECK(got.text.empty() == defined(call.dtype, call.red));
+      if (!got.text.empty()) CHECK(refused(got, ErrorCode::InvalidType, kDTypes[d].name, kReductions[r], "expected"));
+    }
+  }
+  Call broadcast = call_of(Op::broadcast, 0, 3);
+  broadcast.red = RedOp::PREMUL_SUM;
+  CHECK(accepted(broadcast));  // not looked at
+}
+
+TEST(roots_and_peers) {
+  for (const auto op : {Op::broadcast, Op::reduce}) {
+    Call call = call_of(op, 0, 4);
+    for (const int root : {0, 1}) {
+      call.root = root;
+      CHECK(accepted(call));
+    }
+    for (const int root : {-1, 2}) {
+      call.root = root;
+      CHECK(refused(validated(call), kInvalid, "root", "0 to 1", std::to_string(root)));
+    }
+  }
+  Call send = call_of(Op::send, 0, 4);
+  send.root = 5;
+  CHECK(refused(validated(send), kInvalid, "peer", "0 to 1", "5"));
+  send.root = 0;
+  CHECK(refused(validated(send), kInvalid, "peer", "another rank"));
+  send.root = kAnyRank;
+  CHECK(refused(validated(send), kInvalid, "peer", "-1"));
+  send.root = 1;
+  CHECK(accepted(send));
+  send.tag = -1;
+  CHECK(refused(validated(send), kInvalid, "tag", "-1"));
+  Call recv = call_of(Op::recv, 0, 4);
+  recv.root = kAnyRank;
+  CHECK(accepted(recv));
+}
+
+TEST(even_blocks) {
+  CHECK(accepted(call_of(Op::all_gather, 3, 6)));
+  CHECK(refused(validated(call_of(Op::all_gather, 3, 7)), kInvalid, "output", "6 elements", "2 ranks x 3", "got 7"));
+  CHECK(accepted(call_of(Op::reduce_scatter, 6, 3)));
+  CHECK(refused(validated(call_of(Op::reduce_scatter, 5, 3)), kInvalid, "input", "6 elements", "got 5"));
+  CHECK(accepted(call_of(Op::gather, 3, 6)));
+  CHECK(refused(validated(call_of(Op::gather, 3, 5)), kInvalid, "output", "got 5"));
+  CHECK(accepted(call_of(Op::gather, 3, 0), 1));  // not the root
+  CHECK(accepted(call_of(Op::scatter, 0, 3), 1));
+  CHECK(refused(validated(call_of(Op::scatter, 0, 3)), kInvalid, "input", "got 0"));
+  CHECK(accepted(call_of(Op::all_to_all, 6, 6)));
+  CHECK(refused(validated(call_of(Op::all_to_all, 6, 4)), kInvalid, "output", "input (6)", "got 4"));
+  CHECK(refused(validated(call_of(Op::all_to_all, 5, 5)), kInvalid, "input", "multiple of 2", "got 5"));
+  CHECK(accepted(call_of(Op::barrier, 0, 0)));
+}
+
+TEST(counts) {
+  const Counts two{1, 2}, three{1, 1, 1}, negative{4, -1};
+  Call call = vectored(Op::all_gather, 1, 3);
+  call.out_counts = two;
+  CHECK(accepted(call));
+  call.out_counts = three;
+  CHECK(refused(validated(call), kInvalid, "output counts", "2 entries", "got 3"));
+  call.out_counts = {};
+  CHECK(refused(validated(call), kInvalid, "output counts", "got 0"));
+  call.out_counts = negative;
+  CHECK(refused(validated(call), kInvalid, "output counts", "got -1"));
+  call.out_counts = two;
+  call.in.count = 2;
+  CHECK(refused(validated(call), kInvalid, "input", "1 element", "got 2"));
+
+  call = vectored(Op::reduce_scatter, 3, 2);
+  call.in_counts = two;
+  CHECK(accepted(call, 1));
+  CHECK(refused(validated(call, 0), kInvalid, "output", "1 element ", "got 2"));
+  call.in_counts = three;
+  CHECK(refused(validated(call), kInvalid, "input counts", "2 entries"));
+
+  // A rank that is not the root needs no counts, but those it gives must fit.
+  call = vectored(Op::gather, 2, 0);
+  CHECK(accepted(call, 1));
+  call.out_counts = two;
+  CHECK(accepted(call, 1));
+  call.in.count = 3;
+  CHECK(refused(validated(call, 1), kInvalid, "input", "2 elements", "got 3"));
+}
+
+TEST(displacements) {
+  const Counts counts{2, 2}, packed{0, 2}, backwards{2, 0}, overlapping{0, 1}, outside{0, 3}, negative{-1, 2}, one{0};
+  const Counts huge{0, int64_t{1} << 62}, equal{1, 1}, some{0, 3};
+  Call call = vectored(Op::all_to_all, 4, 4);
+  call.in_counts = call.out_counts = counts;
+  CHECK(accepted(call));
+  for (const auto* good : {&packed, &backwards}) {
+    call.in_displs = call.out_displs = *good;
+    CHECK(accepted(call));
+  }
+  call.in_displs = overlapping;  // reading something twice is fine
+  CHECK(accepted(call));
+  call.out_displs = overlapping;
+  CHECK(refused(validated(call), kInvalid, "output displacements", "overlap", "blocks 0 and 1"));
+  for (const auto* bad : {&outside, &negative, &huge}) {
+    call.out_displs = packed;
+    call.in_displs = *bad;
+    CHECK(refused(validated(call), kInvalid, "input displacements", "4 elements", "block"));
+    call.in_displs = packed;
+    call.out_displs = *bad;
+    CHECK(refused(validated(call), kInvalid, "output displacements", "4 elements", "block"));
+  }
+  call.out_displs = one;
+  CHECK(refused(validated(call), kInvalid, "output displacements", "2 entries", "got 1"));
+
+  // Empty blocks overlap nothing.
+  Call gather = vectored(Op::all_gather, 0, 4);
+  gather.out_counts = some;
+  gather.out_displs = equal;
+  CHECK(accepted(gather));
+}
+
+TEST(packed_displacements_are_filled_in) {
+  const Counts counts{2, 0, 3};
+  Call call = vectored(Op::all_to_all, 5, 5);
+  call.in_counts = call.out_counts = counts;
+  Plan plan;
+  validate(call, plan, 0, 3);
+  const Counts expected{0, 2, 2};
+  CHECK(std::equal(call.in_displs.begin(), call.in_displs.end(), expected.begin(), expected.end()));
+  CHECK(std::equal(call.out_displs.begin(), call.out_displs.end(), expected.begin(), expected.end()));
+}
+
+TEST(blocks_that_exceed_the_buffer) {
+  const Counts counts{3, 3};
+  Call call = vectored(Op::all_gather, 3, 5);
+  call.out_counts = counts;
+  CHECK(refused(validated(call), kInvalid, "output displacements", "5 elements", "block 1 from 3 with 3 elements"));
+}

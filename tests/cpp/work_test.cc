@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "work.h"
+
+#include <thread>
+
+#include "check.h"
+#include "progress.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+// Complete after some polls, or when told; fails if it has a reason to.
+class Countdown : public Request {
+ public:
+  explicit Countdown(int polls, std::string problem = {}, int source = -1)
+      : left_(polls), problem_(std::move(problem)), source_(source) {}
+  bool poll() override {
+    if (--left_ > 0) return false;
+    if (!problem_.empty()) throw Error(ErrorCode::Backend, problem_);
+    return true;
+  }
+  int source() const override { return source_; }
+
+ private:
+  int left_;
+  std::string problem_;
+  int source_;
+};
+
+class Gate : public Request {
+ public:
+  explicit Gate(const std::atomic<bool>& open) : open_(open) {}
+  bool poll() override { return open_; }
+
+ private:
+  const std::atomic<bool>& open_;
+};
+
+std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}) {
+  static const auto label = std::make_shared<const std::string>("group 'g', rank 0 of 2");
+  static const std::string backend = "fake";
+  auto work = std::make_shared<Work>(Work::Context{Op::all_reduce, label, &backend, nullptr, 1s}, std::move(plan));
+  std::vector<std::unique_ptr<Request>> requests;
+  requests.push_back(std::move(request));
+  work->attach(std::move(requests));
+  return work;
+}
+
+}  // namespace
+
+TEST(a_work_without_requests_is_complete_at_once) {
+  Work work(Work::Context{Op::barrier, std::make_shared<const std::string>("g"), nullptr, nullptr, 1s}, {});
+  CHECK(!work.completed() && work.poll() && work.completed() && work.source() == -1);
+}
+
+TEST(waiting) {
+  auto work = work_of(std::make_unique<Countdown>(500, "", 3));
+  CHECK(work->source() == -1 && work->exception() == nullptr);
+  CHECK(work->wait_for(10s) && work->completed() && work->source() == 3);
+  CHECK(work->wait_for(0s) && work->wait_for(10s));  // again is fine
+  work->rethrow();
+}
+
+TEST(a_wait_ends_in_time) {
+  const std::atomic<bool> open{false};
+  auto work = work_of(std::make_unique<Gate>(open));
+  CHECK(!work->wait_for(0s));
+  const auto before = std::chrono::steady_clock::now();
+  CHECK(!work->wait_for(20ms));
+  const auto took = std::chrono::steady_clock::now() - before;
+  CHECK(took >= 20ms && took < 10s);
+  const auto got = ranks::failure([&] { wait(*work, 10ms, nullptr); });
+  CHECK(got.code == ErrorCode::Timeout && check::has(got.text, "fake.all_reduce", "rank 0 of 2", "10 ms"));
+  CHECK(!work->completed());
+}
+
+TEST(a_wait_can_be_interrupted) {
+  const std::atomic<bool> open{false};
+  auto work = work_of(std::make_unique<Gate>(open));
+  const auto got = ranks::failure([&] { wait(*work, 60s, [] { throw Error(ErrorCode::Backend, "Ctrl-C"); }); });
+  CHECK(got.text == "Ctrl-C" && !work->completed());
+}
+
+TEST(errors_are_kept) {
+  auto work = work_of(std::make_unique<Countdown>(3, "link down"));
+  CHECK(work->wait_for(10s) && work->completed() && work->exception() != nullptr);
+  for (int i = 0; i < 2; ++i) {
+    const auto got = ranks::failure([&] { work->rethrow(); });
+    CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "group 'g'", "link down"));
+  }
+}
+
+TEST(last_steps_run_once_and_in_order) {
+  std::string order;
+  Plan plan;
+  plan.finish.emplace_back([&] { order += 'a'; });
+  plan.finish.emplace_back([&] { order += 'b'; });
+  auto work = work_of(std::make_unique<Countdown>(2), std::move(plan));
+  CHECK(!work->poll() && order.empty());
+  CHECK(work->poll() && work->poll() && order == "ab");
+}
+
+TEST(an_error_in_the_last_steps_is_the_works) {
+  Plan plan;
+  plan.finish.emplace_back([] { throw std::runtime_error("no memory"); });
+  auto work = work_of(std::make_unique<Countdown>(1), std::move(plan));
+  CHECK(work->poll());
+  CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "no memory"));
+}
+
+TEST(callbacks) {
+  std::atomic<bool> open{false};
+  auto work = work_of(std::make_unique<Gate>(open));
+  int before = 0, after = 0;
+  work->on_done([&] {
+    ++before;
+    CHECK(work->completed() && work->wait_for(0s));
+  });
+  CHECK(!work->poll() && before == 0);
+  open = true;
+  CHECK(work->poll() && before == 1);
+  work->on_done([&] { ++after; });
+  CHECK(after == 1 && before == 1 && work->poll());
+}
+
+TEST(callbacks_from_several_threads_run_once_each) {
+  for (int round = 0; round < 200; ++round) {
+    auto work = work_of(std::make_unique<Countdown>(20));
+    std::atomic<int> calls{0};
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        work->on_done([&] { ++calls; });
+        work->wait_for(10s);
+      });
+    }
+    threads.clear();
+    CHECK(calls == 3);
+  }
+}
+
+TEST(a_dropped_work_completes) {
+  std::atomic<bool> finished{false};
+  auto memory = std::make_shared<int>(0);
+  const std::weak_ptr<int> kept = memory;
+  Progress progress;
+  {
+    Plan plan;
+    plan.kept = std::move(memory);
+    plan.finish.emplace_back([&] { finished = true; });
+    progress.watch(work_of(std::make_unique<Countdown>(5), std::move(plan)));
+  }
+  for (int i = 0; i < 10000 && !kept.expired(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(finished && kept.expired());
+}
+
+TEST(draining) {
+  std::atomic<bool> open{false};
+  Progress progress;
+  CHECK(progress.drain(0s));
+  progress.watch(work_of(std::make_unique<Gate>(open)));
+  CHECK(!progress.drain(5ms));
+  open = true;
+  CHECK(progress.drain(10s));
+}
+
+TEST(stopping_leaves_the_rest_to_who_waits) {
+  std::atomic<bool> open{false};
+  auto work = work_of(std::make_unique<Gate>(open));
+  Progress progress;
+  progress.watch(work);
+  progress.stop();
+  progress.stop();
+  open = true;
+  CHECK(work->wait_for(10s));
+}
+
+TEST(operations_that_cannot_end_do_not_hide_others) {
+  std::atomic<bool> open{false};
+  Progress progress;
+  for (int i = 0; i < 300; ++i) progress.watch(work_of(std::make_unique<Gate>(open)));
+  auto last = work_of(std::make_unique<Countdown>(1));
+  progress.watch(last);
+  for (int i = 0; i < 10000 && !last->completed(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(last->completed());
+  open = true;
+  CHECK(progress.drain(60s));
+}
+
+TEST(thousands_from_several_threads) {
+  constexpr int kThreads = 4, kWorks = 2000;
+  Progress progress;
+  std::atomic<int> finished{0}, called{0};
+  std::vector<std::jthread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<std::shared_ptr<Work>> mine;
+      for (int i = 0; i < kWorks; ++i) {
+        Plan plan;
+        plan.finish.emplace_back([&] { ++finished; });
+        auto work = work_of(std::make_unique<Countdown>(1 + (i * 7 + t) % 9), std::move(plan));
+        work->on_done([&] { ++called; });
+        progress.watch(work);
+        if (i % 3 == 0) mine.push_back(std::move(work));
+        if (i % 50 == 0) CHECK(mine.back()->wait_for(60s));
+      }
+      for (auto& work : mine) CHECK(work->wait_for(60s));
+    });
+  }
+  threads.clear();
+  CHECK(progress.drain(60s));
+  // drain() returns when the works are complete; their callbacks may be in the last one's hands.
+  for (int i = 0; i < 10000 && called < kThreads * kWorks; ++i) std::this_thread::sleep_for(1ms);
+  CHECK(finished == kThreads * kWorks && called == kThreads * kWorks);
+}
