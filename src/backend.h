@@ -35,6 +35,9 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual bool supports(const Call& call) const = 0;
   virtual void issue(const Call& call, Lane& lane) = 0;
+  /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
+  /// lets one thread in at a time and another thread's message may be what this one waits for.
+  virtual bool inline_messages() const { return false; }
   /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
   virtual bool packed() const { return false; }
   /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.

@@ -104,7 +104,7 @@ struct Issue {
 
 }  // namespace
 
-int run(Group& group, Group::Slot* slot, Call call, Plan plan, Interrupt interrupt) {
+int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
   Issue issue{group, slot, call, plan};
   bool average = false;
   Route route = Route::Nothing;
@@ -113,11 +113,12 @@ int run(Group& group, Group::Slot* slot, Call call, Plan plan, Interrupt interru
   try {
     route = issue.prepare(average);
     if (route == Route::Nothing) return -1;
-    if (route == Route::Emulated || row(call.op).is(kPeer)) lane = Lane(false);
+    const bool message = row(call.op).is(kPeer) && !issue.slot->communicator->inline_messages();
+    if (route == Route::Emulated || message) lane = Lane(false);
     issue.issue(route, average, lane);
     if (lane.blocking()) {
       for (auto& step : plan.finish) step();
-      return -1;
+      return lane.source();
     }
   } catch (const Error& error) {
     issue.fail(error, lane);
@@ -132,7 +133,7 @@ int run(Group& group, Group::Slot* slot, Call call, Plan plan, Interrupt interru
   return work->source();
 }
 
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call call, Plan plan) {
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
   Issue issue{group, slot, call, plan};
   Lane lane(false);
   try {

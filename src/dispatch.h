@@ -15,11 +15,11 @@ using Interrupt = void (*)();
 
 /// Runs the call to its end on the caller's thread. Returns the group rank that a receive came from, else -1.
 /// In both forms `slot` is the backend that the caller names, or null for the group's choice, and a wrong call throws
-/// Error with nothing sent.
-int run(Group& group, Group::Slot* slot, Call call, Plan plan, Interrupt interrupt);
+/// Error with nothing sent. `call` and `plan` are used up.
+int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt);
 
 /// Starts the call. The Work is also owned by its backend's progress thread until it is complete.
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call call, Plan plan);
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
 /// How a call would be done: "native", "emulated" or "-" (not at all). For the support matrix.
 std::string_view how(const Communicator& communicator, Call call);

@@ -93,12 +93,12 @@ void flatten(Call& call, Plan& plan) {
   }
   if (!outs.empty()) {
     call.out = {outs.front().data, total(outs)};
+    if (call.vectored) call.out_counts = counts_of(outs, plan);
     if (adjacent(outs, call.dtype)) {
       outs.clear();
     } else {
       call.out.data = plan.allocate(call.out.count * size_of(call.dtype));
     }
-    if (call.vectored) call.out_counts = counts_of(outs, plan);
   }
 }
 

@@ -41,7 +41,9 @@ class Group {
   int group_rank(int global_rank) const;
   bool closed() const { return closed_; }
   /// How errors name the backend of a call that names none: the only one, or "auto".
-  std::string_view any_backend() const { return slots_.size() == 1 ? slots_.front().backend.name : "auto"; }
+  std::string_view any_backend() const {
+    return slots_.size() == 1 ? std::string_view(slots_.front().backend.name) : "auto";
+  }
   /// "group 'default', rank 1 of 4": shared with works that outlive the group.
   const std::shared_ptr<const std::string>& label() const { return label_; }
 

@@ -30,11 +30,15 @@ class Lane {
   explicit Lane(bool blocking) : blocking_(blocking) {}
   bool blocking() const { return blocking_; }
   void track(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
+  /// On a blocking lane: the group rank that a receive came from.
+  void set_source(int rank) { source_ = rank; }
+  int source() const { return source_; }
   bool pending() const { return !requests_.empty(); }
   std::vector<std::unique_ptr<Request>> take() { return std::exchange(requests_, {}); }
 
  private:
   bool blocking_;
+  int source_ = -1;
   std::vector<std::unique_ptr<Request>> requests_;
 };
 

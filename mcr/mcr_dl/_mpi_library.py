@@ -37,7 +37,8 @@ class MpiLibrary(NamedTuple):
 
 class _Launcher(NamedTuple):
     name: str
-    family: Family | None
+    family: Family | None  # whose processes it usually starts
+    exclusive: bool = True  # whether it can start no other's
 
 
 def find() -> MpiLibrary:
@@ -49,16 +50,17 @@ def find() -> MpiLibrary:
     loaded = _loaded()
     if loaded is not None:
         return _check(loaded, launcher)
-    candidates = list(_candidates())
     wanted: Family | None = launcher.family
     if named:
         wanted = "mpich" if named == "mpich" else "openmpi"
-    for library in candidates:
+    other: MpiLibrary | None = None
+    for library in _candidates():
         if wanted in (None, library.family):
             return _check(library, launcher)
-    if named or not candidates:
+        other = other or library
+    if named or other is None:
         raise _not_found(wanted)
-    return _check(candidates[0], launcher)
+    return _check(other, launcher)
 
 
 def load() -> MpiLibrary:
@@ -79,18 +81,17 @@ def _launcher() -> _Launcher:
     if "OMPI_COMM_WORLD_SIZE" in environment:
         return _Launcher("Open MPI's mpiexec", "openmpi")
     if "PMIX_RANK" in environment:
-        return _Launcher("a PMIx launcher", "openmpi")
+        return _Launcher("a PMIx launcher", "openmpi", exclusive=False)
     if "PMI_FD" in environment or "PMI_RANK" in environment:
-        return _Launcher("MPICH's mpiexec", "mpich")
-    return _Launcher("no MPI launcher", None)
+        return _Launcher("MPICH's mpiexec", "mpich", exclusive="SLURM_PROCID" not in environment)
+    return _Launcher("no MPI launcher", None, exclusive=False)
 
 
 def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
     """Refuse a library that would take each process for a job of its own."""
-    # MPICH can be built for PMIx, so a PMIx launcher that is not Open MPI's proves nothing.
-    if launcher.family in (None, library.family) or launcher.name == "a PMIx launcher":
+    if launcher.family == library.family or not launcher.exclusive:
         return library
-    mine, other = _NAMES[library.family], library.path
+    mine = _NAMES[library.family]
     if launcher.name == "torchrun":
         fix = (
             f"start it with Open MPI's `mpiexec -n N python ...`, or `pip install mpich` and, if Open MPI is still "
@@ -104,7 +105,7 @@ def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
         )
     raise MpiLibraryError(
         f"this program was started by {launcher.name}, which cannot start the MPI library that it uses: {mine} at "
-        f"{other} ({library.how}); {fix}"
+        f"{library.path} ({library.how}); {fix}"
     )
 
 

@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts MPI without an MPI launcher: answers an MPI library's process-management questions from torch's store.
 
-Libraries of the MPICH family ask their launcher who else is there, and exchange addresses through it, in PMI-1: lines of
-``cmd=name key=value ...`` over a socket whose number is in the environment. Here the other end of the socket is a thread
-of the same process, so MPI_Init and MPI_Finalize have to run without the GIL, and while Python still runs threads.
+Libraries of the MPICH family ask their launcher who else is there, and exchange addresses through it, in PMI-1: lines
+of ``cmd=name key=value ...`` over a socket whose number is in the environment. Here the other end of the socket is a
+thread of the same process, so MPI_Init and MPI_Finalize have to run without the GIL, and before Python ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import logging
 import os
+import selectors
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from enum import Enum, auto
 from itertools import groupby
 from pathlib import Path
 
 from torch.distributed import PrefixStore, Store
 
-_log = logging.getLogger(__name__)
-
-_KVS = "mcr_dl"
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
 # How long the process that holds the store stays for the others' last words.
 _LINGER = timedelta(seconds=10)
+_FAREWELL = "cmd=finalize_ack rc=0"
+
+
+class _State(Enum):
+    UNUSED = auto()  # MPI has not asked anything, so its end of the socket is still ours
+    SERVING = auto()
+    LEFT = auto()  # MPI has taken its leave
+    CLOSED = auto()
 
 
 def host_identity() -> str:
@@ -59,43 +67,45 @@ class PmiResponder:
     """Plays the MPI launcher for this process, with the store in the place of the launcher's own network.
 
     Construct it on every rank before MPI_Init; it leaves ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment,
-    which `hide()` takes out again once MPI has read them. Close it after MPI_Finalize.
+    which `hide()` takes out again once MPI has read them.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)
-    ) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)) -> None:
         """Start answering. `timeout` is how long one rank waits for the others in MPI_Init and MPI_Finalize."""
         self._rank = rank
         self._size = size
         self._timeout = timeout
         self._store = PrefixStore("mcr_dl/pmi", _own_connection(store))
         self._barriers = 0
-        self._asked = False
+        self._state = _State.UNUSED
         self._commands: dict[str, Callable[[dict[str, str]], str]] = {
             "init": self._init,
             "get_maxes": self._get_maxes,
             "get_appnum": lambda _: "cmd=appnum rc=0 appnum=0",
             "get_universe_size": lambda _: f"cmd=universe_size rc=0 size={size}",
-            "get_my_kvsname": lambda _: f"cmd=my_kvsname rc=0 kvsname={_KVS}",
+            "get_my_kvsname": self._get_my_kvsname,
             "put": self._put,
             "get": self._get,
             "barrier_in": self._barrier,
             "finalize": self._finalize,
         }
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        # MPI closes its end itself in MPI_Finalize. Not inheritable: a program that this one runs has no business there.
+        self._socket, theirs = socket.socketpair()
+        self._stop, self._stopped = socket.socketpair()
+        # MPI closes its end itself. Programs that this one runs do not inherit it.
         self._client_fd = theirs.detach()
+        self._process = os.getpid()
         self._environment = {
             "PMI_FD": str(self._client_fd),
             "PMI_RANK": str(rank),
             "PMI_SIZE": str(size),
         }
         os.environ.update(self._environment)
+        if rank == 0:
+            self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
         self._store.set(f"host/{rank}", host_identity())
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def hide(self) -> None:
         """Take the variables out of the environment, so that programs which this one runs do not see them."""
@@ -104,35 +114,51 @@ class PmiResponder:
                 del os.environ[name]
 
     def close(self) -> None:
-        """Stop answering. To be called after MPI_Finalize, or where MPI was never started."""
+        """Stop answering, but for MPI's farewell. Runs at exit, and may be called once MPI_Finalize has returned."""
+        atexit.unregister(self.close)
+        if self._state == _State.CLOSED or os.getpid() != self._process:  # a forked child has no thread, and no say
+            return
         self.hide()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=1)
-        self._socket.close()
-        if not self._asked:
-            self._asked = True
+        self._stop.close()
+        self._thread.join()
+        if self._state == _State.UNUSED:
             os.close(self._client_fd)
+        elif self._state == _State.SERVING:
+            # MPICH takes its leave when the process ends, after Python has: the answer waits for the question, in a
+            # socket that stays open.
+            with contextlib.suppress(OSError):
+                self._send(_FAREWELL)
+            self._socket.detach()
+        self._socket.close()
+        self._state = _State.CLOSED
 
     def _serve(self) -> None:
-        try:
-            with self._socket.makefile("r", encoding="ascii", errors="replace") as lines:
+        pending = b""
+        with self._stopped, selectors.DefaultSelector() as ready:
+            ready.register(self._socket, selectors.EVENT_READ)
+            ready.register(self._stopped, selectors.EVENT_READ)
+            while self._state != _State.LEFT:
+                if any(key.fileobj is self._stopped for key, _ in ready.select()):
+                    return
+                received = self._socket.recv(65536)
+                if not received:
+                    return
+                self._state = _State.SERVING
+                *lines, pending = (pending + received).split(b"\n")
                 for line in lines:
-                    self._asked = True
-                    reply = self._answer(line)
+                    reply = self._answer(line.decode("ascii", errors="replace"))
                     if reply:
-                        self._socket.sendall(f"{reply}\n".encode())
-                    if reply is None:
-                        return
-        except (OSError, ValueError):  # closed under us
-            _log.debug("PMI connection ended", exc_info=True)
+                        self._send(reply)
 
-    def _answer(self, line: str) -> str | None:
-        """Reply to a line; an empty reply is none, and None ends the conversation."""
+    def _send(self, reply: str) -> None:
+        self._socket.sendall(f"{reply}\n".encode())
+
+    def _answer(self, line: str) -> str:
+        """Reply to a line; an empty reply is none."""
         words = dict(word.partition("=")[::2] for word in line.split())
         command = words.get("cmd", "")
         if command == "abort":  # the library ends the process; a launcher such as torchrun ends the others
-            return None
+            return ""
         if "mcmd" in words or not command:  # a command of several lines is answered at its last one, `endcmd`
             return "cmd=spawn_result rc=-1 msg=unsupported" if "endcmd" in words else ""
         answer = self._commands.get(command)
@@ -145,6 +171,14 @@ class PmiResponder:
 
     def _get_maxes(self, _: dict[str, str]) -> str:
         return f"cmd=maxes rc=0 kvsname_max={_KEY_LENGTH} keylen_max={_KEY_LENGTH} vallen_max={_VALUE_LENGTH}"
+
+    def _get_my_kvsname(self, _: dict[str, str]) -> str:
+        # The library names its shared memory after it, so that no two jobs of a host may have the same.
+        try:
+            self._store.wait(["job"], self._timeout)
+            return f"cmd=my_kvsname rc=0 kvsname={self._store.get('job').decode()}"
+        except RuntimeError as error:
+            return f"cmd=my_kvsname rc=-1 msg={_one_word(error)}"
 
     def _put(self, words: dict[str, str]) -> str:
         try:
@@ -188,15 +222,17 @@ class PmiResponder:
                 self._store.set("finalized/all", "")
             elif self._rank == 0:
                 self._store.wait(["finalized/all"], _LINGER)
-        return "cmd=finalize_ack rc=0"
+        self._state = _State.LEFT
+        return _FAREWELL
 
 
 def _own_connection(store: Store) -> Store:
     """Connect to the store once more, so that waiting there does not keep others from it, where that is possible."""
-    try:
-        return store.clone()
-    except (NotImplementedError, RuntimeError):
-        return store
+    clone: Callable[[], Store] | None = getattr(store, "clone", None)
+    with contextlib.suppress(NotImplementedError, RuntimeError):
+        if clone is not None:
+            return clone()
+    return store
 
 
 def _one_word(error: Exception) -> str:

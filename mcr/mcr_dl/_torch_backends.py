@@ -77,7 +77,15 @@ def _create_plugged_in(name: str, store: c10d.Store, rank: int, size: int, timeo
     else:
         made = plugin.creator_fn(store, rank, size, timeout)
     if isinstance(made, c10d.ProcessGroup):
-        made = made._get_backend(torch.device("cpu"))
+        made = _backend_of(name, made)
     if not isinstance(made, c10d.Backend):
         raise TypeError(f"backend {name!r}: expected a torch.distributed backend, got {type(made).__name__}")
     return made
+
+
+def _backend_of(name: str, process_group: c10d.ProcessGroup) -> c10d.Backend:
+    try:
+        return process_group._get_backend(torch.device("cpu"))
+    except RuntimeError as error:
+        kind = type(process_group).__name__
+        raise TypeError(f"backend {name!r}: expected a torch.distributed backend, got a {kind} without one") from error

@@ -34,18 +34,11 @@ using Tensors = std::vector<at::Tensor>;
 // torch's libraries match messages by sender and tag: an emulation's messages have a tag that no user may take.
 constexpr int kInternalTag = 1 << 30;
 
-// gloo closes all of a group's connections when a wait for a message times out; the core's own limits do not.
+// gloo closes all of a group's connections when a wait for a message times out; the core's own limits do no harm.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
 // How long freeing an operation waits for a library to let go of it.
 constexpr std::chrono::seconds kGrace{1};
-
-enum class Library { Gloo, Fake, Other };
-
-Library library_of(const std::string& name) {
-  if (name == "gloo") return Library::Gloo;
-  return name == "fake" ? Library::Fake : Library::Other;
-}
 
 // ---- Errors
 
@@ -70,6 +63,10 @@ auto guarded(Action action) {
   }
 }
 
+void finish(c10d::Work& work, milliseconds limit = kNoTimeout) {
+  if (!guarded([&] { return work.wait(limit); })) throw Error(ErrorCode::Backend, "the operation was aborted");
+}
+
 // ---- Element types
 
 constexpr std::array kScalarTypes = {
@@ -90,9 +87,11 @@ View data_view(DType dtype) { return {at::kByte, size_of(dtype)}; }
 bool bitwise(RedOp red) { return red == RedOp::BAND || red == RedOp::BOR || red == RedOp::BXOR; }
 
 // Types that every library knows and that give the same bits: two's complement sums and products do not see the sign,
-// bitwise operations do not see the width. Nothing where there is no such type.
-std::optional<View> reduction_view(DType dtype, RedOp red) {
-  const bool ordered = red == RedOp::MIN || red == RedOp::MAX;
+// bitwise operations do not see the width. Where there is none: nothing for gloo; another library is asked to do the
+// type itself, and what it lacks it refuses on all ranks alike.
+std::optional<View> reduction_view(bool gloo, DType dtype, RedOp red) {
+  const View native{kScalarTypes[static_cast<std::size_t>(dtype)]};
+  const auto otherwise = gloo ? std::nullopt : std::optional<View>(native);
   if (red == RedOp::AVG || red == RedOp::PREMUL_SUM) return std::nullopt;
   switch (dtype) {
     case DType::Bool:
@@ -103,25 +102,14 @@ std::optional<View> reduction_view(DType dtype, RedOp red) {
       return View{dtype == DType::ComplexFloat ? at::kFloat : at::kDouble, 2};
     case DType::Short:
     case DType::UInt16:
-      if (bitwise(red)) return View{at::kByte, 2};
-      return std::nullopt;
+      return bitwise(red) ? View{at::kByte, 2} : otherwise;
     case DType::UInt32:
     case DType::UInt64:
-      if (ordered) return std::nullopt;
+      if (red == RedOp::MIN || red == RedOp::MAX) return otherwise;
       return View{dtype == DType::UInt32 ? at::kInt : at::kLong};
     default:
-      return View{kScalarTypes[static_cast<std::size_t>(dtype)]};
+      return native;
   }
-}
-
-// A library that is not known may know more types; what it lacks it refuses on all ranks alike.
-std::optional<View> reduction_view(Library library, DType dtype, RedOp red) {
-  auto view = reduction_view(dtype, red);
-  const bool complex = row(dtype).kind == DTypeKind::Complex;
-  if (!view && library != Library::Gloo && !complex && red <= RedOp::BXOR && red != RedOp::AVG) {
-    view = View{kScalarTypes[static_cast<std::size_t>(dtype)]};
-  }
-  return view;
 }
 
 at::Tensor tensor(const Buffer& buffer, View view) {
@@ -142,10 +130,13 @@ std::vector<int64_t> splits(std::span<const int64_t> counts, View view) {
 
 int64_t total(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
+// The members of torch's option structs that ours have a value for.
 template <class Options>
 Options options(const Call& call) {
   Options result;
   if (call.timeout.count() > 0) result.timeout = call.timeout;
+  if constexpr (requires { result.rootRank; }) result.rootRank = call.root;
+  if constexpr (requires { result.reduceOp; }) result.reduceOp = reduce_op(call.red);
   return result;
 }
 
@@ -209,7 +200,7 @@ class Polled : public Request {
 
   bool poll() override {
     if (!work_->isCompleted()) return false;
-    guarded([&] { return work_->wait(); });
+    finish(*work_);
     return true;
   }
 
@@ -227,9 +218,9 @@ class Polled : public Request {
   Tensors kept_;
 };
 
-// A work of which only wait() can be relied on: gloo's sends, receives and reduce_scatters end in it. It is
-// handed to a thread when it is first looked at: the messages of one emulated call, which are looked at one after the
-// other, do not need a thread each.
+// A work of which only wait() can be relied on: gloo's sends, receives and reduce_scatters end in it. It is handed to a
+// thread when it is first looked at: the messages of one emulated call, which are looked at one after the other, do not
+// need a thread each.
 class Waited : public Request {
  public:
   Waited(TorchWork work, Tensors kept, milliseconds limit, std::shared_ptr<Waiters> waiters, int source, bool any)
@@ -266,7 +257,7 @@ class Waited : public Request {
 
     void wait() {
       try {
-        guarded([&] { return work_->wait(limit_); });
+        finish(*work_, limit_);
         if (any_) source_ = guarded([&] { return work_->sourceRank(); });
       } catch (...) {
         error_ = std::current_exception();
@@ -334,7 +325,9 @@ class Waited : public Request {
 class C10dCommunicator : public OpMethods<C10dCommunicator> {
  public:
   explicit C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend)
-      : backend_(std::move(backend)), library_(library_of(backend_->getBackendName())) {}
+      : backend_(std::move(backend)),
+        gloo_(backend_->getBackendName() == "gloo"),
+        fake_(backend_->getBackendName() == "fake") {}
   C10dCommunicator(const C10dCommunicator&) = delete;
   C10dCommunicator& operator=(const C10dCommunicator&) = delete;
   ~C10dCommunicator() override { waiters_->stop(); }
@@ -342,10 +335,11 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   bool supports(const Call& call) const override {
     if (call.device.type != DeviceType::CPU || !has(call.op)) return false;
     if (call.vectored && call.op != Op::all_to_all) return false;
-    return !row(call.op).is(kReduces) || reduction_view(library_, call.dtype, call.red);
+    return !row(call.op).is(kReduces) || reduction_view(gloo_, call.dtype, call.red);
   }
 
   bool packed() const override { return true; }
+  bool inline_messages() const override { return true; }
 
   void abort() noexcept override {
     try {
@@ -357,15 +351,13 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   void broadcast(const Call& call, Lane& lane) {
     Tensors data{tensor(call.out, data_view(call.dtype))};
-    auto opts = options<c10d::BroadcastOptions>(call);
-    opts.rootRank = call.root;
+    const auto opts = options<c10d::BroadcastOptions>(call);
     run(call, lane, data, [&] { return backend_->broadcast(data, opts); });
   }
 
   void all_reduce(const Call& call, Lane& lane) {
     Tensors data{tensor(call.out, reduced(call))};
-    auto opts = options<c10d::AllreduceOptions>(call);
-    opts.reduceOp = reduce_op(call.red);
+    const auto opts = options<c10d::AllreduceOptions>(call);
     run(call, lane, data, [&] { return backend_->allreduce(data, opts); });
   }
 
@@ -373,9 +365,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     Tensors data{tensor(call.out, reduced(call))};
     // Libraries use the other ranks' buffers for partial results.
     if (call.root != backend_->getRank()) data[0] = data[0].clone();
-    auto opts = options<c10d::ReduceOptions>(call);
-    opts.reduceOp = reduce_op(call.red);
-    opts.rootRank = call.root;
+    const auto opts = options<c10d::ReduceOptions>(call);
     run(call, lane, data, [&] { return backend_->reduce(data, opts); });
   }
 
@@ -389,8 +379,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   void reduce_scatter(const Call& call, Lane& lane) {
     const View view = reduced(call);
     Tensors data{tensor(call.out, view), tensor(call.in, view)};
-    auto opts = options<c10d::ReduceScatterOptions>(call);
-    opts.reduceOp = reduce_op(call.red);
+    const auto opts = options<c10d::ReduceScatterOptions>(call);
     run(call, lane, data, [&] { return backend_->_reduce_scatter_base(data[0], data[1], opts); });
   }
 
@@ -409,9 +398,8 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     Tensors in{tensor(call.in, view)};
     std::vector<Tensors> out;
     if (call.root == backend_->getRank()) out.push_back(blocks(call.out, view, backend_->getSize()));
-    auto opts = options<c10d::GatherOptions>(call);
-    opts.rootRank = call.root;
-    run(call, lane, joined(in, out), [&] { return backend_->gather(out, in, opts); });
+    const auto opts = options<c10d::GatherOptions>(call);
+    run(call, lane, in, [&] { return backend_->gather(out, in, opts); });
   }
 
   void scatter(const Call& call, Lane& lane) {
@@ -419,9 +407,8 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     Tensors out{tensor(call.out, view)};
     std::vector<Tensors> in;
     if (call.root == backend_->getRank()) in.push_back(blocks(call.in, view, backend_->getSize()));
-    auto opts = options<c10d::ScatterOptions>(call);
-    opts.rootRank = call.root;
-    run(call, lane, joined(out, in), [&] { return backend_->scatter(out, in, opts); });
+    const auto opts = options<c10d::ScatterOptions>(call);
+    run(call, lane, out, [&] { return backend_->scatter(out, in, opts); });
   }
 
   void barrier(const Call& call, Lane& lane) {
@@ -447,7 +434,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
  private:
   View reduced(const Call& call) const {
-    const auto view = reduction_view(library_, call.dtype, call.red);
+    const auto view = reduction_view(gloo_, call.dtype, call.red);
     if (view) return *view;
     throw Error(ErrorCode::Unsupported,
                 "no " + std::string(name(call.red)) + " of " + std::string(row(call.dtype).name));
@@ -460,32 +447,26 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
   }
 
-  static Tensors joined(Tensors tensors, const std::vector<Tensors>& lists) {
-    for (const auto& list : lists) tensors.insert(tensors.end(), list.begin(), list.end());
-    return tensors;
-  }
-
-  // Starts the operation; on a blocking lane, ends it too.
+  // Starts the operation; on a blocking lane, ends it too. Waits have no limit beside the library's own, since a
+  // library may still be writing to the tensor when wait() gives up. Only gloo's messages have none of their own.
   template <class Start>
   void run(const Call& call, Lane& lane, const Tensors& kept, Start start) {
     TorchWork work = guarded(start);
     if (!work) return;  // complete
-    const bool message = row(call.op).is(kPeer);
-    // No limit beside the library's own: when wait() gives up, the library may still be writing to the tensor.
-    const milliseconds limit = library_ == Library::Gloo && message ? kForever : kNoTimeout;
-    if (lane.blocking() || library_ == Library::Fake) {
-      guarded([&] { return work->wait(limit); });
-    } else if (library_ == Library::Gloo && tells(*work)) {
-      lane.track(std::make_unique<Polled>(std::move(work), kept));
-    } else {
-      const int source = call.op == Op::recv ? call.root : -1;
-      const bool any = call.op == Op::recv && call.root == kAnyRank;
-      lane.track(std::make_unique<Waited>(std::move(work), kept, limit, waiters_, source, any));
+    const bool message = gloo_ && row(call.op).is(kPeer);
+    const bool any = call.op == Op::recv && call.root == kAnyRank;
+    if (lane.blocking() || fake_) {
+      finish(*work, message ? call.timeout : kNoTimeout);
+      if (any) lane.set_source(guarded([&] { return work->sourceRank(); }));
+      return;
     }
+    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept));
+    const int source = call.op == Op::recv ? call.root : -1;
+    lane.track(std::make_unique<Waited>(std::move(work), kept, message ? kForever : kNoTimeout, waiters_, source, any));
   }
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  const Library library_;
+  const bool gloo_, fake_;
   const std::shared_ptr<Waiters> waiters_ = std::make_shared<Waiters>();
 };
 

@@ -52,7 +52,7 @@ class Binder {
   }
 
  private:
-  const char* name(std::size_t i) const { return PyUnicode_AsUTF8(signature_.params[i].name); }
+  const char* name(std::size_t i) const { return signature_.params[i].text; }
   PyObject* slot(std::size_t i) const { return i < signature_.params.size() ? slots_[i] : nullptr; }
 
   bool find_group() {
@@ -85,12 +85,9 @@ class Binder {
 
   // The root decides which other arguments a rank must have, so it comes first.
   void find_root() {
-    std::size_t global = signature_.params.size(), local = global;
-    for (std::size_t i = 0; i < signature_.params.size(); ++i) {
-      if (signature_.params[i].kind == Kind::Root) global = i;
-      if (signature_.params[i].kind == Kind::GroupRoot) local = i;
-    }
+    const std::size_t global = signature_.root;
     if (global == signature_.params.size()) return;
+    const std::size_t local = signature_.group_root;
     const char* local_name = local < signature_.params.size() ? name(local) : nullptr;
     call_.root = root_rank(*group_, signature_.op, {name(global), slots_[global]}, {local_name, slot(local)});
     is_root_ = call_.root == group_->rank();
@@ -98,7 +95,7 @@ class Binder {
 
   void take(const Param& param, PyObject* value) {
     const bool given = value != nullptr && value != Py_None;
-    const char* name = PyUnicode_AsUTF8(param.name);
+    const char* name = param.text;
     switch (param.kind) {
       case Kind::Tensor:
         call_.out = tensor(value, name, &out_);
@@ -202,12 +199,12 @@ class Binder {
 
   std::shared_ptr<Work> start_call() {
     const Unlocked unlocked;
-    return start(*group_, chosen_, call_, std::move(plan_));
+    return start(*group_, chosen_, call_, plan_);
   }
 
   int run_call() {
     const Unlocked unlocked;
-    return run(*group_, chosen_, call_, std::move(plan_), check_signals);
+    return run(*group_, chosen_, call_, plan_, check_signals);
   }
 
   PyObject* coalesce() {

@@ -65,7 +65,8 @@ Param parse_param(std::string_view text, bool keyword_only) {
   const std::string name(declared.substr(0, colon));
   const auto kind = kind_of(colon == std::string_view::npos ? std::string_view(name) : declared.substr(colon + 1));
   const std::string value(equals == std::string_view::npos ? "" : text.substr(equals + 1));
-  return {PyUnicode_InternFromString(name.c_str()), kind, value, keyword_only};
+  PyObject* interned = PyUnicode_InternFromString(name.c_str());
+  return {interned, PyUnicode_AsUTF8(interned), kind, value, keyword_only};
 }
 
 std::size_t index_of(const Signature& signature, Kind kind) {
@@ -95,6 +96,8 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
   signature.group = index_of(signature, Kind::Group);
   signature.backend = index_of(signature, Kind::Backend);
   signature.async_op = index_of(signature, Kind::AsyncOp);
+  signature.root = index_of(signature, Kind::Root);
+  signature.group_root = index_of(signature, Kind::GroupRoot);
   return signature;
 }
 
@@ -120,7 +123,7 @@ std::size_t index_of_keyword(const Signature& signature, PyObject* keyword) {
 void put(const Signature& signature, PyObject** slots, std::size_t index, PyObject* value) {
   if (slots[index] != nullptr) {
     type_error(signature,
-               std::string("got several values for argument '") + PyUnicode_AsUTF8(signature.params[index].name) + "'");
+               std::string("got several values for argument '") + signature.params[index].text + "'");
   }
   slots[index] = value;
 }
@@ -173,7 +176,7 @@ void arrange(const Signature& signature, PyObject* const* args, Py_ssize_t nargs
   }
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (slots[i] == nullptr && params[i].default_value.empty()) {
-      type_error(signature, std::string("is missing the argument '") + PyUnicode_AsUTF8(params[i].name) + "'");
+      type_error(signature, std::string("is missing the argument '") + params[i].text + "'");
     }
   }
 }

@@ -38,7 +38,8 @@ enum class Kind : uint8_t {
 };
 
 struct Param {
-  PyObject* name;  // interned
+  PyObject* name;    // interned
+  const char* text;  // the same, for messages
   Kind kind;
   std::string default_value;  // Python text; empty if the parameter is required
   bool keyword_only;
@@ -52,7 +53,7 @@ struct Signature {
   std::vector<Param> params;
   int positional = 0;  // how many of them may be given by position
   // Places of the parameters that every call looks at first; params.size() where there is none.
-  std::size_t group = 0, backend = 0, async_op = 0;
+  std::size_t group = 0, backend = 0, async_op = 0, root = 0, group_root = 0;
 };
 
 /// The word that stands for a kind in the op table.

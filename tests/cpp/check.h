@@ -22,8 +22,8 @@ bool has(std::string_view text, Parts... parts) {
 
 }  // namespace check
 
-#define TEST(name)                                                  \
-  static void name();                                               \
-  static const check::Register register_##name(#name, name);        \
+#define TEST(name)                                           \
+  static void name();                                        \
+  static const check::Register register_##name(#name, name); \
   static void name()
 #define CHECK(...) ((__VA_ARGS__) ? void() : check::failed(__FILE__, __LINE__, #__VA_ARGS__))

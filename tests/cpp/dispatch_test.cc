@@ -17,16 +17,18 @@ using Floats = std::vector<float>;
 class Recorder : public Communicator {
  public:
   struct Log {
-    std::vector<Call> calls;
-    bool average = false;  // supports AVG
+    std::vector<Call> calls;                   // their spans are gone
+    std::vector<std::vector<int64_t>> displs;  // of the inputs
+    bool average = false;                      // supports AVG
     bool packed = false;
     bool nothing = false;  // supports no collective
   };
   explicit Recorder(Log& log) : log_(log) {}
-  bool supports(const Call& call) const override {
-    return !log_.nothing && (call.red != RedOp::AVG || log_.average);
+  bool supports(const Call& call) const override { return !log_.nothing && (call.red != RedOp::AVG || log_.average); }
+  void issue(const Call& call, Lane&) override {
+    log_.calls.push_back(call);
+    log_.displs.emplace_back(call.in_displs.begin(), call.in_displs.end());
   }
-  void issue(const Call& call, Lane&) override { log_.calls.push_back(call); }
   bool packed() const override { return log_.packed; }
 
  private:
@@ -44,7 +46,7 @@ struct Recorded {
   ranks::Alone alone;
   explicit Recorded(int size = 2, int rank = 0)
       : alone([this] { return std::make_unique<Recorder>(log); }, size, rank, "recorder") {}
-  int run(const Call& call) { return mcr::run(alone.group(), nullptr, call, {}, nullptr); }
+  int run(const Call& call) { return ranks::run(alone.group(), call); }
 };
 
 Call all_reduce(Floats& data, RedOp red = RedOp::SUM) {
@@ -73,7 +75,7 @@ TEST(a_call_reaches_the_backend_with_the_groups_timeout) {
 TEST(a_started_call_is_a_work) {
   Recorded recorded;
   Floats data{2, 4};
-  const auto work = start(recorded.alone.group(), nullptr, all_reduce(data), {});
+  const auto work = ranks::start(recorded.alone.group(), all_reduce(data));
   CHECK(work->completed() && work->limit() == 60s);
   CHECK(check::has(work->what(), "recorder.all_reduce (group 'default', rank 0 of 2)"));
 }
@@ -82,7 +84,7 @@ TEST(no_elements_no_call) {
   Recorded recorded;
   Floats none;
   CHECK(recorded.run(all_reduce(none)) == -1);
-  CHECK(start(recorded.alone.group(), nullptr, all_reduce(none), {})->completed());
+  CHECK(ranks::start(recorded.alone.group(), all_reduce(none))->completed());
   CHECK(recorded.log.calls.empty());
   Call barrier;
   CHECK(recorded.run(barrier) == -1 && recorded.log.calls.size() == 1);
@@ -110,14 +112,13 @@ TEST(a_wrong_call_names_backend_op_and_group_and_sends_nothing) {
   call.op = Op::broadcast;
   call.root = 7;
   for (const bool async : {false, true}) {
-    const auto got = ranks::failure([&] {
-      async ? void(start(recorded.alone.group(), nullptr, call, {})) : void(recorded.run(call));
-    });
+    const auto got =
+        ranks::failure([&] { async ? void(ranks::start(recorded.alone.group(), call)) : void(recorded.run(call)); });
     CHECK(got.code == ErrorCode::InvalidArgument);
     CHECK(check::has(got.text, "broadcast", "group 'default', rank 0 of 2", "root", "got 7"));
   }
   const auto named =
-      ranks::failure([&] { run(recorded.alone.group(), recorded.alone.group().find("recorder"), call, {}, nullptr); });
+      ranks::failure([&] { ranks::run(recorded.alone.group(), call, recorded.alone.group().find("recorder")); });
   CHECK(check::has(named.text, "recorder.broadcast"));
   CHECK(recorded.log.calls.empty());
   recorded.run(all_reduce(data));  // still usable
@@ -129,7 +130,7 @@ TEST(a_closed_group) {
   Floats data{1};
   for (const bool async : {false, true}) {
     const auto got = ranks::failure([&] {
-      async ? void(start(recorded.alone.group(), nullptr, all_reduce(data), {})) : void(recorded.run(all_reduce(data)));
+      async ? void(ranks::start(recorded.alone.group(), all_reduce(data))) : void(recorded.run(all_reduce(data)));
     });
     CHECK(got.code == ErrorCode::NotInitialized && check::has(got.text, "all_reduce", "destroyed"));
   }
@@ -141,7 +142,7 @@ TEST(average_becomes_sum_and_division) {
   Floats data{2, 4};
   recorded.run(all_reduce(data, RedOp::AVG));
   CHECK(recorded.log.calls[0].red == RedOp::SUM && data == Floats({0.5, 1}));
-  start(recorded.alone.group(), nullptr, all_reduce(data, RedOp::AVG), {});
+  ranks::start(recorded.alone.group(), all_reduce(data, RedOp::AVG));
   CHECK(data == Floats({0.125, 0.25}));
   recorded.log.average = true;
   recorded.run(all_reduce(data, RedOp::AVG));
@@ -202,7 +203,7 @@ TEST(blocks_with_gaps_for_a_library_that_packs) {
   call.in_counts = call.out_counts = counts;
   call.in_displs = call.out_displs = displs;
   recorded.run(call);
-  CHECK(recorded.log.calls[0].in.count == 2 && recorded.log.calls[0].in_displs[1] == 1);
+  CHECK(recorded.log.calls[0].in.count == 2 && recorded.log.displs[0] == std::vector<int64_t>({0, 1}));
   CHECK(out[1] == -1 && out[2] == -1);
 }
 
@@ -212,14 +213,40 @@ TEST(the_first_backend_that_has_it_is_chosen) {
   ranks::Alone other([&] { return std::make_unique<Recorder>(second); }, 2, 0, "second");
   alone.group().connect(other.backend(), 0);
   Floats data{1};
-  run(alone.group(), nullptr, all_reduce(data), {}, nullptr);
+  ranks::run(alone.group(), all_reduce(data));
   CHECK(first.calls.size() == 1 && second.calls.empty());
   first.nothing = true;
-  run(alone.group(), nullptr, all_reduce(data), {}, nullptr);
+  ranks::run(alone.group(), all_reduce(data));
   CHECK(second.calls.size() == 1);
   second.nothing = true;
-  run(alone.group(), alone.group().find("second"), {}, {}, nullptr);  // an emulated barrier
+  ranks::run(alone.group(), {}, alone.group().find("second"));  // an emulated barrier
   CHECK(alone.group().find("third") == nullptr);
+}
+
+TEST(how_a_call_would_be_done) {
+  Recorder::Log log;
+  const Recorder communicator(log);
+  Call call;
+  call.op = Op::all_reduce;
+  CHECK(how(communicator, call) == "native");
+  call.red = RedOp::AVG;  // as SUM
+  CHECK(how(communicator, call) == "native");
+  call.red = RedOp::PREMUL_SUM;
+  CHECK(how(communicator, call) == "-");
+  call.red = RedOp::SUM;
+  call.vectored = true;
+  CHECK(how(communicator, call) == "-");
+  call.vectored = false;
+  log.nothing = true;
+  CHECK(how(communicator, call) == "emulated");
+  call.op = Op::send;
+  CHECK(how(communicator, call) == "-");
+}
+
+TEST(a_backend_can_be_disconnected) {
+  Recorded recorded;
+  recorded.alone.group().disconnect("recorder");
+  CHECK(recorded.alone.group().find("recorder") == nullptr && recorded.alone.group().slots().empty());
 }
 
 TEST(places_in_a_group) {
@@ -243,9 +270,9 @@ TEST(several_threads_on_several_groups) {
         // Every group is used by all threads.
         auto& group = groups[static_cast<std::size_t>((t + i) % kThreads)]->group();
         if (i % 2 == 0) {
-          run(group, nullptr, all_reduce(data), {}, nullptr);
+          ranks::run(group, all_reduce(data));
         } else {
-          CHECK(start(group, group.find("fake"), all_reduce(data), {})->wait_for(10s));
+          CHECK(ranks::start(group, all_reduce(data), group.find("fake"))->wait_for(10s));
         }
       }
     });

@@ -119,7 +119,7 @@ Expected expected_of(const Case& what, int rank, int size) {
 Call call_of(const Case& what, Expected& data) {
   Call call;
   call.op = what.op;
-  call.dtype = DType::Int;
+  if (row(what.op).extent != Extent::None) call.dtype = DType::Int;
   call.root = what.root;
   call.vectored = what.vectored;
   call.in = ranks::buffer(data.in.data);
@@ -137,10 +137,10 @@ void check_case(Group& group, const Case& what) {
   auto data = expected_of(what, group.rank(), group.size());
   const Call call = call_of(what, data);
   if (what.async) {
-    const auto work = start(group, nullptr, call, {});
+    const auto work = ranks::start(group, call);
     wait(*work, std::chrono::seconds(60), nullptr);
   } else {
-    run(group, nullptr, call, {}, nullptr);
+    ranks::run(group, call);
   }
   if (data.out.data == data.result.data) return;
   check::failed("emulate_test", group.rank(),
@@ -157,14 +157,14 @@ void reduce_one(Group& group, T& number, DType dtype, RedOp red) {
   call.dtype = dtype;
   call.red = red;
   call.out = {&number, 1};
-  run(group, nullptr, call, {}, nullptr);
+  ranks::run(group, call);
 }
 
 }  // namespace
 
 TEST(every_op) {
   for (int size = 1; size <= 4; ++size) {
-    ranks::run(size, [&](Group& group) {
+    ranks::together(size, [&](Group& group) {
       for (std::size_t i = 0; i < kOps.size(); ++i) {
         if (kOps[i].fallback == Fallback::None) continue;
         for (const int64_t count : {0, 1, 5, 4099}) {
@@ -182,7 +182,7 @@ TEST(every_op) {
 }
 
 TEST(averages) {
-  ranks::run(3, [](Group& group) {
+  ranks::together(3, [](Group& group) {
     float number = static_cast<float>(group.rank());
     reduce_one(group, number, DType::Float, RedOp::AVG);
     CHECK(number == 1.0F);
@@ -196,7 +196,7 @@ TEST(averages) {
 }
 
 TEST(an_average_of_reduce_changes_the_root_alone) {
-  ranks::run(2, [](Group& group) {
+  ranks::together(2, [](Group& group) {
     Ints data{10 + group.rank() * 2};
     Call call;
     call.op = Op::reduce;
@@ -204,13 +204,13 @@ TEST(an_average_of_reduce_changes_the_root_alone) {
     call.red = RedOp::AVG;
     call.root = 1;
     call.out = ranks::buffer(data);
-    run(group, nullptr, call, {}, nullptr);
+    ranks::run(group, call);
     CHECK(data[0] == (group.rank() == 1 ? 11 : 10));
   });
 }
 
 TEST(bools) {
-  ranks::run(2, [](Group& group) {
+  ranks::together(2, [](Group& group) {
     for (const auto& [red, expected] : {std::pair{RedOp::SUM, true}, {RedOp::PRODUCT, false}, {RedOp::BXOR, true}}) {
       bool flag = group.rank() == 1;
       reduce_one(group, flag, DType::Bool, red);
@@ -220,7 +220,7 @@ TEST(bools) {
 }
 
 TEST(in_place_gather_and_scatter) {
-  ranks::run(3, [](Group& group) {
+  ranks::together(3, [](Group& group) {
     const auto rank = static_cast<std::size_t>(group.rank());
     Ints data(3, kUntouched);
     data[rank] = group.rank();
@@ -229,17 +229,17 @@ TEST(in_place_gather_and_scatter) {
     call.dtype = DType::Int;
     call.in = {&data[rank], 1};
     call.out = ranks::buffer(data);
-    run(group, nullptr, call, {}, nullptr);
+    ranks::run(group, call);
     CHECK(data == Ints({0, 1, 2}));
     call.op = Op::reduce_scatter;
     std::swap(call.in, call.out);
-    run(group, nullptr, call, {}, nullptr);
+    ranks::run(group, call);
     CHECK(data[rank] == 3 * group.rank());
   });
 }
 
 TEST(many_at_once) {
-  ranks::run(3, [](Group& group) {
+  ranks::together(3, [](Group& group) {
     constexpr int kWorks = 300;
     std::vector<Ints> data;
     std::vector<std::shared_ptr<Work>> works;
@@ -250,7 +250,7 @@ TEST(many_at_once) {
       call.dtype = DType::Int;
       call.root = i % 3;
       call.out = ranks::buffer(data.back());
-      works.push_back(start(group, nullptr, call, {}));
+      works.push_back(ranks::start(group, call));
     }
     for (int i = kWorks - 1; i >= 0; --i) {
       const auto index = static_cast<std::size_t>(i);
@@ -262,19 +262,19 @@ TEST(many_at_once) {
 }
 
 TEST(sizes_that_disagree_are_an_error) {
-  ranks::run(2, [](Group& group) {
+  ranks::together(2, [](Group& group) {
     Ints data(group.rank() == 0 ? 3 : 2);
     Call call;
     call.op = Op::all_reduce;
     call.dtype = DType::Int;
     call.out = ranks::buffer(data);
-    const auto got = ranks::failure([&] { run(group, nullptr, call, {}, nullptr); });
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
     CHECK(got.code == ErrorCode::Backend);
     CHECK(check::has(got.text, "memory.all_reduce", "bytes", "got"));
     // The group is still good for use.
     Ints again{1};
     call.out = ranks::buffer(again);
-    run(group, nullptr, call, {}, nullptr);
+    ranks::run(group, call);
     CHECK(again == Ints({2}));
   });
 }

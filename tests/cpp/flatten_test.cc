@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "check.h"
+#include "ranks.h"
 
 namespace {
 
@@ -93,7 +94,18 @@ TEST(all_to_all_lists_are_always_vectored) {
   plan.out_blocks = {{out.data(), 2}, {out.data() + 2, 2}};
   Call call = call_of(Op::all_to_all);
   flatten(call, plan);
-  CHECK(call.vectored && same(call.in_counts, {2, 2}) && same(call.out_counts, {2, 2}) && plan.scratch.empty());
+  CHECK(call.vectored && same(call.in_counts, {2, 2}) && same(call.out_counts, {2, 2}));
+}
+
+TEST(uneven_lists_at_the_root_are_an_error) {
+  // The other ranks cannot know that the call is a vectored one.
+  Ints first(1), second(3), in{5};
+  Plan plan;
+  plan.out_blocks = {{first.data(), 1}, {second.data(), 3}};
+  Call call = call_of(Op::gather);
+  call.in = {in.data(), 1};
+  const auto got = ranks::failure([&] { flatten(call, plan); });
+  CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "equal size"));
 }
 
 TEST(empty_tensors_in_a_list) {

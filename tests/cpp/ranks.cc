@@ -114,7 +114,7 @@ Alone::Alone(Make communicator, int size, int rank, const std::string& backend) 
   group_.connect(entry_, 0);
 }
 
-void run(int size, const std::function<void(Group&)>& body) {
+void together(int size, const std::function<void(Group&)>& body) {
   Network network;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -128,6 +128,16 @@ void run(int size, const std::function<void(Group&)>& body) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+int run(Group& group, Call call, Group::Slot* slot) {
+  Plan plan;
+  return mcr::run(group, slot, call, plan, nullptr);
+}
+
+std::shared_ptr<Work> start(Group& group, Call call, Group::Slot* slot) {
+  Plan plan;
+  return mcr::start(group, slot, call, plan);
 }
 
 Failure failure(const std::function<void()>& body) {

@@ -13,7 +13,11 @@
 namespace ranks {
 
 /// Runs `body` on `size` threads, each with a group of its own in which it is one of `size` ranks.
-void run(int size, const std::function<void(mcr::Group&)>& body);
+void together(int size, const std::function<void(mcr::Group&)>& body);
+
+/// dispatch's two forms, for a call that may be a temporary and needs no plan.
+int run(mcr::Group& group, mcr::Call call, mcr::Group::Slot* slot = nullptr);
+std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Group::Slot* slot = nullptr);
 
 /// A group of one process whose only backend makes `communicator`, for tests that need no second rank.
 class Alone {

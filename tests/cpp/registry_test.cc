@@ -36,8 +36,14 @@ TEST(loading_from_several_threads_gives_one_backend) {
   for (const auto* entry : got) CHECK(entry == got.front() && entry->backend == got.front()->backend);
 }
 
+TEST(finding) {
+  CHECK(Registry::instance().find("null") == &Registry::instance().load("null", NULL_MODULE));
+  CHECK(Registry::instance().find("never named") == nullptr);
+}
+
 TEST(a_module_that_does_not_exist) {
   const auto got = load_failure("absent", "/nonexistent/absent.so");
+  CHECK(Registry::instance().find("absent") == nullptr);
   CHECK(got.code == ErrorCode::Unavailable);
   CHECK(check::has(got.text, "backend 'absent' is unavailable", "/nonexistent/absent.so"));
   CHECK(check::has(status("absent"), "unavailable: ", "absent.so"));
@@ -64,6 +70,11 @@ TEST(a_module_of_another_version) {
 TEST(a_reason_is_remembered) {
   Registry::instance().missing("nccl", "no CUDA device");
   CHECK(status("nccl") == "unavailable: no CUDA device");
+}
+
+TEST(draining_several_backends) {
+  Registry::instance().load("null", NULL_MODULE);
+  CHECK(Registry::instance().drain({"null", "never named"}, std::chrono::seconds(10)));
 }
 
 TEST(shutdown_reaches_every_backend) {

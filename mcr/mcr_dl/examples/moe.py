@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a mixture-of-experts language model on real text, with gloo, with MPI, and with both at once.
+
+    python -m mcr_dl.examples.moe --nproc 2          # starts its own ranks
+    torchrun --nproc-per-node 2 -m mcr_dl.examples.moe
+    mpiexec -n 2 python -m mcr_dl.examples.moe
+
+One program holds three models, made from one seed and trained on the same text. They differ in nothing but the backends
+that their collectives name: all on gloo, all on mpi, or all_to_all on one and all_reduce on the other. Blocks of steps of
+the three take turns, so that a disturbance of the machine meets all of them. The losses must agree in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import TCPStore
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+
+import mcr_dl as dist
+from mcr_dl import _launch
+from mcr_dl.examples import moe_data, moe_report
+from mcr_dl.examples.moe_model import LanguageModel, Shape
+from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL, Comm, GradientAverage, best_mix, measure
+
+BACKENDS = ("gloo", "mpi")
+SEED = 2023
+BUCKET_BYTES = 1 << 20
+RATE = 3e-3
+WARM_UP = 20  # steps in which the learning rate rises
+BALANCE = 0.01  # weight of the load-balance loss
+HELD_OUT_WINDOWS = 48  # of all ranks together
+TOLERANCE = 1e-5  # nats per byte by which the modes' final losses may differ
+LEAST_GAIN = 2.0  # nats per byte by which each mode's loss must fall
+
+
+class Trainer:
+    """One model in training, whose collectives use one choice of backends."""
+
+    def __init__(self, mode: str, comm: Comm, shape: Shape, corpus: moe_data.Corpus, windows: int) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.comm = comm
+        self.model = LanguageModel(shape, comm, SEED)
+        self.gradients = GradientAverage(self.model, comm, BUCKET_BYTES)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95))
+        self.batches = moe_data.Batches(corpus.shard(rank, ranks), windows, shape.context, SEED + rank)
+        each = max(1, HELD_OUT_WINDOWS // ranks)
+        starts = moe_data.evenly(corpus.held_out, each * ranks, shape.context)
+        self.held_out = moe_data.windows(corpus.held_out, starts[rank::ranks], shape.context)
+        self.record = moe_report.Record(mode, dict(comm.backends))
+        self.steps = 0
+
+    def step(self, *, measured: bool) -> None:
+        """Train on one batch; `measured`: keep the times."""
+        inputs, targets = self.batches.next()
+        self.comm.seconds.clear()
+        start = time.perf_counter()
+        self.steps += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, self.steps / WARM_UP)
+        loss, balance = self.model(inputs, targets)
+        (loss + BALANCE * balance).backward()
+        self.gradients.finish()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - start
+        self.record.curve.append(loss.item())
+        if measured:
+            self.record.add(seconds, self.comm.seconds)
+
+    def held_out_loss(self) -> float:
+        """Mean loss in nats per byte on text that is never trained on, over all ranks."""
+        with torch.no_grad():
+            loss, _ = self.model(*self.held_out)
+        total = loss.double()
+        self.comm.all_reduce(total).wait()
+        return total.item() / dist.get_world_size()
+
+
+@dataclass
+class Options:
+    """What the command line says."""
+
+    nproc: int = 2
+    text: Path | None = None
+    megabytes: float = 4.0
+    steps: int = 160
+    block: int = 10
+    windows: int = 24
+    shape: Shape = field(default_factory=Shape)
+    chart: Path | None = Path("demo-results/moe.png")
+    json: Path = Path("demo-results/moe.json")
+
+
+def rounded_up(number: int, factor: int) -> int:
+    """The next multiple of a factor."""
+    return -(-number // factor) * factor
+
+
+def choose(
+    shape: Shape, windows: int, console: moe_report.Console
+) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
+    """The three modes; which backend carries what in the mixed one is measured at the model's own sizes."""
+    tokens = windows * shape.context
+    buckets = GradientAverage(
+        LanguageModel(shape, Comm("gloo", "gloo"), SEED), Comm("gloo", "gloo"), BUCKET_BYTES
+    ).buckets
+    seconds = measure(
+        BACKENDS,
+        tokens=shape.experts * shape.slots(tokens) * shape.width,
+        exchanges=4 * shape.expert_blocks,  # there and back, forward and backward
+        buckets=[bucket.flat for bucket in buckets],
+    )
+    mix = best_mix(seconds)
+    moe_report.show_choice(console, seconds, mix)
+    return {"gloo": Comm("gloo", "gloo"), "mpi": Comm("mpi", "mpi"), "mixed": Comm(*mix)}, seconds
+
+
+def train(trainers: Sequence[Trainer], options: Options, console: moe_report.Console) -> None:
+    """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
+    for trainer in trainers:
+        trainer.record.loss_start = trainer.held_out_loss()
+    blocks = max(2, options.steps // options.block)
+    with moe_report.Progress(console, [trainer.record for trainer in trainers], blocks * options.block) as progress:
+        for block in range(blocks):
+            shift = block % len(trainers)
+            for trainer in [*trainers[shift:], *trainers[:shift]]:
+                for _ in range(options.block):
+                    trainer.step(measured=block > 0)
+                    progress.advance(trainer.record)
+    for trainer in trainers:
+        trainer.record.loss_end = trainer.held_out_loss()
+
+
+def run(options: Options) -> int:
+    """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    console = moe_report.console(quiet=rank != 0)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
+    shape = replace(options.shape, experts=rounded_up(options.shape.experts, ranks))
+    windows = max(1, options.windows // ranks)
+    least = 100 * ranks * shape.context
+    corpus = moe_data.load(options.text, limit=int(options.megabytes * 1e6), least=least)
+    modes, seconds = choose(shape, windows, console)
+    trainers = [Trainer(mode, comm, shape, corpus, windows) for mode, comm in modes.items()]
+    setting = moe_report.Setting(
+        ranks=ranks,
+        threads=torch.get_num_threads(),
+        text=corpus.name,
+        text_bytes=corpus.train.numel() + corpus.held_out.numel(),
+        tokens_per_step=ranks * windows * shape.context,
+        parameters=sum(parameter.numel() for parameter in trainers[0].model.parameters()),
+        experts=shape.experts,
+        exchange_bytes=4 * shape.experts * shape.slots(windows * shape.context) * shape.width,
+        exchanges=4 * shape.expert_blocks,
+        reduce_bytes=sum(bucket.flat.nbytes for bucket in trainers[0].gradients.buckets),
+        buckets=len(trainers[0].gradients.buckets),
+        reduce_dtype=str(trainers[0].gradients.dtype).removeprefix("torch."),
+        steps=options.steps,
+        block=options.block,
+        trial_seconds={f"{first}+{second}": value for (first, second), value in seconds.items()},
+    )
+    moe_report.show_setting(console, setting)
+    train(trainers, options, console)
+    records = [trainer.record.averaged() for trainer in trainers]
+    problems = moe_report.problems(records, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
+    if rank == 0:
+        moe_report.show(console, setting, records)
+        moe_report.save(console, setting, records, options.json, options.chart)
+    moe_report.show_verdict(console, records, problems, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
+    return 1 if problems else 0
+
+
+# ---- the command line and the ranks
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; ends the program with a message if something in it is wrong."""
+    summary = "Train a mixture-of-experts language model with gloo, with MPI, and with both at once."
+    parser = argparse.ArgumentParser(prog="python -m mcr_dl.examples.moe", description=summary)
+    parser.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
+    parser.add_argument(
+        "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
+    )
+    parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
+    parser.add_argument("--steps", type=int, default=160, help="training steps of each mode (default: 160)")
+    parser.add_argument(
+        "--batch", type=int, default=24, help="windows of 128 bytes per step, all ranks together (default: 24)"
+    )
+    parser.add_argument("--top-k", type=int, choices=(1, 2), default=1, help="experts per token (default: 1)")
+    parser.add_argument(
+        "--chart", type=Path, default=Path("demo-results/moe.png"), metavar="PNG", help="where the chart goes"
+    )
+    parser.add_argument("--no-chart", action="store_true", help="write the figures as JSON only, without matplotlib")
+    given = parser.parse_args(arguments)
+    for name in ("nproc", "steps", "batch", "megabytes"):
+        if getattr(given, name) <= 0:
+            parser.error(f"--{name}: expected more than 0, got {getattr(given, name)}")
+    if not given.no_chart and importlib.util.find_spec("matplotlib") is None:
+        parser.error("matplotlib is not installed: run `pip install 'mcr-dl[examples]'`, or say --no-chart")
+    return Options(
+        nproc=given.nproc,
+        text=given.text,
+        megabytes=given.megabytes,
+        steps=given.steps,
+        windows=given.batch,
+        shape=Shape(choices=given.top_k),
+        chart=None if given.no_chart else given.chart,
+        json=given.chart.with_suffix(".json"),
+    )
+
+
+def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
+    """A rank that this program has started itself."""
+    store = TCPStore("localhost", port, timeout=timedelta(minutes=2))
+    dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=ranks)
+    status = run(options)
+    dist.destroy_process_group()
+    sys.exit(status)
+
+
+def main() -> int:
+    """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status."""
+    options = parse()
+    if _launch.detect().launcher != "none":
+        dist.init_process_group(list(BACKENDS))
+        status = run(options)
+        dist.destroy_process_group()
+        return status
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    try:
+        start_processes(start_and_run, args=(options.nproc, store.port, options), nprocs=options.nproc)
+    except ProcessRaisedException as error:
+        print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
+        return 1
+    except ProcessExitedException as error:
+        return error.exit_code if error.exit_code > 0 else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

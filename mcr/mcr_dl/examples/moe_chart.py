@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart of the training's results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL
+from mcr_dl.examples.moe_report import Record, Setting, spread, tokens_per_second
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c"}
+SHADES = {ALL_TO_ALL: 1.0, ALL_REDUCE: 0.55}
+INK = "#333333"
+
+
+def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
+    """Draw speed, communication and losses of all modes into a PNG file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    style: dict[str, Any] = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
+    with pyplot.rc_context(style):
+        figure, (speed, communication, loss) = pyplot.subplots(1, 3, figsize=(12, 4.2), width_ratios=(1, 1.15, 1.25))
+        _draw_speed(speed, setting, records)
+        _draw_communication(communication, records)
+        _draw_loss(loss, records)
+        figure.suptitle(
+            f"Mixture-of-experts language model, {setting.ranks} ranks, {setting.experts} experts, "
+            f"{setting.tokens_per_step} tokens a step",
+            x=0.01,
+            ha="left",
+            fontsize=12,
+        )
+        figure.tight_layout(rect=(0, 0, 1, 0.99))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+        pyplot.close(figure)
+
+
+def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None:
+    values = [tokens_per_second(setting, record) for record in records]
+    quartiles = [spread(setting, record) for record in records]
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, quartiles, strict=True)]
+    above = [max(0.0, high - value) for value, (_, high) in zip(values, quartiles, strict=True)]
+    names = [record.mode for record in records]
+    axes.bar(names, values, width=0.6, color=[COLORS[name] for name in names])
+    axes.errorbar(names, values, yerr=(below, above), fmt="none", ecolor=INK, capsize=4, linewidth=1)
+    for index, value in enumerate(values):
+        axes.annotate(f"{value:,.0f}", (index, value + above[index]), (0, 4), textcoords="offset points", ha="center")
+    axes.set_ylim(0, max(value + up for value, up in zip(values, above, strict=True)) * 1.12)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylabel("tokens per second")
+    axes.set_title("Speed")
+
+
+def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
+    bottoms = [0.0] * len(records)
+    for operation in (ALL_TO_ALL, ALL_REDUCE):
+        for index, record in enumerate(records):
+            value = record.communication_seconds(operation) * 1e3
+            backend = record.backends[operation]
+            axes.bar(index, value, bottom=bottoms[index], width=0.6, color=COLORS[backend], alpha=SHADES[operation])
+            bottoms[index] += value
+    highest = max(bottoms)
+    for index, record in enumerate(records):
+        below = 0.0
+        for operation in (ALL_TO_ALL, ALL_REDUCE):
+            value = record.communication_seconds(operation) * 1e3
+            if value > 0.06 * highest:
+                text = f"{operation}\n{record.backends[operation]}, {value:.1f}"
+                axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5)
+            below += value
+        axes.annotate(f"{below:.1f}", (index, below), (0, 4), textcoords="offset points", ha="center")
+    axes.set_xticks(range(len(records)), [record.mode for record in records])
+    axes.set_ylim(0, highest * 1.12)
+    axes.set_ylabel("ms per step in calls and waits")
+    axes.set_title("Communication by operation and backend")
+
+
+def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
+    styles = (("-", 3.5), ("--", 2.0), (":", 2.0))
+    for record, (line, width) in zip(records, styles, strict=False):
+        steps = range(1, len(record.curve) + 1)
+        axes.plot(steps, record.curve, line, color=COLORS[record.mode], linewidth=width, label=record.mode)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("training loss, nats per byte")
+    axes.legend(frameon=False)
+    axes.set_title("Loss: the three curves coincide")

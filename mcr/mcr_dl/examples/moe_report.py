@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training shows and keeps: progress, tables, a JSON file and a chart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from types import TracebackType
+from typing import Any
+
+import rich.progress
+from rich.console import Console
+from rich.table import Table
+
+import mcr_dl as dist
+
+GREETING = "MCR-DL: a mixture-of-experts language model on several communication libraries"
+
+
+def console(*, quiet: bool) -> Console:
+    """Where a rank writes; nowhere, if quiet."""
+    return Console(quiet=quiet, highlight=False)
+
+
+@dataclass
+class Setting:
+    """What was trained, and on what."""
+
+    ranks: int
+    threads: int
+    text: str
+    text_bytes: int
+    tokens_per_step: int
+    parameters: int
+    experts: int
+    exchange_bytes: int
+    exchanges: int
+    reduce_bytes: int
+    buckets: int
+    reduce_dtype: str
+    steps: int
+    block: int
+    trial_seconds: dict[str, float]
+
+
+@dataclass
+class Record:
+    """The course of one mode's training."""
+
+    mode: str
+    backends: dict[str, str]
+    loss_start: float = 0.0
+    loss_end: float = 0.0
+    curve: list[float] = field(default_factory=list)  # training loss, every step
+    step_seconds: list[float] = field(default_factory=list)  # measured steps only, as the two below
+    communication: dict[str, list[float]] = field(default_factory=dict)  # by operation
+
+    def add(self, seconds: float, communication: Mapping[str, float]) -> None:
+        """Keep the times of a step."""
+        self.step_seconds.append(seconds)
+        for operation in self.backends:
+            self.communication.setdefault(operation, []).append(communication[operation])
+
+    def averaged(self) -> Record:
+        """The mean over the ranks, step by step. (The held-out losses are of all ranks already.)"""
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, (self.curve, self.step_seconds, self.communication))
+        curves, steps, communications = zip(*everyone, strict=True)
+        mean = {name: _mean([one[name] for one in communications]) for name in self.backends}
+        return Record(self.mode, self.backends, self.loss_start, self.loss_end, _mean(curves), _mean(steps), mean)
+
+    def communication_seconds(self, operation: str) -> float:
+        """Median over the measured steps."""
+        return median(self.communication[operation])
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
+
+
+def tokens_per_second(setting: Setting, record: Record) -> float:
+    """Tokens of all ranks per second, in the median step."""
+    return setting.tokens_per_step / median(record.step_seconds)
+
+
+def _blocks(setting: Setting, record: Record) -> list[float]:
+    """The median step of each measured block."""
+    times = record.step_seconds
+    return [median(times[start : start + setting.block]) for start in range(0, len(times), setting.block)]
+
+
+def spread(setting: Setting, record: Record) -> tuple[float, float]:
+    """Lower and upper quartile of tokens per second over the measured blocks."""
+    speeds = [setting.tokens_per_step / seconds for seconds in _blocks(setting, record)]
+    if len(speeds) < 2:
+        return speeds[0], speeds[0]
+    low, _, high = quantiles(speeds, n=4, method="inclusive")
+    return low, high
+
+
+def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
+    """How many times as fast as another mode: median and quartiles over blocks that were run next to each other."""
+    pairs = zip(_blocks(setting, record), _blocks(setting, base), strict=True)
+    ratios = [theirs / ours for ours, theirs in pairs]
+    if len(ratios) < 2:
+        return ratios[0], ratios[0], ratios[0]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    return middle, low, high
+
+
+def problems(records: Sequence[Record], *, tolerance: float, least_gain: float) -> list[str]:
+    """What is wrong with the result, if anything."""
+    found = []
+    first = records[0]
+    for record in records[1:]:
+        difference = abs(record.loss_end - first.loss_end)
+        if not difference <= tolerance:
+            found.append(
+                f"the final losses of {first.mode} ({first.loss_end:.7f}) and {record.mode} ({record.loss_end:.7f}) "
+                f"differ by {difference:.1e}, more than {tolerance:.0e}"
+            )
+    for record in records:
+        gain = record.loss_start - record.loss_end
+        if not gain >= least_gain:
+            found.append(
+                f"the loss of {record.mode} fell by {gain:.3f} nats/byte, from {record.loss_start:.3f} to "
+                f"{record.loss_end:.3f}, less than {least_gain}; with more --steps it falls further"
+            )
+    return found
+
+
+# ---- the terminal
+
+
+def show_choice(console: Console, seconds: Mapping[tuple[str, str], float], mix: tuple[str, str]) -> None:
+    """Print what was measured to choose the backends of the mixed mode."""
+    console.print(f"[bold]{GREETING}[/]\n")
+    console.print("A step's communication alone, measured at the model's sizes (all_to_all on + all_reduce on):")
+    for (first, second), value in sorted(seconds.items(), key=lambda item: item[1]):
+        chosen = "  <- mixed" if (first, second) == mix else ""
+        console.print(f"  {first:>5} + {second:<5} {value * 1e3:6.2f} ms{chosen}")
+
+
+def show_setting(console: Console, setting: Setting) -> None:
+    """Print what is about to be trained."""
+    console.print(
+        f"\n{setting.ranks} ranks with {setting.threads} thread{'s' * (setting.threads > 1)} each, "
+        f"{setting.text_bytes / 1e6:.1f} MB of {setting.text}\n"
+        f"{setting.parameters / 1e6:.2f} M parameters a rank, {setting.experts} experts over all ranks, "
+        f"{setting.tokens_per_step} tokens a step\n"
+        f"Each step and rank: {setting.exchanges} all_to_all of {setting.exchange_bytes / 1e6:.2f} MB, {setting.buckets} "
+        f"all_reduce of {setting.reduce_bytes / 1e6:.2f} MB in all ({setting.reduce_dtype})\n"
+        f"Three models take turns of {setting.block} steps; who begins changes; each one's first turn is not measured\n"
+    )
+
+
+class Progress:
+    """A live bar for each mode."""
+
+    def __init__(self, console: Console, records: Sequence[Record], steps: int) -> None:
+        self._bars = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description:>5}"),
+            rich.progress.BarColumn(bar_width=30),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TextColumn("loss {task.fields[loss]:.3f}"),
+            rich.progress.TextColumn("{task.fields[milliseconds]:.0f} ms/step"),
+            rich.progress.TimeElapsedColumn(),
+            console=console,
+            refresh_per_second=4,
+            disable=console.quiet,
+        )
+        self._tasks = {
+            record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds=0.0)
+            for record in records
+        }
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def advance(self, record: Record) -> None:
+        """A step is done."""
+        recent = median(record.step_seconds[-10:]) if record.step_seconds else 0.0
+        self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent * 1e3)
+
+
+def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
+    """Print the table of results."""
+    table = Table(title="\nMedians of the measured steps; quartiles over the turns in brackets")
+    table.add_column("mode")
+    for title in (
+        "tokens/s",
+        "against gloo",
+        "all_to_all, ms/step",
+        "all_reduce, ms/step",
+        "step, ms",
+        "held-out loss",
+    ):
+        table.add_column(title, justify="right")
+    for record in records:
+        low, high = spread(setting, record)
+        middle, least, most = ratio(setting, record, records[0])
+        table.add_row(
+            record.mode,
+            f"{tokens_per_second(setting, record):,.0f} ({low:,.0f} - {high:,.0f})",
+            "1" if record is records[0] else f"{middle:.3f} ({least:.3f} - {most:.3f})",
+            *(
+                f"{record.communication_seconds(operation) * 1e3:.2f} on {backend}"
+                for operation, backend in record.backends.items()
+            ),
+            f"{median(record.step_seconds) * 1e3:.1f}",
+            f"{record.loss_start:.4f} -> {record.loss_end:.7f}",
+        )
+    console.print(table)
+    console.print("Communication: time in calls and waits; what passes while the program computes is not counted.")
+
+
+def show_verdict(
+    console: Console, records: Sequence[Record], problems: Sequence[str], *, tolerance: float, least_gain: float
+) -> None:
+    """Print whether the losses are as they must be."""
+    losses = [record.loss_end for record in records]
+    if not problems:
+        gain = min(record.loss_start - record.loss_end for record in records)
+        console.print(
+            f"[green]Final losses differ by {max(losses) - min(losses):.1e} (at most {tolerance:.0e}); "
+            f"the loss fell by {gain:.2f} nats/byte (at least {least_gain}).[/]"
+        )
+    for problem in problems:
+        console.print(f"[red]failed: {problem}[/]")
+
+
+# ---- files
+
+
+def save(console: Console, setting: Setting, records: Sequence[Record], path: Path, chart: Path | None) -> None:
+    """Write the figures and, if wanted, the chart; print where they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    modes = [
+        {
+            "tokens_per_second": tokens_per_second(setting, record),
+            "quartiles": spread(setting, record),
+            "communication_ms": {name: record.communication_seconds(name) * 1e3 for name in record.backends},
+            **asdict(record),
+        }
+        for record in records
+    ]
+    path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
+    console.print(f"Figures: {path}")
+    if chart is not None:
+        from mcr_dl.examples import moe_chart
+
+        moe_chart.draw(setting, records, chart)
+        console.print(f"Chart: {chart}")

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns a case (operation, sizes, layout, spelling) into the arguments of a public function, by its row in the op table.
+
+Nothing here knows a function by name: parameters are filled by their kinds, as `_C.signatures()` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mcr_dl
+import torch
+from mcr_dl import _C
+
+SIGNATURES: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.signatures()}
+OPS: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.ops()}
+STYLES = ("keywords", "positions", "backend first", "mixed")
+
+_DEFAULTS: dict[str, Any] = {"None": None, "False": False, "0": 0, "SUM": mcr_dl.ReduceOp.SUM}
+
+
+def kinds(function: str) -> set[str]:
+    """The kinds of a function's parameters."""
+    return {kind for _, kind, _, _ in SIGNATURES[function]["params"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, equal on all ranks."""
+
+    function: str
+    dtype: str = "float32"
+    red: str = "SUM"
+    count: int = 17
+    layout: str = "plain"
+    aliased: bool = False
+    asynchronous: bool = False
+    style: str = "keywords"
+    group: str = "world"
+    root: int = 0  # group rank
+    by_group_rank: bool = False
+    backend: str | None = None
+    seed: int = 0
+
+    @property
+    def op(self) -> str:
+        return str(SIGNATURES[self.function]["op"])
+
+
+def layouts(function: str) -> list[str]:
+    """The ways to lay out the memory of a function's tensors."""
+    has = kinds(function)
+    rooted = OPS[SIGNATURES[function]["op"]]["rooted"]
+    if has & {"inputs", "outputs"}:
+        return ["separate", "adjacent", "single", *([] if rooted else ["uneven"])]
+    if has & {"sdispls", "rdispls"}:
+        return ["packed", "gaps", "reversed", "even"]
+    if has & {"scounts", "rcounts"}:
+        return ["packed", "even"]
+    if "input_split_sizes" in has:
+        return ["plain", "splits", "rows"]
+    return ["plain", "matrix"]
+
+
+def can_alias(function: str) -> bool:
+    """Whether input and output may be the same memory: the function has both."""
+    has = kinds(function)
+    return bool(has & {"input", "inputs"}) and bool(has & {"output", "outputs"})
+
+
+@dataclass
+class Side:
+    """The input or the output of one rank: blocks somewhere in a base tensor, or tensors of their own."""
+
+    base: torch.Tensor
+    places: list[tuple[int, int]]  # offset and length of each block in the base
+    tensors: list[torch.Tensor] = field(default_factory=list)  # where the blocks are, if not in the base
+    shape: tuple[int, ...] | None = None
+
+    def whole(self) -> torch.Tensor:
+        """The tensor that holds all blocks."""
+        return self.base if self.shape is None else self.base.view(self.shape)
+
+    def blocks(self) -> list[torch.Tensor]:
+        """One tensor per block."""
+        return self.tensors or [self.base[start : start + count] for start, count in self.places]
+
+    def content(self) -> torch.Tensor:
+        """The base as it would be if the blocks were in it."""
+        result = self.base.clone()
+        for (start, count), block in zip(self.places, self.blocks(), strict=True):
+            result[start : start + count] = block.reshape(-1)
+        return result
+
+    def displs(self) -> list[int]:
+        return [start for start, _ in self.places]
+
+    def counts(self) -> list[int]:
+        return [count for _, count in self.places]
+
+
+def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor]) -> Side:
+    """Memory for blocks of these sizes; `fill` makes a base with something in it that must survive."""
+    if layout == "gaps":
+        starts, end = [], 1
+        for index, count in enumerate(counts):
+            starts.append(end)
+            end += count + 1 + index % 2
+    elif layout == "reversed":
+        end = sum(counts)
+        starts = [end - sum(counts[: index + 1]) for index in range(len(counts))]
+    else:
+        starts = [sum(counts[:index]) for index in range(len(counts))]
+        end = sum(counts)
+    side = Side(fill(end), list(zip(starts, counts, strict=True)))
+    if layout in ("separate", "uneven"):
+        side.tensors = [block.clone() for block in side.blocks()]
+    return side
+
+
+def spell(case: Case, arguments: dict[str, Any]) -> Callable[[], Any]:
+    """The call itself in the case's spelling; `arguments` are by parameter name, without the backend."""
+    function = getattr(mcr_dl, case.function)
+    if case.style == "keywords":
+        return lambda: function(**arguments, backend=case.backend)
+    params = [(name, default) for name, _, default, only in SIGNATURES[case.function]["params"] if not only]
+    names = [name for name, _ in params]
+    if case.style != "positions":  # up to where the group would come
+        params = params[: names.index("group")]
+    flags = []
+    if case.style == "backend first" and "async_op" in arguments:
+        flags = [arguments.pop("async_op")]  # Listing 1 of the paper ends with it
+    ordered = [arguments.pop(name, _DEFAULTS.get(default)) for name, default in params]
+    if case.style == "backend first" and case.backend is not None:
+        return lambda: function(case.backend, *ordered, *flags, **arguments)
+    if flags:
+        arguments["async_op"] = flags[0]
+    return lambda: function(*ordered, **arguments, backend=case.backend)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of a job are started: the command lines and environments of the launchers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+LAUNCHERS = ("processes", "mpiexec-mpich", "mpiexec-openmpi")
+
+# What a launcher around pytest may have set: the ranks must see their own launcher alone.
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PMI", "OMPI_", "PRTE_", "SLURM_", "TORCHELASTIC", "MCR_DL_MPI")
+
+
+def openmpi() -> Path:
+    """The prefix of an Open MPI: the one that `make build` installs, or another in MCR_TEST_OPENMPI."""
+    prefix = Path(os.environ.get("MCR_TEST_OPENMPI", TESTS.parent / "build" / "openmpi"))
+    if not (prefix / "bin" / "mpiexec").exists():
+        raise FileNotFoundError(f"no Open MPI in {prefix}: run `make build`, or set MCR_TEST_OPENMPI")
+    return prefix
+
+
+def openmpi_library() -> Path:
+    """The libmpi of that Open MPI."""
+    return next(path for path in sorted((openmpi() / "lib").glob("libmpi.so.*")) if path.exists())
+
+
+def mpich_mpiexec() -> Path:
+    """MPICH's mpiexec, which is installed beside this Python."""
+    return Path(sysconfig.get_path("scripts")) / "mpiexec"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment without any launcher's variables; one computing thread per rank, as ranks share the cores."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
+
+
+def rank_environments(size: int) -> list[dict[str, str]]:
+    """What torchrun sets, for each rank."""
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    common["MASTER_PORT"] = str(free_port())
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def mpiexec(launcher: str, size: int) -> tuple[list[str], dict[str, str]]:
+    """The launcher's command up to the program, and the variables that it wants."""
+    if launcher == "mpiexec-mpich":
+        return [str(mpich_mpiexec()), "-n", str(size)], {}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [str(openmpi() / "bin" / "mpiexec"), "--oversubscribe", "-n", str(size)]
+    return command, {**root, "MCR_DL_MPI_LIB": str(openmpi_library())}
+
+
+def start(
+    launcher: str, size: int, arguments: Sequence[str], log: Path, variables: dict[str, str]
+) -> list[subprocess.Popen[bytes]]:
+    """Start `size` ranks of ``python arguments...``; returns the processes that this made itself."""
+    program = [sys.executable, *arguments]
+    if launcher == "processes":
+        commands = [(program, extra) for extra in rank_environments(size)]
+    else:
+        command, extra = mpiexec(launcher, size)
+        commands = [([*command, *program], extra)]
+    with open(log, "ab") as output:
+        return [
+            subprocess.Popen(
+                command,
+                env=environment(**variables, **extra),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for command, extra in commands
+        ]

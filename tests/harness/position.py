@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a rank is, for the one who looks at a hang: a note in a mapped file, and the stacks of its threads."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import signal
+from pathlib import Path
+
+_SIZE = 1024
+_note: mmap.mmap | None = None
+_kept: list[object] = []
+
+
+def start(folder: Path, rank: int) -> None:
+    """From now on `note()` is visible from outside, and SIGUSR1 writes the stacks of all threads."""
+    global _note
+    with open(folder / f"note.{rank}", "w+b") as file:
+        file.truncate(_SIZE)
+        _note = mmap.mmap(file.fileno(), _SIZE)
+    stacks = open(folder / f"stacks.{rank}", "w")  # noqa: SIM115  open as long as the process lives
+    _kept.append(stacks)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def note(text: str) -> None:
+    """Say what this rank does next; it stays readable even if the rank hangs or dies."""
+    if _note is not None:
+        data = text.encode()[: _SIZE - 1]
+        _note[: len(data) + 1] = data + b"\0"
+
+
+def read(folder: Path, rank: int) -> str:
+    """The last note of a rank."""
+    try:
+        return (folder / f"note.{rank}").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""

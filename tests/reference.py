@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every operation must give, in plain torch, in one place per operation.
+
+Inputs are functions of a seed, so that every rank knows those of all. They are small integers: sums and products of
+four of them are exact in every element type, so results are compared exactly (averages with the type's tolerance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+
+import torch
+
+Counts = Sequence[int] | Sequence[Sequence[int]]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of an entry of ``_C.dtypes()``."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def values(dtype: torch.dtype, count: int, seed: int, red: str | None = None) -> torch.Tensor:
+    """`count` elements that the reduction keeps exact in any order; unreduced ones use more of the type's range."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high + 1, (count,), generator=generator)
+
+    if dtype == torch.bool:
+        return integers(0, 1).to(dtype)
+    low, high = (0, 100) if red in (None, "MIN", "MAX", "BAND", "BOR", "BXOR") else (0, 12)
+    if red == "PRODUCT":
+        low, high = 1, 3
+    signed = dtype.is_floating_point or dtype.is_complex or dtype.is_signed
+    if signed:
+        low = -high
+    if dtype.is_complex:
+        return torch.complex(integers(low, high).double(), integers(low, high).double()).to(dtype)
+    return integers(low, high).to(dtype)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the kind's largest type, in which torch can compute and compare everything."""
+    if tensor.dtype.is_complex:
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
+
+
+def _average(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = fold(torch.add, parts)
+    if total.dtype == torch.int64:
+        return torch.div(total, len(parts), rounding_mode="trunc")
+    return total / len(parts)
+
+
+_REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "SUM": lambda parts: fold(torch.add, parts),
+    "AVG": _average,
+    "PRODUCT": lambda parts: fold(torch.mul, parts),
+    "MIN": lambda parts: fold(torch.minimum, parts),
+    "MAX": lambda parts: fold(torch.maximum, parts),
+    "BAND": lambda parts: fold(torch.bitwise_and, parts),
+    "BOR": lambda parts: fold(torch.bitwise_or, parts),
+    "BXOR": lambda parts: fold(torch.bitwise_xor, parts),
+}
+
+
+def reduced(inputs: Sequence[torch.Tensor], red: str) -> torch.Tensor:
+    """The inputs combined element by element. On bool a sum is "any" and a product is "all", as in torch."""
+    return _REDUCTIONS[red]([wide(tensor) for tensor in inputs]).to(inputs[0].dtype)
+
+
+def _block(tensor: torch.Tensor, counts: Sequence[int], index: int) -> torch.Tensor:
+    start = sum(counts[:index])
+    return tensor[start : start + counts[index]]
+
+
+class Expected:
+    """One method per op: what `rank` of the group must have in its output, packed; None: it has no output.
+
+    `inputs` are the packed inputs of all ranks. `counts` are elements: of each rank's block, or for all_to_all
+    ``counts[i][j]`` from rank i to rank j.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor], counts: Counts, root: int, red: str, rank: int) -> None:
+        self.inputs = inputs
+        self.counts = counts
+        self.root = root
+        self.red = red
+        self.rank = rank
+
+    def broadcast(self) -> torch.Tensor:
+        return self.inputs[self.root]
+
+    def all_reduce(self) -> torch.Tensor:
+        return reduced(self.inputs, self.red)
+
+    def reduce(self) -> torch.Tensor:
+        return reduced(self.inputs, self.red) if self.rank == self.root else self.inputs[self.rank]
+
+    def all_gather(self) -> torch.Tensor:
+        return torch.cat(list(self.inputs))
+
+    def reduce_scatter(self) -> torch.Tensor:
+        return _block(reduced(self.inputs, self.red), self.counts, self.rank)  # type: ignore[arg-type]
+
+    def all_to_all(self) -> torch.Tensor:
+        parts = zip(self.inputs, self.counts, strict=True)
+        return torch.cat([_block(tensor, row, self.rank) for tensor, row in parts])  # type: ignore[arg-type]
+
+    def gather(self) -> torch.Tensor | None:
+        return torch.cat(list(self.inputs)) if self.rank == self.root else None
+
+    def scatter(self) -> torch.Tensor:
+        return _block(self.inputs[self.root], self.counts, self.rank)  # type: ignore[arg-type]
+
+    def send(self) -> torch.Tensor:
+        """In the ring of the tests every rank sends to the next one and receives from the one before."""
+        return self.inputs[self.rank - 1]
+
+    recv = send
+
+
+def expected(
+    op: str, inputs: Sequence[torch.Tensor], counts: Counts, root: int, red: str, rank: int
+) -> torch.Tensor | None:
+    """The packed output of one rank."""
+    result: torch.Tensor | None = getattr(Expected(inputs, counts, root, red, rank), op)()
+    return result
+
+
+def assert_same(got: torch.Tensor, want: torch.Tensor, what: str, red: str = "") -> None:
+    """Equal element by element; averages may differ in their last places."""
+    if red == "AVG" and (want.dtype.is_floating_point or want.dtype.is_complex):
+        torch.testing.assert_close(got, want, msg=lambda text: f"{what}: {text}")
+        return
+    if torch.equal(wide(got), wide(want)):
+        return
+    bad = (wide(got) != wide(want)).nonzero().flatten()
+    first = int(bad[0]) if bad.numel() else -1
+    raise AssertionError(
+        f"{what}: {bad.numel()} of {want.numel()} elements differ, first at {first}: "
+        f"expected {want.flatten()[first : first + 4].tolist()}, got {got.flatten()[first : first + 4].tolist()}"
+    )

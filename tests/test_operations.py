@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation against plain torch: op x backend x dtype x reduction x count x layout x in place x asynchronous,
+with groups, roots and spellings in turn. The lists of all of them come from the op table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, product
+
+import pytest
+import reference
+from calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
+from harness import Pools
+from mcr_dl import _C
+from ranks import operations, session
+
+COUNTS = (0, 1, 17, 1001)
+LARGE = 100_003
+LARGE_DTYPES = ("float32", "bfloat16", "uint8")
+# In one buffer for both sides of all_to_all: layouts in which that makes sense.
+SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
+
+
+def reductions(function: str, dtype: str) -> list[str]:
+    """The reductions to try: those that mean something for the type."""
+    if not OPS[SIGNATURES[function]["op"]]["reduces"]:
+        return ["SUM"]
+    return [red for red in _C.reductions() if _C.reduction_defined(dtype, red)]
+
+
+def memories(function: str) -> Iterator[tuple[str, bool]]:
+    """Layouts, each with the input beside the output and inside it."""
+    for layout in layouts(function):
+        yield layout, False
+        if can_alias(function) and (SIGNATURES[function]["op"] != "all_to_all" or layout in SHARED_LAYOUTS):
+            yield layout, True
+
+
+def modes(function: str) -> tuple[bool, ...]:
+    """With async_op and without, where there is a choice."""
+    return (False,) if SIGNATURES[function]["starts"] else (False, True)
+
+
+def table(function: str, backend: str, dtype: str, world: int, counts: tuple[int, ...]) -> list[Case]:
+    """All combinations for one function and type; group, root and spelling change from case to case."""
+    groups = ["world", *session.SUBGROUPS[world]]
+    turn = count()
+    cases = []
+    for red, size, (layout, aliased), mode in product(
+        reductions(function, dtype), counts, memories(function), modes(function)
+    ):
+        index = next(turn)
+        group = groups[index % len(groups) if index % 2 else 0]
+        root = index % len(session.members(group, world))
+        case = Case(function, dtype, red, size, layout, aliased, mode, STYLES[index % 4], group, root)
+        cases.append(Case(**{**case.__dict__, "by_group_rank": by_group_rank(case, index), "backend": backend, "seed": index}))
+    return cases
+
+
+def by_group_rank(case: Case, index: int) -> bool:
+    """Whether to give the root as a rank of the group, where the function can."""
+    return "group_src" in kinds(case.function) and index % 3 == 0
+
+
+def run(pools: Pools, launcher: str, world: int, cases: list[Case], limit: float) -> None:
+    """Run them on all ranks; every rank must have seen all."""
+    assert cases
+    done = pools.get(launcher, world).run(operations.run_all, cases, limit=limit)
+    assert done == [len(cases)] * world
+
+
+functions = pytest.mark.parametrize("function", SIGNATURES)
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+worlds = pytest.mark.parametrize("world", [2, 3, 4])
+
+
+@worlds
+@backends
+@functions
+@pytest.mark.parametrize("dtype", _C.dtypes())
+def test_values(pools: Pools, world: int, backend: str, function: str, dtype: str) -> None:
+    """Results equal plain torch's; what no block covers and all inputs stay as they were."""
+    run(pools, "processes", world, table(function, backend, dtype, world, COUNTS), 120)
+
+
+@worlds
+@backends
+@functions
+def test_large(pools: Pools, world: int, backend: str, function: str) -> None:
+    """The same for messages beyond every library's eager limit."""
+    cases = []
+    for dtype in LARGE_DTYPES:
+        cases += table(function, backend, dtype, world, (LARGE,))
+    run(pools, "processes", world, cases[:: 1 if len(cases) < 40 else 7], 120)
+
+
+@worlds
+@backends
+@functions
+def test_groups_roots_spellings(pools: Pools, world: int, backend: str, function: str) -> None:
+    """Every group with every root in every spelling, with and without async_op."""
+    cases = []
+    for group in ["world", *session.SUBGROUPS[world]]:
+        members = len(session.members(group, world)) if OPS[SIGNATURES[function]["op"]]["rooted"] else 1
+        ways = (False, True) if "group_src" in kinds(function) else (False,)
+        for root, style, mode, local in product(range(members), STYLES, modes(function), ways):
+            cases.append(
+                Case(function, "int32", "SUM", 5, layouts(function)[0], False, mode, style, group, root, local, backend)
+            )
+    run(pools, "processes", world, cases, 120)
+
+
+@functions
+def test_the_groups_choice(pools: Pools, function: str) -> None:
+    """Without a backend, and with "auto", the group chooses one, the same on all ranks."""
+    cases = [
+        Case(function, "float64", "SUM", 9, layouts(function)[0], asynchronous=mode, style=style, backend=backend)
+        for backend, style, mode in product((None, "auto"), STYLES, modes(function))
+    ]
+    run(pools, "processes", 3, cases, 60)
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec-openmpi", "mpiexec-mpich"])
+@pytest.mark.parametrize("world", [2, 3])
+@functions
+def test_values_under_mpiexec(pools: Pools, launcher: str, world: int, function: str) -> None:
+    """The same operations and types on Open MPI, and on MPICH without our process manager."""
+    cases = []
+    for dtype in _C.dtypes():
+        cases += table(function, "mpi", dtype, world, (17,))
+    run(pools, launcher, world, cases, 120)
+
+
+def test_reference_against_hand_made_values() -> None:
+    """The reference itself, on values that a person can check."""
+    import torch
+
+    inputs = [torch.tensor([1, 2, 3, -7]), torch.tensor([10, 20, 30, -4])]
+    want = {
+        "SUM": [11, 22, 33, -11],
+        "AVG": [5, 11, 16, -5],
+        "PRODUCT": [10, 40, 90, 28],
+        "MIN": [1, 2, 3, -7],
+        "MAX": [10, 20, 30, -4],
+        "BAND": [0, 0, 2, -8],
+        "BOR": [11, 22, 31, -3],
+        "BXOR": [11, 22, 29, 5],
+    }
+    assert set(want) == {red for red in _C.reductions() if _C.reduction_defined("int64", red)}
+    for red, result in want.items():
+        assert reference.reduced(inputs, red).tolist() == result, red
+    assert reference.expected("all_to_all", inputs, [[1, 3], [2, 2]], 0, "SUM", 1).tolist() == [2, 3, -7, 30, -4]
+    assert reference.expected("scatter", inputs, [3, 1], 1, "SUM", 1).tolist() == [-4]
+    assert reference.expected("gather", inputs, [4, 4], 1, "SUM", 0) is None
+    assert {op["name"] for op in _C.ops()} - {"barrier"} <= set(vars(reference.Expected))
