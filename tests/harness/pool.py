@@ -21,7 +21,7 @@ from typing import Any
 from harness import launchers, position
 
 _START_SECONDS = 90.0
-_GRACE_SECONDS = 10.0  # for the other ranks' answers once one has failed
+_GRACE_SECONDS = 5.0  # for the other ranks' answers once one has failed
 _TAIL = 4000
 
 

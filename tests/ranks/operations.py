@@ -59,8 +59,12 @@ def _sides(case: Case, sizes: list[Any], rank: int, fill: Any) -> tuple[Side | N
     """Memory for this rank's input and output, not aliased."""
     extent_in, extent_out = _block_lists(case, sizes, rank)
     here = not OPS[case.op]["rooted"] or rank == case.root
-    source = place(extent_in, case.layout, partial(fill, 1)) if case.op != "scatter" or here else None
-    target = place(extent_out, case.layout, partial(fill, 2)) if case.op != "gather" or here else None
+    # Displacements are for the side with a block per rank; the other one is a tensor of that block's size.
+    single = {"gaps": "plain", "reversed": "plain"}.get(case.layout, case.layout)
+    layout_in = single if case.op in ("gather", "all_gather") else case.layout
+    layout_out = single if case.op in ("scatter", "reduce_scatter") else case.layout
+    source = place(extent_in, layout_in, partial(fill, 1)) if case.op != "scatter" or here else None
+    target = place(extent_out, layout_out, partial(fill, 2)) if case.op != "gather" or here else None
     return source, target
 
 

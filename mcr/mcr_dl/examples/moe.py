@@ -6,8 +6,8 @@
     mpiexec -n 2 python -m mcr_dl.examples.moe
 
 One program holds three models, made from one seed and trained on the same text. They differ in nothing but the backends
-that their collectives name: all on gloo, all on mpi, or all_to_all on one and all_reduce on the other. Blocks of steps of
-the three take turns, so that a disturbance of the machine meets all of them. The losses must agree in the end.
+that their collectives name: all on gloo, all on mpi, or all_to_all on one and all_reduce on the other. The three take
+turns of some steps, so that a disturbance of the machine meets all of them. The losses must agree in the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import mcr_dl as dist
 from mcr_dl import _launch
 from mcr_dl.examples import moe_data, moe_report
 from mcr_dl.examples.moe_model import LanguageModel, Shape
-from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL, Comm, GradientAverage, best_mix, measure
+from mcr_dl.examples.moe_parallel import Comm, GradientAverage, best_mix, measure
 
 BACKENDS = ("gloo", "mpi")
 SEED = 2023
@@ -93,8 +93,8 @@ class Options:
     nproc: int = 2
     text: Path | None = None
     megabytes: float = 4.0
-    steps: int = 160
-    block: int = 10
+    steps: int = 150
+    turn: int = 10
     windows: int = 24
     shape: Shape = field(default_factory=Shape)
     chart: Path | None = Path("demo-results/moe.png")
@@ -129,16 +129,45 @@ def train(trainers: Sequence[Trainer], options: Options, console: moe_report.Con
     """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
     for trainer in trainers:
         trainer.record.loss_start = trainer.held_out_loss()
-    blocks = max(2, options.steps // options.block)
-    with moe_report.Progress(console, [trainer.record for trainer in trainers], blocks * options.block) as progress:
-        for block in range(blocks):
-            shift = block % len(trainers)
-            for trainer in [*trainers[shift:], *trainers[:shift]]:
-                for _ in range(options.block):
-                    trainer.step(measured=block > 0)
+    turns = max(2, options.steps // options.turn)
+    with moe_report.Progress(console, [trainer.record for trainer in trainers], turns * options.turn) as progress:
+        for turn in range(turns):
+            first = turn % len(trainers)
+            for trainer in [*trainers[first:], *trainers[:first]]:
+                for _ in range(options.turn):
+                    trainer.step(measured=turn > 0)
                     progress.advance(trainer.record)
     for trainer in trainers:
         trainer.record.loss_end = trainer.held_out_loss()
+
+
+def describe(
+    trainer: Trainer,
+    corpus: moe_data.Corpus,
+    shape: Shape,
+    windows: int,
+    options: Options,
+    seconds: dict[tuple[str, str], float],
+) -> moe_report.Setting:
+    """What is trained and on what, for the report."""
+    ranks = dist.get_world_size()
+    buckets = trainer.gradients.buckets
+    return moe_report.Setting(
+        ranks=ranks,
+        threads=torch.get_num_threads(),
+        text=corpus.name,
+        text_bytes=corpus.train.numel() + corpus.held_out.numel(),
+        tokens_per_step=ranks * windows * shape.context,
+        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
+        experts=shape.experts,
+        exchanges=4 * shape.expert_blocks,
+        exchange_bytes=4 * shape.experts * shape.slots(windows * shape.context) * shape.width,
+        buckets=len(buckets),
+        reduce_bytes=sum(bucket.flat.nbytes for bucket in buckets),
+        reduce_dtype=str(trainer.gradients.dtype).removeprefix("torch."),
+        turn=options.turn,
+        trial_seconds={f"{first} + {second}": value for (first, second), value in seconds.items()},
+    )
 
 
 def run(options: Options) -> int:
@@ -148,27 +177,14 @@ def run(options: Options) -> int:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
     shape = replace(options.shape, experts=rounded_up(options.shape.experts, ranks))
     windows = max(1, options.windows // ranks)
-    least = 100 * ranks * shape.context
-    corpus = moe_data.load(options.text, limit=int(options.megabytes * 1e6), least=least)
+    try:
+        corpus = moe_data.load(options.text, limit=int(options.megabytes * 1e6), least=100 * ranks * shape.context)
+    except moe_data.TextError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
     modes, seconds = choose(shape, windows, console)
     trainers = [Trainer(mode, comm, shape, corpus, windows) for mode, comm in modes.items()]
-    setting = moe_report.Setting(
-        ranks=ranks,
-        threads=torch.get_num_threads(),
-        text=corpus.name,
-        text_bytes=corpus.train.numel() + corpus.held_out.numel(),
-        tokens_per_step=ranks * windows * shape.context,
-        parameters=sum(parameter.numel() for parameter in trainers[0].model.parameters()),
-        experts=shape.experts,
-        exchange_bytes=4 * shape.experts * shape.slots(windows * shape.context) * shape.width,
-        exchanges=4 * shape.expert_blocks,
-        reduce_bytes=sum(bucket.flat.nbytes for bucket in trainers[0].gradients.buckets),
-        buckets=len(trainers[0].gradients.buckets),
-        reduce_dtype=str(trainers[0].gradients.dtype).removeprefix("torch."),
-        steps=options.steps,
-        block=options.block,
-        trial_seconds={f"{first}+{second}": value for (first, second), value in seconds.items()},
-    )
+    setting = describe(trainers[0], corpus, shape, windows, options, seconds)
     moe_report.show_setting(console, setting)
     train(trainers, options, console)
     records = [trainer.record.averaged() for trainer in trainers]
@@ -177,6 +193,7 @@ def run(options: Options) -> int:
         moe_report.show(console, setting, records)
         moe_report.save(console, setting, records, options.json, options.chart)
     moe_report.show_verdict(console, records, problems, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
+    dist.barrier()  # rank 0 may have been busy with the chart
     return 1 if problems else 0
 
 
@@ -192,7 +209,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
     )
     parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
-    parser.add_argument("--steps", type=int, default=160, help="training steps of each mode (default: 160)")
+    parser.add_argument("--steps", type=int, default=150, help="training steps of each mode (default: 150)")
     parser.add_argument(
         "--batch", type=int, default=24, help="windows of 128 bytes per step, all ranks together (default: 24)"
     )
@@ -220,7 +237,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
-    """A rank that this program has started itself."""
+    """A rank that this program has started itself; ``port`` is where the ranks meet."""
     store = TCPStore("localhost", port, timeout=timedelta(minutes=2))
     dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=ranks)
     status = run(options)
@@ -231,6 +248,10 @@ def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
 def main() -> int:
     """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status."""
     options = parse()
+    for name, status in dist.available_backends().items():
+        if name in BACKENDS and not status.startswith("ok"):
+            print(f"{name} is needed here, and is {status}", file=sys.stderr)
+            return 2
     if _launch.detect().launcher != "none":
         dist.init_process_group(list(BACKENDS))
         status = run(options)

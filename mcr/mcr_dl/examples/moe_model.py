@@ -194,6 +194,8 @@ class LanguageModel(nn.Module):
         torch.manual_seed(seed)
         self.byte = nn.Embedding(BYTES, shape.width)
         self.position = nn.Embedding(shape.context, shape.width)
+        for embedding in (self.byte, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)
         feeds = [
             MixtureOfExperts(shape, comm, seed + index) if index % 2 == 1 else mlp(shape)
             for index in range(shape.blocks)

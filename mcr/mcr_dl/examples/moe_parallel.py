@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes the model parallel: which library carries which operation, the exchange of tokens, the sum of gradients."""
+"""What makes the model parallel: who carries which operation, the exchange of tokens, the average of gradients."""
 
 from __future__ import annotations
 

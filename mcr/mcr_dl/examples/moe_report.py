@@ -22,7 +22,8 @@ GREETING = "MCR-DL: a mixture-of-experts language model on several communication
 
 def console(*, quiet: bool) -> Console:
     """Where a rank writes; nowhere, if quiet."""
-    return Console(quiet=quiet, highlight=False)
+    plain = Console()
+    return Console(quiet=quiet, highlight=False, width=None if plain.is_terminal else 100)
 
 
 @dataclass
@@ -41,8 +42,7 @@ class Setting:
     reduce_bytes: int
     buckets: int
     reduce_dtype: str
-    steps: int
-    block: int
+    turn: int
     trial_seconds: dict[str, float]
 
 
@@ -86,15 +86,15 @@ def tokens_per_second(setting: Setting, record: Record) -> float:
     return setting.tokens_per_step / median(record.step_seconds)
 
 
-def _blocks(setting: Setting, record: Record) -> list[float]:
-    """The median step of each measured block."""
+def _turns(setting: Setting, record: Record) -> list[float]:
+    """The median step of each measured turn."""
     times = record.step_seconds
-    return [median(times[start : start + setting.block]) for start in range(0, len(times), setting.block)]
+    return [median(times[start : start + setting.turn]) for start in range(0, len(times), setting.turn)]
 
 
 def spread(setting: Setting, record: Record) -> tuple[float, float]:
-    """Lower and upper quartile of tokens per second over the measured blocks."""
-    speeds = [setting.tokens_per_step / seconds for seconds in _blocks(setting, record)]
+    """Lower and upper quartile of tokens per second over the measured turns."""
+    speeds = [setting.tokens_per_step / seconds for seconds in _turns(setting, record)]
     if len(speeds) < 2:
         return speeds[0], speeds[0]
     low, _, high = quantiles(speeds, n=4, method="inclusive")
@@ -102,8 +102,8 @@ def spread(setting: Setting, record: Record) -> tuple[float, float]:
 
 
 def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
-    """How many times as fast as another mode: median and quartiles over blocks that were run next to each other."""
-    pairs = zip(_blocks(setting, record), _blocks(setting, base), strict=True)
+    """How many times as fast as another mode: median and quartiles over turns that were run next to each other."""
+    pairs = zip(_turns(setting, record), _turns(setting, base), strict=True)
     ratios = [theirs / ours for ours, theirs in pairs]
     if len(ratios) < 2:
         return ratios[0], ratios[0], ratios[0]
@@ -151,9 +151,9 @@ def show_setting(console: Console, setting: Setting) -> None:
         f"{setting.text_bytes / 1e6:.1f} MB of {setting.text}\n"
         f"{setting.parameters / 1e6:.2f} M parameters a rank, {setting.experts} experts over all ranks, "
         f"{setting.tokens_per_step} tokens a step\n"
-        f"Each step and rank: {setting.exchanges} all_to_all of {setting.exchange_bytes / 1e6:.2f} MB, {setting.buckets} "
-        f"all_reduce of {setting.reduce_bytes / 1e6:.2f} MB in all ({setting.reduce_dtype})\n"
-        f"Three models take turns of {setting.block} steps; who begins changes; each one's first turn is not measured\n"
+        f"Each step and rank: {setting.exchanges} all_to_all of {setting.exchange_bytes / 1e6:.2f} MB, "
+        f"{setting.buckets} all_reduce of {setting.reduce_bytes / 1e6:.2f} MB together ({setting.reduce_dtype})\n"
+        f"The modes take turns of {setting.turn} steps; who begins changes; the first turn of each is not measured\n"
     )
 
 
@@ -161,16 +161,18 @@ class Progress:
     """A live bar for each mode."""
 
     def __init__(self, console: Console, records: Sequence[Record], steps: int) -> None:
+        self._console = console
+        self._steps = steps
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description:>5}"),
             rich.progress.BarColumn(bar_width=30),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TextColumn("loss {task.fields[loss]:.3f}"),
             rich.progress.TextColumn("{task.fields[milliseconds]:.0f} ms/step"),
-            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
             console=console,
             refresh_per_second=4,
-            disable=console.quiet,
+            disable=console.quiet or not console.is_terminal,
         )
         self._tasks = {
             record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds=0.0)
@@ -187,37 +189,34 @@ class Progress:
         self._bars.stop()
 
     def advance(self, record: Record) -> None:
-        """A step is done."""
-        recent = median(record.step_seconds[-10:]) if record.step_seconds else 0.0
-        self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent * 1e3)
+        """A step is done. Where nobody can watch a bar grow, every tenth of the way is told in a line."""
+        recent = median(record.step_seconds[-10:]) * 1e3 if record.step_seconds else 0.0
+        self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent)
+        done = len(record.curve)
+        if not self._console.is_terminal and done % max(1, self._steps // 10) == 0:
+            self._console.print(
+                f"{record.mode:>5} {done:4}/{self._steps} loss {record.curve[-1]:.3f} {recent:.0f} ms/step"
+            )
 
 
 def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
     """Print the table of results."""
-    table = Table(title="\nMedians of the measured steps; quartiles over the turns in brackets")
+    table = Table(title="\nMedians of the measured steps; in brackets: quartiles over the turns", title_justify="left")
     table.add_column("mode")
-    for title in (
-        "tokens/s",
-        "against gloo",
-        "all_to_all, ms/step",
-        "all_reduce, ms/step",
-        "step, ms",
-        "held-out loss",
-    ):
+    for title in ("tokens/s", "times gloo", "ms/step", "in all_to_all", "in all_reduce", "held-out loss"):
         table.add_column(title, justify="right")
     for record in records:
-        low, high = spread(setting, record)
-        middle, least, most = ratio(setting, record, records[0])
+        middle, low, high = ratio(setting, record, records[0])
         table.add_row(
             record.mode,
-            f"{tokens_per_second(setting, record):,.0f} ({low:,.0f} - {high:,.0f})",
-            "1" if record is records[0] else f"{middle:.3f} ({least:.3f} - {most:.3f})",
+            f"{tokens_per_second(setting, record):,.0f}",
+            "" if record is records[0] else f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            f"{median(record.step_seconds) * 1e3:.1f}",
             *(
-                f"{record.communication_seconds(operation) * 1e3:.2f} on {backend}"
+                f"{record.communication_seconds(operation) * 1e3:.1f} {backend}"
                 for operation, backend in record.backends.items()
             ),
-            f"{median(record.step_seconds) * 1e3:.1f}",
-            f"{record.loss_start:.4f} -> {record.loss_end:.7f}",
+            f"{record.loss_end:.7f}",
         )
     console.print(table)
     console.print("Communication: time in calls and waits; what passes while the program computes is not counted.")
@@ -232,7 +231,7 @@ def show_verdict(
         gain = min(record.loss_start - record.loss_end for record in records)
         console.print(
             f"[green]Final losses differ by {max(losses) - min(losses):.1e} (at most {tolerance:.0e}); "
-            f"the loss fell by {gain:.2f} nats/byte (at least {least_gain}).[/]"
+            f"each fell by {gain:.2f} nats/byte from {records[0].loss_start:.2f} (at least {least_gain}).[/]"
         )
     for problem in problems:
         console.print(f"[red]failed: {problem}[/]")

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What MCR-DL adds to a call of the MPI library.
+
+One pair of processes, one MPI library, interleaved blocks: a C loop of MPI calls, mcr_dl, mpi4py, and (apart, as it has
+threads of its own) torch.distributed on gloo. Medians over blocks; what is added is the median of the differences of
+neighbouring blocks. Run by ``make bench``; writes ``docs/results/overhead.{json,md}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from overhead_report import markdown, summarize
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(sys.prefix)
+RESULTS = ROOT / "docs" / "results"
+SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
+OPS = ("all_reduce", "all_to_all_single", "broadcast", "all_gather_single")
+ASYNC = "all_reduce async + wait"
+BLOCK_SECONDS = 0.008
+Blocks = dict[str, list[float]]
+
+
+def launch(arguments: list[str]) -> int:
+    """Start two ranks of this script under MPICH's mpiexec."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich", "MCR_DL_BENCH_RANK": "1"}
+    mpiexec = HERE / "bin" / "mpiexec"
+    return subprocess.run(
+        [mpiexec, "-n", "2", sys.executable, __file__, *arguments], env=environment, check=False
+    ).returncode
+
+
+def compile_loop(folder: str) -> str:
+    """Compile the C loop against the MPI headers beside this Python."""
+    library = f"{folder}/mpi_loop.so"
+    compiler = os.environ.get("CC", "cc")
+    source = str(Path(__file__).with_name("mpi_loop.c"))
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", f"-I{HERE}/include", source, "-o", library], check=True)
+    return library
+
+
+def timed(call: Callable[[], object], calls: int) -> float:
+    """Seconds per call of a Python loop."""
+    steps = range(calls)
+    start = time.perf_counter()
+    for _ in steps:
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+class Pair:
+    """The two ranks with all the ways to make one call."""
+
+    def __init__(self, loop: Any) -> None:
+        import torch
+        from mpi4py import MPI
+
+        import mcr_dl
+
+        self.torch, self.mcr, self.mpi, self.loop = torch, mcr_dl, MPI, loop
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.rank = mcr_dl.get_rank()
+        self.size = mcr_dl.get_world_size()
+        self.mcr.barrier()
+
+    def ways(self, op: str, nbytes: int) -> dict[str, Callable[[int], float]]:
+        """Name -> function from a number of calls to seconds per call."""
+        torch, mcr, size = self.torch, self.mcr, self.size
+        count = max(nbytes // 4, size if op == "all_to_all_single" else 1)
+        source = torch.ones(count)
+        target = torch.ones(count * (size if op == "all_gather_single" else 1))
+        a, b = source.numpy(), target.numpy()
+        index = [*OPS, ASYNC].index(op)
+
+        def in_c(calls: int) -> float:
+            return float(self.loop.mcr_loop(index, calls, source.data_ptr(), target.data_ptr(), count * 4))
+
+        mpi, comm, largest = self.mpi, self.comm, mcr.ReduceOp.MAX
+        python = {
+            "all_reduce": (lambda: mcr.all_reduce(target, largest), lambda: comm.Allreduce(mpi.IN_PLACE, b, mpi.MAX)),
+            "all_to_all_single": (lambda: mcr.all_to_all_single(target, source), lambda: comm.Alltoall(a, b)),
+            "broadcast": (lambda: mcr.broadcast(target, 0), lambda: comm.Bcast(b, 0)),
+            "all_gather_single": (lambda: mcr.all_gather_single(target, source), lambda: comm.Allgather(a, b)),
+            ASYNC: (
+                lambda: mcr.all_reduce(target, largest, async_op=True).wait(),
+                lambda: comm.Iallreduce(mpi.IN_PLACE, b, mpi.MAX).Wait(),
+            ),
+        }[op]
+        return {"C": in_c, "mcr_dl": lambda n: timed(python[0], n), "mpi4py": lambda n: timed(python[1], n)}
+
+    def agreed(self, value: float) -> float:
+        """Rank 0's value on both ranks."""
+        box = self.torch.tensor([value], dtype=self.torch.float64)
+        self.mcr.broadcast(box, 0)
+        return float(box)
+
+
+def measure(pair: Pair, op: str, nbytes: int, blocks: int) -> Blocks:
+    """Interleaved blocks of all ways, in an order that is shuffled for each round and equal on both ranks."""
+    ways = pair.ways(op, nbytes)
+    for way in ways.values():
+        way(5)
+    calls = max(3, int(BLOCK_SECONDS / pair.agreed(ways["C"](20))))
+    shuffle = random.Random(nbytes)
+    result: Blocks = {name: [] for name in ways}
+    for _ in range(blocks):
+        order = list(ways)
+        shuffle.shuffle(order)
+        for name in order:
+            result[name].append(ways[name](calls))
+    return result
+
+
+def measure_gloo(pair: Pair, blocks: int) -> dict[str, dict[int, Blocks]]:
+    """torch.distributed's gloo and ours, interleaved."""
+    import torch.distributed as torch_dist
+
+    torch, mcr = pair.torch, pair.mcr
+    store = torch_dist.PrefixStore("bench", mcr._runtime.state().store)
+    torch_dist.init_process_group("gloo", store=store, rank=pair.rank, world_size=pair.size)
+    result: dict[str, dict[int, Blocks]] = {"all_reduce": {}}
+    for nbytes in SIZES[::2]:
+        target = torch.ones(nbytes // 4)
+        ways = {
+            "torch.distributed gloo": lambda t=target: torch_dist.all_reduce(t, torch_dist.ReduceOp.MAX),
+            "mcr_dl gloo": lambda t=target: mcr.all_reduce("gloo", t, mcr.ReduceOp.MAX),
+        }
+        calls = max(3, int(4 * BLOCK_SECONDS / pair.agreed(timed(ways["mcr_dl gloo"], 10))))
+        timings: Blocks = {name: [] for name in ways}
+        for _ in range(blocks):
+            for name, way in ways.items():
+                timings[name].append(timed(way, calls))
+        result["all_reduce"][nbytes] = timings
+    torch_dist.destroy_process_group()
+    return result
+
+
+def measure_overlap(pair: Pair) -> dict[str, dict[str, float]]:
+    """How much of an asynchronous all_reduce hides behind a matrix product that takes about as long."""
+    torch, mcr = pair.torch, pair.mcr
+    result = {}
+    tensor = torch.ones(4 << 20)
+    left = torch.ones(512, 512)
+    for backend in ("mpi", "gloo"):
+
+        def communicate(backend: str = backend) -> None:
+            mcr.all_reduce(backend, tensor, mcr.ReduceOp.MAX, async_op=True).wait()
+
+        alone = statistics.median(timed(communicate, 1) for _ in range(9))
+        products = max(1, int(pair.agreed(alone / timed(lambda: left @ left, 20))))
+
+        def compute(products: int = products) -> None:
+            for _ in range(products):
+                left @ left
+
+        def both(backend: str = backend, compute: Callable[[], None] = compute) -> None:
+            work = mcr.all_reduce(backend, tensor, mcr.ReduceOp.MAX, async_op=True)
+            compute()
+            work.wait()
+
+        mcr.barrier()
+        rounds = [(timed(communicate, 1), timed(compute, 1), timed(both, 1)) for _ in range(15)]
+        comm, comp, together = (statistics.median(column) for column in zip(*rounds, strict=True))
+        hidden = (comm + comp - together) / min(comm, comp)
+        result[backend] = {"communication_s": comm, "compute_s": comp, "both_s": together, "hidden": hidden}
+    return result
+
+
+def resident() -> int:
+    """Bytes of memory in use now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
+    """Growth of resident memory over many calls, and what operations under way cost."""
+    torch, mcr = pair.torch, pair.mcr
+    tensor = torch.ones(1)
+    timed(lambda: mcr.all_reduce("mpi", tensor), 10_000)
+    timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), 10_000)
+    before = resident()
+    timed(lambda: mcr.all_reduce("mpi", tensor), calls)
+    blocking = resident() - before
+    before = resident()
+    timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), calls // 10)
+    asynchronous = resident() - before
+    tensors = [torch.ones(1) for _ in range(10_000)]
+    # The peer comes late, so that none of them can end.
+    mcr.barrier()
+    before = resident()
+    works = [mcr.irecv(one, 1 - pair.rank, tag=tag, backend="mpi") for tag, one in enumerate(tensors)]
+    outstanding = resident() - before
+    mcr.barrier("mpi")
+    for tag, one in enumerate(tensors):
+        mcr.send(one, 1 - pair.rank, tag=tag, backend="mpi")
+    for work in works:
+        work.wait()
+    return {
+        "blocking_calls": calls,
+        "blocking_growth_bytes": blocking,
+        "async_calls": calls // 10,
+        "async_growth_bytes": asynchronous,
+        "outstanding": len(tensors),
+        "outstanding_bytes": outstanding,
+    }
+
+
+def machine_text() -> str:
+    """The processor and the number of cores."""
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """One rank."""
+    import mcr_dl
+
+    mcr_dl.init_process_group(["mpi", "gloo"])
+    from mcr_dl import _mpi_library
+
+    os.environ["MPI4PY_LIBMPI"] = _mpi_library.find().path
+    loop = ctypes.CDLL(arguments.loop)
+    loop.mcr_loop.restype = ctypes.c_double
+    loop.mcr_loop.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    loop.mcr_loop_start()
+    pair = Pair(loop)
+    from rich.progress import Progress
+
+    report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}
+    report["libraries"] = f"{mcr_dl.available_backends()['mpi'].removeprefix('ok: ')}, torch {pair.torch.__version__}"
+    with Progress(disable=pair.rank != 0) as progress:
+        task = progress.add_task("measuring", total=(len(OPS) + 1) * len(SIZES) + 3)
+        for op in (*OPS, ASYNC):
+            report["mpi"][op] = {}
+            for nbytes in SIZES:
+                report["mpi"][op][nbytes] = summarize(measure(pair, op, nbytes, arguments.blocks))
+                progress.advance(task)
+        gloo = measure_gloo(pair, max(3, arguments.blocks // 3))["all_reduce"]
+        report["gloo"] = {n: {k: statistics.median(v) * 1e6 for k, v in blocks.items()} for n, blocks in gloo.items()}
+        progress.advance(task)
+        report["overlap"] = measure_overlap(pair)
+        progress.advance(task)
+        report["memory"] = measure_memory(pair, arguments.calls)
+        progress.advance(task)
+    if pair.rank == 0:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "overhead.json").write_text(json.dumps(report, indent=1) + "\n")
+        (arguments.out / "overhead.md").write_text(markdown(report))
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        Console().print(Markdown(markdown(report)))
+    mcr_dl.destroy_process_group()
+
+
+def main() -> int:
+    """Start the ranks, or be one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=21, help="rounds of interleaved blocks for each size")
+    parser.add_argument("--calls", type=int, default=1_000_000, help="blocking calls of the memory measurement")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where overhead.json and overhead.md go")
+    parser.add_argument("--loop", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if "MCR_DL_BENCH_RANK" in os.environ:
+        run(arguments)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        return launch([*sys.argv[1:], "--loop", compile_loop(folder)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
