@@ -79,8 +79,14 @@ worlds = pytest.mark.parametrize("world", [2, 3, 4])
 @functions
 @pytest.mark.parametrize("dtype", _C.dtypes())
 def test_values(pools: Pools, world: int, backend: str, function: str, dtype: str) -> None:
-    """Results equal plain torch's; what no block covers and all inputs stay as they were."""
-    run(pools, "processes", world, table(function, backend, dtype, world, COUNTS), 120)
+    """Results equal plain torch's; what no block covers and all inputs stay as they were.
+
+    At three ranks every combination; at two and four a third of them, another third for each type.
+    """
+    cases = table(function, backend, dtype, world, COUNTS)
+    if world != 3 and len(cases) > 30:
+        cases = cases[_C.dtypes().index(dtype) % 3 :: 3]
+    run(pools, "processes", world, cases, 120)
 
 
 @worlds

@@ -42,6 +42,14 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch("none", 0, 1, 0)
 
 
+def local_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of the job run on this host, from the launcher; all of them where it does not tell."""
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if name in environment:
+            return int(environment[name])
+    return detect(environment).size
+
+
 def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether an MPI launcher answers MPI_Init here (PMI-1, PMI-2 or PMIx)."""
     return any(name in environment for name in ("PMI_FD", "PMI_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))

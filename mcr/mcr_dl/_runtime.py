@@ -176,6 +176,9 @@ def _prepare_mpi(current: _State) -> None:
         )
         raise BackendUnavailableError(message)
     _responder = PmiResponder(torch_dist.PrefixStore("pmi", current.store), current.launch.rank, current.launch.size)
+    # Exit handlers run last come, first served: MPI must end while the responder still answers.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
 
 
 def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
@@ -191,6 +194,8 @@ def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | Non
             store = torch_dist.PrefixStore(f"{_epoch}/{group.name()}/{name}", current.store)
             foreign = _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
         group._connect(name, path, foreign)
+        if name == "mpi" and _responder is not None:
+            _responder.hide()
 
 
 def make_group(

@@ -51,6 +51,31 @@ struct Expected {
   Side in, out, result;
 };
 
+// Element `k` of block `i` of what `rank` must have in the end.
+int32_t result_of(const Case& what, int rank, int size, int i, int64_t k) {
+  const auto sum = [&](int block) {
+    int32_t total = 0;
+    for (int from = 0; from < size; ++from) total += value(from, block, k);
+    return total;
+  };
+  switch (what.op) {
+    case Op::broadcast:
+      return value(what.root, 0, k);
+    case Op::all_reduce:
+      return sum(0);
+    case Op::reduce:
+      return rank == what.root ? sum(0) : value(rank, 0, k);
+    case Op::reduce_scatter:
+      return sum(rank);
+    case Op::scatter:
+      return value(what.root, rank, k);
+    case Op::all_to_all:
+      return value(i, rank, k);
+    default:
+      return value(i, 0, k);
+  }
+}
+
 Expected expected_of(const Case& what, int rank, int size) {
   const OpRow& op = row(what.op);
   const auto length = [&](int from, int to) { return what.count + (what.vectored ? (from + 2 * to) % 3 : 0); };
@@ -58,11 +83,6 @@ Expected expected_of(const Case& what, int rank, int size) {
     Counts made;
     for (int i = 0; i < size; ++i) made.push_back(of_block(i));
     return made;
-  };
-  const auto sum = [&](int block, int64_t i) {
-    int32_t total = 0;
-    for (int from = 0; from < size; ++from) total += value(from, block, i);
-    return total;
   };
   const bool here = !op.is(kRooted) || rank == what.root;
   Counts in, out;
@@ -94,24 +114,7 @@ Expected expected_of(const Case& what, int rank, int size) {
   }
   if (op.extent == Extent::Same) made.out.set(0, [&](int64_t k) { return value(rank, 0, k); });
   for (int i = 0; std::cmp_less(i, out.size()); ++i) {
-    made.result.set(i, [&](int64_t k) {
-      switch (what.op) {
-        case Op::broadcast:
-          return value(what.root, 0, k);
-        case Op::all_reduce:
-          return sum(0, k);
-        case Op::reduce:
-          return here ? sum(0, k) : value(rank, 0, k);
-        case Op::reduce_scatter:
-          return sum(rank, k);
-        case Op::scatter:
-          return value(what.root, rank, k);
-        case Op::all_to_all:
-          return value(i, rank, k);
-        default:
-          return value(i, 0, k);
-      }
-    });
+    made.result.set(i, [&](int64_t k) { return result_of(what, rank, size, i, k); });
   }
   return made;
 }
