@@ -44,6 +44,8 @@ class _State:
 _state: _State | None = None
 _responder: PmiResponder | None = None
 _epoch = 0  # how often init has run, so that a second life does not read the first one's keys
+# Stores by meeting point, as long as the process: rank 0 must not close one that others still read or come back to.
+_stores: dict[tuple[object, ...], torch_dist.Store] = {}
 
 
 def state() -> _State:
@@ -159,6 +161,17 @@ def _rendezvous(
     raise InvalidArgumentError(message)
 
 
+def _meet(
+    launch: _launch.Launch, init_method: str | None, timeout: timedelta, environment: dict[str, str]
+) -> torch_dist.Store:
+    """The store of the launch: that of an earlier life if it met at the same point."""
+    point = (launch, init_method, environment.get("MASTER_ADDR"), environment.get("MASTER_PORT"))
+    if point not in _stores:
+        _stores[point] = _rendezvous(launch, init_method, timeout, environment)
+    _stores[point].set_timeout(timeout)
+    return _stores[point]
+
+
 # ---- communicators
 
 
@@ -191,7 +204,7 @@ def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | Non
             _prepare_mpi(current)
             foreign = mpi_comm
         elif _backends.is_torch(name):
-            store = torch_dist.PrefixStore(f"{_epoch}/{group.name()}/{name}", current.store)
+            store = torch_dist.PrefixStore(f"{group.name()}/{name}", current.store)
             foreign = _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
         group._connect(name, path, foreign)
         if name == "mpi" and _responder is not None:
@@ -263,9 +276,9 @@ def init_process_group(
     environment = dict(os.environ)
     launch = _launch_of(rank, world_size, environment)
     if store is None:
-        store = _rendezvous(launch, init_method, limit, environment)
+        store = _meet(launch, init_method, limit, environment)
     _epoch += 1
-    _state = _State(launch, store, limit, wanted)
+    _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted)
     try:
         _state.backends = wanted or _usable()
         _agree_on_backends(_state)
@@ -286,7 +299,7 @@ def _agree_on_backends(current: _State) -> None:
         except BackendUnavailableError as error:
             libraries[name] = str(error)
             problem = error
-    prefix = torch_dist.PrefixStore(f"init/{_epoch}", current.store)
+    prefix = torch_dist.PrefixStore("init", current.store)
     try:
         agree(prefix, current.launch.rank, current.launch.size, "backend", libraries)
     except InvalidArgumentError:

@@ -23,8 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, start_processes
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import mcr_dl as dist
 from mcr_dl import _launch
@@ -83,7 +83,7 @@ class Trainer:
             loss, _ = self.model(*self.held_out)
         total = loss.double()
         self.comm.all_reduce(total).wait()
-        return total.item() / dist.get_world_size()
+        return float(total) / dist.get_world_size()
 
 
 @dataclass
@@ -106,9 +106,7 @@ def rounded_up(number: int, factor: int) -> int:
     return -(-number // factor) * factor
 
 
-def choose(
-    shape: Shape, windows: int, console: moe_report.Console
-) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
+def choose(shape: Shape, windows: int, console: Console) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
     """The three modes; which backend carries what in the mixed one is measured at the model's own sizes."""
     tokens = windows * shape.context
     buckets = GradientAverage(
@@ -125,7 +123,7 @@ def choose(
     return {"gloo": Comm("gloo", "gloo"), "mpi": Comm("mpi", "mpi"), "mixed": Comm(*mix)}, seconds
 
 
-def train(trainers: Sequence[Trainer], options: Options, console: moe_report.Console) -> None:
+def train(trainers: Sequence[Trainer], options: Options, console: Console) -> None:
     """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
     for trainer in trainers:
         trainer.record.loss_start = trainer.held_out_loss()
@@ -238,7 +236,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
     """A rank that this program has started itself; ``port`` is where the ranks meet."""
-    store = TCPStore("localhost", port, timeout=timedelta(minutes=2))
+    store = dist.TCPStore("localhost", port, timeout=timedelta(minutes=2))
     dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=ranks)
     status = run(options)
     dist.destroy_process_group()
@@ -248,18 +246,18 @@ def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
 def main() -> int:
     """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status."""
     options = parse()
-    for name, status in dist.available_backends().items():
-        if name in BACKENDS and not status.startswith("ok"):
-            print(f"{name} is needed here, and is {status}", file=sys.stderr)
+    for name, condition in dist.available_backends().items():
+        if name in BACKENDS and not condition.startswith("ok"):
+            print(f"{name} is needed here, and is {condition}", file=sys.stderr)
             return 2
     if _launch.detect().launcher != "none":
         dist.init_process_group(list(BACKENDS))
         status = run(options)
         dist.destroy_process_group()
         return status
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     try:
-        start_processes(start_and_run, args=(options.nproc, store.port, options), nprocs=options.nproc)
+        start_processes(start_and_run, (options.nproc, store.port, options), options.nproc)  # type: ignore[no-untyped-call]
     except ProcessRaisedException as error:
         print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
         return 1

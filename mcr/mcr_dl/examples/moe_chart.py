@@ -25,7 +25,7 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: dict[str, Any] = {
+    style: Any = {
         "font.size": 10,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -68,31 +68,26 @@ def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None
     axes.set_ylim(0, max(value + up for value, up in zip(values, above, strict=True)) * 1.12)
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("tokens per second")
-    axes.set_title("Speed")
+    axes.set_title("Speed: median, quartiles")
 
 
 def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
-    bottoms = [0.0] * len(records)
-    for operation in (ALL_TO_ALL, ALL_REDUCE):
-        for index, record in enumerate(records):
-            value = record.communication_seconds(operation) * 1e3
-            backend = record.backends[operation]
-            axes.bar(index, value, bottom=bottoms[index], width=0.6, color=COLORS[backend], alpha=SHADES[operation])
-            bottoms[index] += value
-    highest = max(bottoms)
-    for index, record in enumerate(records):
+    times = [{name: record.communication_seconds(name) * 1e3 for name in SHADES} for record in records]
+    highest = max(sum(parts.values()) for parts in times)
+    for index, (record, parts) in enumerate(zip(records, times, strict=True)):
         below = 0.0
-        for operation in (ALL_TO_ALL, ALL_REDUCE):
-            value = record.communication_seconds(operation) * 1e3
-            if value > 0.06 * highest:
-                text = f"{operation}\n{record.backends[operation]}, {value:.1f}"
-                axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5)
+        for operation, shade in SHADES.items():
+            value, backend = parts[operation], record.backends[operation]
+            axes.bar(index, value, bottom=below, width=0.65, color=COLORS[backend], alpha=shade)
+            if value > 0.08 * highest:  # else the text would not fit
+                text, ink = f"{operation}\non {backend}: {value:.1f}", "white" if shade == 1 else INK
+                axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)
             below += value
         axes.annotate(f"{below:.1f}", (index, below), (0, 4), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(records)), [record.mode for record in records])
     axes.set_ylim(0, highest * 1.12)
     axes.set_ylabel("ms per step in calls and waits")
-    axes.set_title("Communication by operation and backend")
+    axes.set_title("Communication, by operation and backend")
 
 
 def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
@@ -103,4 +98,5 @@ def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
     axes.set_xlabel("training step")
     axes.set_ylabel("training loss, nats per byte")
     axes.legend(frameon=False)
-    axes.set_title("Loss: the three curves coincide")
+    same = all(record.curve == records[0].curve for record in records)
+    axes.set_title("Loss: every step the same in all modes" if same else "Loss")

@@ -79,12 +79,12 @@ class Exchange:
 
     def start(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start the exchange. The result is to be given to finish(), and holds nothing before."""
-        result: torch.Tensor = _Start.apply(tensor, self)
+        result: torch.Tensor = _Start.apply(tensor, self)  # type: ignore[no-untyped-call]
         return result
 
     def finish(self, tensor: torch.Tensor) -> torch.Tensor:
         """Wait for the exchange; returns what has come."""
-        result: torch.Tensor = _Finish.apply(tensor, self)
+        result: torch.Tensor = _Finish.apply(tensor, self)  # type: ignore[no-untyped-call]
         return result
 
     def issue(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ class _Start(torch.autograd.Function):
         return exchange.issue(tensor)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.exchange.wait()
         return gradient, None
@@ -122,7 +122,7 @@ class _Finish(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.exchange.issue(gradient), None
 
@@ -135,7 +135,7 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> None:
         self.flat = torch.empty(sum(parameter.numel() for parameter in parameters), dtype=dtype)
-        parts = self.flat.split([parameter.numel() for parameter in parameters])
+        parts = torch.split(self.flat, [parameter.numel() for parameter in parameters])
         self.places = {parameter: part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)}
         self.missing = len(parameters)
         self.pending: Pending | None = None
@@ -164,7 +164,9 @@ class GradientAverage:
         self.buckets = [_Bucket(group, self.dtype) for group in _grouped(reversed(dense), bucket_bytes)]
         for bucket in self.buckets:
             for parameter in bucket.places:
-                parameter.register_post_accumulate_grad_hook(lambda ready, bucket=bucket: self._add(ready, bucket))
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda ready, bucket=bucket: self._add(ready, bucket)
+                )
 
     def _add(self, parameter: torch.Tensor, bucket: _Bucket) -> None:
         assert parameter.grad is not None

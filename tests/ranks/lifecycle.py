@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting, ending and starting again; and messages whose sizes disagree between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import mcr_dl
+import torch
+from mcr_dl import InvalidArgumentError, McrError, NotInitializedError
+
+from ranks import errors, session
+
+_OUTSIDE: dict[str, Callable[[], Any]] = {
+    "operation": lambda: mcr_dl.all_reduce(torch.ones(1)),
+    "asynchronous operation": lambda: mcr_dl.all_reduce(torch.ones(1), async_op=True),
+    "Listing 1's spelling": lambda: mcr_dl.broadcast("mpi", torch.ones(1), 0),
+    "send": lambda: mcr_dl.send(torch.ones(1), 1),
+    "barrier": lambda: mcr_dl.barrier(),
+    "new_group": lambda: mcr_dl.new_group([0]),
+    "get_rank": lambda: mcr_dl.get_rank(),
+    "get_world_size": lambda: mcr_dl.get_world_size(),
+    "get_backends": lambda: mcr_dl.get_backends(),
+    "objects": lambda: mcr_dl.broadcast_object_list([1], 0),
+    "synchronize": lambda: mcr_dl.synchronize(),
+    "finalize": lambda: mcr_dl.finalize(),
+    "monitored_barrier": lambda: mcr_dl.monitored_barrier(),
+}
+
+
+def expect(error: type[Exception], call: Callable[[], Any], *words: str) -> str:
+    """The call raises just this error, and its text holds the words."""
+    try:
+        result = call()
+    except error as caught:
+        assert type(caught) is error, repr(caught)
+        for word in words:
+            assert word in str(caught), f"{word!r} is not in {caught}"
+        return str(caught)
+    raise AssertionError(f"expected {error.__name__}, returned {result!r}")
+
+
+def outside() -> int:
+    """Before init and after finalize every call says what is missing; then a new init works."""
+    session.stop()
+    for repetition in range(2):
+        assert not mcr_dl.is_initialized()
+        for call in _OUTSIDE.values():
+            expect(NotInitializedError, call, "initialized", "init_process_group")
+        session.start()
+        assert mcr_dl.is_initialized()
+        assert mcr_dl.get_backends() == list(session.BACKENDS)
+        for backend in session.BACKENDS:
+            errors.good_call(backend)
+        if repetition == 0:
+            session.stop()
+    return len(_OUTSIDE)
+
+
+def second_init() -> None:
+    """A second init is refused and changes nothing."""
+    session.start()
+    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "init", "already")
+    expect(InvalidArgumentError, lambda: mcr_dl.init(["mpi"]), "init", "already")
+    for backend in session.BACKENDS:
+        errors.good_call(backend)
+
+
+def wrong_init() -> None:
+    """Unknown names and impossible ranks are refused on every rank, and the next init works."""
+    session.stop()
+    expect(InvalidArgumentError, lambda: mcr_dl.init("nope"), "backend", "expected", "nope")
+    expect(InvalidArgumentError, lambda: mcr_dl.init("tpu:mpi"), "backend", "expected", "tpu")
+    expect(InvalidArgumentError, lambda: mcr_dl.init([3]), "backend", "expected")  # type: ignore[list-item]
+    expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2, world_size=2), "rank", "expected", "got 2")
+    expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2), "rank", "expected")
+    assert not mcr_dl.is_initialized()
+    mine = "mpi" if mcr_dl._launch.detect().rank == 0 else "gloo"
+    expect(InvalidArgumentError, lambda: mcr_dl.init(mine), "backend", "same on all ranks", "mpi", "gloo")
+    assert not mcr_dl.is_initialized()
+    session.start()
+    for backend in session.BACKENDS:
+        errors.good_call(backend)
+
+
+def finalize_some() -> None:
+    """finalize(["gloo"]) ends gloo alone; the rest ends with the last one."""
+    session.stop()
+    session.start()
+    group = mcr_dl.new_group()
+    expect(NotInitializedError, lambda: mcr_dl.finalize(["null"]), "null", "expected")
+    mcr_dl.finalize(["gloo"])
+    assert mcr_dl.get_backends() == ["mpi"]
+    expect(NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), backend="gloo"), "gloo", "mpi")
+    expect(NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=group, backend="gloo"), "gloo")
+    errors.good_call("mpi")
+    errors.good_call("mpi", group)
+    mcr_dl.finalize(["mpi"])
+    assert not mcr_dl.is_initialized()
+    session.start()
+
+
+def other_orders() -> None:
+    """The backends in another order, alone, and as text: the group's choice is the first."""
+    for wanted, names in (("gloo", ["gloo"]), (["gloo", "mpi"], ["gloo", "mpi"]), ("cpu:mpi", ["mpi"]), ("mpi,gloo", ["mpi", "gloo"])):
+        session.stop()
+        mcr_dl.init_process_group(wanted, timeout=timedelta(seconds=30))
+        assert mcr_dl.get_backends() == names
+        assert mcr_dl.get_backend() == names[0]
+        assert mcr_dl.group.WORLD is not None
+        assert mcr_dl.group.WORLD.timeout == timedelta(seconds=30)
+        for name in names:
+            errors.good_call(name)
+    session.stop()
+    session.start()
+
+
+# ---- sizes that disagree between ranks
+
+
+def received_size(backend: str, sent: int, expected: int, asynchronous: bool) -> str:
+    """Rank 0 sends another number of elements than rank 1 expects: an error there, and a group that still works."""
+    session.start()
+    text = ""
+    if mcr_dl.get_rank() == 0:
+        mcr_dl.send(torch.arange(sent, dtype=torch.float32), 1, backend=backend)
+    elif mcr_dl.get_rank() == 1:
+        buffer = torch.full((expected,), -1.0)
+
+        def receive() -> None:
+            if asynchronous:
+                mcr_dl.irecv(buffer, 0, backend=backend).wait()
+            else:
+                mcr_dl.recv(buffer, 0, backend=backend)
+
+        try:
+            receive()
+        except McrError as error:
+            text = str(error)
+        else:
+            raise AssertionError(f"{sent} elements were received as {expected} without an error")
+        assert f"{backend}.recv (group 'default', rank 1" in text, text
+    errors.good_call(backend)
+    return text
+
+
+def broadcast_size(backend: str, asynchronous: bool) -> str:
+    """The root's tensor is larger than the others': an error where it is received."""
+    session.start()
+    tensor = torch.zeros(400 if mcr_dl.get_rank() == 0 else 100)
+    text = ""
+    try:
+        if asynchronous:
+            mcr_dl.broadcast(tensor, 0, backend=backend, async_op=True).wait()
+        else:
+            mcr_dl.broadcast(tensor, 0, backend=backend)
+    except McrError as error:
+        text = str(error)
+        assert f"{backend}.broadcast (group 'default'" in text, text
+    return text
