@@ -127,7 +127,7 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
   try {
     wait(*work, call.timeout, interrupt);
   } catch (...) {
-    if (!work->completed()) issue.watch(work);
+    if (!work->settled()) issue.watch(work);
     throw;
   }
   return work->source();
@@ -144,7 +144,8 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
     issue.fail(error, lane);
   }
   auto work = issue.work(lane);
-  if (!work->poll()) issue.watch(work);
+  work->poll();
+  if (!work->settled()) issue.watch(work);
   return work;
 }
 

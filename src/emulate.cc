@@ -165,9 +165,10 @@ class Exchange {
   }
 
   void barrier() {
-    auto* marks = static_cast<std::byte*>(plan_.allocate(1 + size_));
-    std::fill_n(marks, 1 + size_, std::byte{0});
-    with_all([&](int) { return Buffer{marks + size_, 1}; }, [&](int i) { return Buffer{marks + i, 1}; });
+    const int64_t mark = bytes(1);
+    auto* marks = static_cast<std::byte*>(plan_.allocate(mark * (1 + size_)));
+    std::fill_n(marks, mark * (1 + size_), std::byte{0});
+    with_all([&](int) { return Buffer{marks + mark * size_, 1}; }, [&](int i) { return Buffer{marks + mark * i, 1}; });
   }
 
   const Call& call_;

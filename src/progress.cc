@@ -23,8 +23,12 @@ constexpr microseconds kLongestNap{200};
 }  // namespace
 
 void Progress::stop() {
-  thread_.request_stop();
-  if (thread_.joinable()) thread_.join();
+  std::jthread thread;
+  {
+    std::lock_guard lock(mutex_);
+    thread.swap(thread_);
+  }
+  thread.request_stop();  // the destructor joins
 }
 
 void Progress::watch(std::shared_ptr<Work> work) {
@@ -78,7 +82,7 @@ bool Progress::sweep() {
   {
     std::lock_guard lock(mutex_);
     const auto end = works_.begin() + static_cast<std::ptrdiff_t>(std::min(works_.size(), kSweep));
-    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->completed(); });
+    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->settled(); });
     done.assign(std::make_move_iterator(middle), std::make_move_iterator(end));
     works_.erase(middle, end);
     // Rotate what is left, so that operations which cannot end yet do not hide the others from the next sweep.

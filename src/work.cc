@@ -14,18 +14,6 @@ namespace {
 // share a core do not keep each other from it.
 constexpr int kPollsBeforeYield = 200;
 
-std::exception_ptr with_context(const std::string& what) {
-  try {
-    throw;
-  } catch (const Error& error) {
-    return std::make_exception_ptr(Error(error.code(), what + ": " + error.what()));
-  } catch (const std::exception& error) {
-    return std::make_exception_ptr(Error(ErrorCode::Backend, what + ": " + error.what()));
-  } catch (...) {
-    return std::make_exception_ptr(Error(ErrorCode::Backend, what + ": unknown failure"));
-  }
-}
-
 }  // namespace
 
 std::string describe(const std::string& backend, Op op, const std::string& group) {
@@ -37,29 +25,44 @@ Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std
 std::string Work::what() const { return describe(*context_.backend, context_.op, *context_.group); }
 
 bool Work::poll() noexcept {
-  if (fence_.ready()) return true;
-  if (busy_.test_and_set(std::memory_order_acquire)) return false;
-  bool done = fence_.ready();
-  if (!done) {
-    try {
-      done = advance();
-    } catch (...) {
-      error_ = with_context(what());
-      done = true;
-    }
-    if (done) complete();
+  if (settled()) return true;
+  if (busy_.test_and_set(std::memory_order_acquire)) return completed();
+  try {
+    if (!settled() && advance()) settled_.store(true, std::memory_order_release);
+  } catch (...) {
+    fail();
   }
   busy_.clear(std::memory_order_release);
-  return done;
+  return completed();
 }
 
+// True once all requests are at their end; the last steps have then run, unless one has failed.
 bool Work::advance() {
   while (next_ < requests_.size()) {
     if (!requests_[next_]->poll()) return false;
     ++next_;
   }
+  if (completed()) return true;
   for (auto& step : plan_.finish) step();
+  complete();
   return true;
+}
+
+// The error is seen at once; the other requests go on being polled, as the library still uses their memory.
+void Work::fail() noexcept {
+  if (next_ < requests_.size()) ++next_;
+  if (next_ == requests_.size()) settled_.store(true, std::memory_order_release);
+  if (completed()) return;
+  try {
+    throw;
+  } catch (const Error& error) {
+    failure_ = {error.code(), what() + ": " + error.what()};
+  } catch (const std::exception& error) {
+    failure_ = {ErrorCode::Backend, what() + ": " + error.what()};
+  } catch (...) {
+    failure_ = {ErrorCode::Backend, what() + ": unknown failure"};
+  }
+  complete();
 }
 
 void Work::complete() noexcept {
@@ -87,7 +90,7 @@ bool Work::wait_for(Nanoseconds limit) noexcept {
 }
 
 void Work::rethrow() const {
-  if (completed() && error_) std::rethrow_exception(error_);
+  if (failed()) throw Error(failure_->code, failure_->text);
 }
 
 int Work::source() const { return completed() && !requests_.empty() ? requests_.front()->source() : -1; }

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,8 +49,10 @@ class Work {
   /// Rethrows the operation's error, if it is complete and has one.
   void rethrow() const;
 
+  /// Complete, and no request is running any more: after an error, the others may still use the memory.
+  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
-  std::exception_ptr exception() const { return completed() ? error_ : nullptr; }
+  bool failed() const noexcept { return completed() && failure_.has_value(); }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
   const Plan& plan() const { return plan_; }
@@ -62,14 +64,21 @@ class Work {
 
  private:
   bool advance();
+  void fail() noexcept;
   void complete() noexcept;
 
   const Context context_;
   Plan plan_;
   std::vector<std::unique_ptr<Request>> requests_;
-  std::size_t next_ = 0;  // requests before it are complete; guarded by busy_
+  std::size_t next_ = 0;  // requests before it are at their end; guarded by busy_
+  std::atomic<bool> settled_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  std::exception_ptr error_;  // written before the fence is signalled
+  // Code and text rather than the exception: each thread that asks throws one of its own.
+  struct Failure {
+    ErrorCode code;
+    std::string text;
+  };
+  std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;
   std::mutex callbacks_mutex_;
   std::vector<std::function<void()>> callbacks_;

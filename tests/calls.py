@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a case (operation, sizes, layout, spelling) into the arguments of a public function, by its row in the op table.
+"""Turns a case (operation, sizes, layout, spelling) into the arguments of a public function, by its op table row.
 
 Nothing here knows a function by name: parameters are filled by their kinds, as `_C.signatures()` lists them.
 """
@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import mcr_dl
 import torch
+
+import mcr_dl
 from mcr_dl import _C
 
 SIGNATURES: dict[str, dict[str, Any]] = {row["name"]: row for row in _C.signatures()}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count, product
 
 import pytest
+
 import reference
 from calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
 from harness import Pools
@@ -53,7 +54,9 @@ def table(function: str, backend: str, dtype: str, world: int, counts: tuple[int
         group = groups[index % len(groups) if index % 2 else 0]
         root = index % len(session.members(group, world))
         case = Case(function, dtype, red, size, layout, aliased, mode, STYLES[index % 4], group, root)
-        cases.append(Case(**{**case.__dict__, "by_group_rank": by_group_rank(case, index), "backend": backend, "seed": index}))
+        cases.append(
+            Case(**{**case.__dict__, "by_group_rank": by_group_rank(case, index), "backend": backend, "seed": index})
+        )
     return cases
 
 

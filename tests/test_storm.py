@@ -8,6 +8,7 @@ each rank's last note (which operation it was at) and the stacks of its threads.
 from __future__ import annotations
 
 import pytest
+
 from harness import Pools
 from ranks import session, storm
 

@@ -26,8 +26,6 @@ from torch.distributed import PrefixStore, Store
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
-# How long the process that holds the store stays for the others' last words.
-_LINGER = timedelta(seconds=10)
 _FAREWELL = "cmd=finalize_ack rc=0"
 
 
@@ -75,6 +73,7 @@ class PmiResponder:
         self._rank = rank
         self._size = size
         self._timeout = timeout
+        self._given = store  # kept, for it may be the one that serves all the others
         self._store = PrefixStore("mcr_dl/pmi", _own_connection(store))
         self._barriers = 0
         self._state = _State.UNUSED
@@ -208,20 +207,22 @@ class PmiResponder:
         key = f"barrier/{self._barriers}"
         self._barriers += 1
         try:
-            if self._store.add(key, 1) == self._size:
-                self._store.set(f"{key}/open", "")
-            self._store.wait([f"{key}/open"], self._timeout)
+            self._count(f"{key}/entered")
+            self._store.wait([f"{key}/entered/all"], self._timeout)
+            # The store ends with the process that holds it, as a rule rank 0, and this may be the last thing it is
+            # asked: rank 0 leaves when the others have left.
+            self._count(f"{key}/left")
+            if self._rank == 0:
+                self._store.wait([f"{key}/left/all"], self._timeout)
         except RuntimeError as error:
             return f"cmd=barrier_out rc=-1 msg={_one_word(error)}"
         return "cmd=barrier_out rc=0 msg=success"
 
+    def _count(self, key: str) -> None:
+        if self._store.add(key, 1) == self._size:
+            self._store.set(f"{key}/all", "")
+
     def _finalize(self, _: dict[str, str]) -> str:
-        # The store ends with the process that holds it, as a rule rank 0: that one leaves last.
-        with contextlib.suppress(RuntimeError):
-            if self._store.add("finalized", 1) == self._size:
-                self._store.set("finalized/all", "")
-            elif self._rank == 0:
-                self._store.wait(["finalized/all"], _LINGER)
         self._state = _State.LEFT
         return _FAREWELL
 

@@ -43,7 +43,7 @@ bool wait_for(const std::shared_ptr<Work>& work, std::optional<milliseconds> tim
 
 // The Python exception of a failed work, made but not raised.
 py::object exception_of(const Work& work) {
-  if (!work.exception()) return py::none();
+  if (!work.failed()) return py::none();
   try {
     work.rethrow();
   } catch (...) {
@@ -84,7 +84,7 @@ void add_work(py::module_& module) {
           "is_completed", [](Work& work) { return unlocked([&] { return work.poll(); }); },
           "True once the operation is complete, be it with an error.")
       .def(
-          "is_success", [](Work& work) { return unlocked([&] { return work.poll(); }) && !work.exception(); },
+          "is_success", [](Work& work) { return unlocked([&] { return work.poll(); }) && !work.failed(); },
           "True once the operation is complete without an error.")
       .def("exception", exception_of, "The error of a failed operation, or None.")
       .def(

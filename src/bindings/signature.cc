@@ -122,8 +122,7 @@ std::size_t index_of_keyword(const Signature& signature, PyObject* keyword) {
 
 void put(const Signature& signature, PyObject** slots, std::size_t index, PyObject* value) {
   if (slots[index] != nullptr) {
-    type_error(signature,
-               std::string("got several values for argument '") + signature.params[index].text + "'");
+    type_error(signature, std::string("got several values for argument '") + signature.params[index].text + "'");
   }
   slots[index] = value;
 }

@@ -207,6 +207,18 @@ TEST(blocks_with_gaps_for_a_library_that_packs) {
   CHECK(out[1] == -1 && out[2] == -1);
 }
 
+TEST(a_backend_sees_no_in_place_form) {
+  Recorded recorded;
+  Floats data{1, 2};
+  Call call;
+  call.op = Op::all_gather;
+  call.dtype = DType::Float;
+  call.in = {data.data(), 1};
+  call.out = ranks::buffer(data);
+  recorded.run(call);
+  CHECK(recorded.log.calls[0].in.data != data.data() && recorded.log.calls[0].out.data == data.data());
+}
+
 TEST(the_first_backend_that_has_it_is_chosen) {
   Recorder::Log first, second;
   ranks::Alone alone([&] { return std::make_unique<Recorder>(first); }, 2, 0, "first");

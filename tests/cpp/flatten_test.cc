@@ -140,6 +140,19 @@ TEST(gaps_are_packed) {
   CHECK(out == Ints({-1, 12, 13, -1, 10, 11}));
 }
 
+TEST(a_gap_between_blocks_in_order_is_packed_too) {
+  Ints in = numbers(5);
+  const Counts counts{2, 2}, displs{0, 3};
+  Plan plan;
+  Call call = call_of(Op::reduce_scatter);
+  call.vectored = true;
+  call.in = {in.data(), 5};
+  call.in_counts = counts;
+  call.in_displs = displs;
+  pack(call, plan);
+  CHECK(holds(call.in, {0, 1, 3, 4}) && call.in.count == 4 && same(call.in_displs, {0, 2}));
+}
+
 TEST(packed_blocks_are_left_alone) {
   Ints data = numbers(4);
   const Counts counts{1, 3}, displs{0, 1};

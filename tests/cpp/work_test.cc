@@ -58,7 +58,7 @@ TEST(a_work_without_requests_is_complete_at_once) {
 
 TEST(waiting) {
   auto work = work_of(std::make_unique<Countdown>(500, "", 3));
-  CHECK(work->source() == -1 && work->exception() == nullptr);
+  CHECK(work->source() == -1 && !work->failed());
   CHECK(work->wait_for(10s) && work->completed() && work->source() == 3);
   CHECK(work->wait_for(0s) && work->wait_for(10s));  // again is fine
   work->rethrow();
@@ -86,7 +86,7 @@ TEST(a_wait_can_be_interrupted) {
 
 TEST(errors_are_kept) {
   auto work = work_of(std::make_unique<Countdown>(3, "link down"));
-  CHECK(work->wait_for(10s) && work->completed() && work->exception() != nullptr);
+  CHECK(work->wait_for(10s) && work->completed() && work->failed());
   for (int i = 0; i < 2; ++i) {
     const auto got = ranks::failure([&] { work->rethrow(); });
     CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "group 'g'", "link down"));

@@ -25,7 +25,7 @@ _GRACE_SECONDS = 5.0  # for the other ranks' answers once one has failed
 _TAIL = 4000
 
 
-class RankFailure(AssertionError):  # noqa: N818  an assertion of the test failed on a rank
+class RankFailure(AssertionError):
     """A function failed, hung or died on some ranks; the text holds what each rank said or where it is."""
 
 
@@ -41,9 +41,7 @@ class Pool:
         key = secrets.token_hex(16)
         self._listener = Listener(str(self.folder / "socket"), "AF_UNIX", backlog=size, authkey=key.encode())
         variables = {"MCR_TEST_FOLDER": str(self.folder), "MCR_TEST_KEY": key}
-        self._processes = launchers.start(
-            launcher, size, ["-m", "harness.worker"], self.folder / "log", variables
-        )
+        self._processes = launchers.start(launcher, size, ["-m", "harness.worker"], self.folder / "log", variables)
         try:
             self._accept()
         except BaseException:

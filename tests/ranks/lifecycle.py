@@ -7,39 +7,28 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import mcr_dl
 import torch
-from mcr_dl import InvalidArgumentError, McrError, NotInitializedError
 
+import mcr_dl
+from mcr_dl import InvalidArgumentError, McrError, NotInitializedError
 from ranks import errors, session
+from ranks.expect import expect
 
 _OUTSIDE: dict[str, Callable[[], Any]] = {
     "operation": lambda: mcr_dl.all_reduce(torch.ones(1)),
     "asynchronous operation": lambda: mcr_dl.all_reduce(torch.ones(1), async_op=True),
     "Listing 1's spelling": lambda: mcr_dl.broadcast("mpi", torch.ones(1), 0),
     "send": lambda: mcr_dl.send(torch.ones(1), 1),
-    "barrier": lambda: mcr_dl.barrier(),
+    "barrier": mcr_dl.barrier,
     "new_group": lambda: mcr_dl.new_group([0]),
-    "get_rank": lambda: mcr_dl.get_rank(),
-    "get_world_size": lambda: mcr_dl.get_world_size(),
-    "get_backends": lambda: mcr_dl.get_backends(),
+    "get_rank": mcr_dl.get_rank,
+    "get_world_size": mcr_dl.get_world_size,
+    "get_backends": mcr_dl.get_backends,
     "objects": lambda: mcr_dl.broadcast_object_list([1], 0),
-    "synchronize": lambda: mcr_dl.synchronize(),
-    "finalize": lambda: mcr_dl.finalize(),
-    "monitored_barrier": lambda: mcr_dl.monitored_barrier(),
+    "synchronize": mcr_dl.synchronize,
+    "finalize": mcr_dl.finalize,
+    "monitored_barrier": mcr_dl.monitored_barrier,
 }
-
-
-def expect(error: type[Exception], call: Callable[[], Any], *words: str) -> str:
-    """The call raises just this error, and its text holds the words."""
-    try:
-        result = call()
-    except error as caught:
-        assert type(caught) is error, repr(caught)
-        for word in words:
-            assert word in str(caught), f"{word!r} is not in {caught}"
-        return str(caught)
-    raise AssertionError(f"expected {error.__name__}, returned {result!r}")
 
 
 def outside() -> int:
@@ -104,7 +93,12 @@ def finalize_some() -> None:
 
 def other_orders() -> None:
     """The backends in another order, alone, and as text: the group's choice is the first."""
-    for wanted, names in (("gloo", ["gloo"]), (["gloo", "mpi"], ["gloo", "mpi"]), ("cpu:mpi", ["mpi"]), ("mpi,gloo", ["mpi", "gloo"])):
+    for wanted, names in (
+        ("gloo", ["gloo"]),
+        (["gloo", "mpi"], ["gloo", "mpi"]),
+        ("cpu:mpi", ["mpi"]),
+        ("mpi,gloo", ["mpi", "gloo"]),
+    ):
         session.stop()
         mcr_dl.init_process_group(wanted, timeout=timedelta(seconds=30))
         assert mcr_dl.get_backends() == names
@@ -135,13 +129,7 @@ def received_size(backend: str, sent: int, expected: int, asynchronous: bool) ->
             else:
                 mcr_dl.recv(buffer, 0, backend=backend)
 
-        try:
-            receive()
-        except McrError as error:
-            text = str(error)
-        else:
-            raise AssertionError(f"{sent} elements were received as {expected} without an error")
-        assert f"{backend}.recv (group 'default', rank 1" in text, text
+        text = str(expect(InvalidArgumentError, receive, f"{backend}.recv (group 'default', rank 1"))
     errors.good_call(backend)
     return text
 
@@ -158,5 +146,5 @@ def broadcast_size(backend: str, asynchronous: bool) -> str:
             mcr_dl.broadcast(tensor, 0, backend=backend)
     except McrError as error:
         text = str(error)
-        assert f"{backend}.broadcast (group 'default'" in text, text
+    assert not text or f"{backend}.broadcast (group 'default'" in text, text
     return text

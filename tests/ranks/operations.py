@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 import mcr_dl
 import reference
-import torch
 from calls import OPS, SIGNATURES, Case, Side, place, spell
 from harness.position import note
-
 from ranks import session
+from ranks.expect import expect
 
 _UNEVEN = 2, 0, 3  # added to a block's size; every third block is empty
 
@@ -151,7 +152,9 @@ def _input_totals(case: Case, sizes: list[Any], size: int) -> list[int]:
     return list(sizes)
 
 
-def _prepare_single(case: Case, inputs: list[torch.Tensor], want: torch.Tensor | None, rank: int, fill: Any) -> Prepared:
+def _prepare_single(
+    case: Case, inputs: list[torch.Tensor], want: torch.Tensor | None, rank: int, fill: Any
+) -> Prepared:
     """Operations on one tensor, in place; in a ring, send and receive use one each."""
     shape: tuple[int, ...] = (case.count,)
     if case.layout == "matrix":
@@ -253,9 +256,7 @@ def _companion(case: Case, rank: int, size: int) -> tuple[Prepared, mcr_dl.Work]
     """The other half of a point-to-point call, started first: a receive for a send, a send for a receive."""
     if not OPS[case.op]["peer"]:
         return None
-    other = next(
-        name for name, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"}
-    )
+    other = next(name for name, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"})
     half = Case(**{**case.__dict__, "function": other, "asynchronous": False, "style": "keywords"})
     prepared = prepare(half, rank, size)
     return prepared, spell(half, dict(prepared.arguments))()
@@ -279,14 +280,8 @@ def refuse_all(cases: Sequence[Case]) -> int:
     for case in cases:
         note(str(case))
         call = spell(case, _arguments_of_undefined(case, rank, size))
-        try:
-            call()
-        except mcr_dl.InvalidTypeError as error:
-            assert case.red in str(error), str(error)
-            assert case.dtype in str(error), str(error)
-            refused += 1
-        else:
-            raise AssertionError(f"{case}: expected InvalidTypeError")
+        expect(mcr_dl.InvalidTypeError, call, case.red, case.dtype, case.op, "expected", "got")
+        refused += 1
     return refused
 
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import mcr_dl
 from torch.distributed import GroupMember
+
+import mcr_dl
 
 BACKENDS = ("mpi", "gloo")
 

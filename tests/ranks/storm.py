@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import mcr_dl
 import torch
+
+import mcr_dl
 from calls import OPS, SIGNATURES, Case, layouts, spell
 from harness.position import note
 from mcr_dl import _C
-
 from ranks import operations, session
 
 _SIZES = (0, 1, 3, 64, 1000, 5000, 40_000)

@@ -93,7 +93,7 @@ class Options:
     nproc: int = 2
     text: Path | None = None
     megabytes: float = 4.0
-    steps: int = 150
+    steps: int = 120
     turn: int = 10
     windows: int = 24
     shape: Shape = field(default_factory=Shape)
@@ -207,7 +207,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
     )
     parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
-    parser.add_argument("--steps", type=int, default=150, help="training steps of each mode (default: 150)")
+    parser.add_argument("--steps", type=int, default=120, help="training steps of each mode (default: 120)")
     parser.add_argument(
         "--batch", type=int, default=24, help="windows of 128 bytes per step, all ranks together (default: 24)"
     )

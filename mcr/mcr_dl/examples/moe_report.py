@@ -210,7 +210,7 @@ def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
         table.add_row(
             record.mode,
             f"{tokens_per_second(setting, record):,.0f}",
-            "" if record is records[0] else f"{middle:.3f} ({low:.3f} to {high:.3f})",
+            "" if record is records[0] else f"{middle:.2f} ({low:.2f} to {high:.2f})",
             f"{median(record.step_seconds) * 1e3:.1f}",
             *(
                 f"{record.communication_seconds(operation) * 1e3:.1f} {backend}"
@@ -230,8 +230,8 @@ def show_verdict(
     if not problems:
         gain = min(record.loss_start - record.loss_end for record in records)
         console.print(
-            f"[green]Final losses differ by {max(losses) - min(losses):.1e} (at most {tolerance:.0e}); "
-            f"each fell by {gain:.2f} nats/byte from {records[0].loss_start:.2f} (at least {least_gain}).[/]"
+            f"[green]Final losses differ by {max(losses) - min(losses):.1e} (allowed {tolerance:.0e}); "
+            f"each fell by {gain:.2f} nats/byte (wanted {least_gain}).[/]"
         )
     for problem in problems:
         console.print(f"[red]failed: {problem}[/]")

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups, objects, arrays, batches and the coalescing manager, on one rank."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as torch_dist
+from torch.distributed import GroupMember
+
+import mcr_dl
+from mcr_dl import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from ranks import errors, session
+from ranks.expect import expect
+
+
+def groups() -> None:
+    """Ranks, sizes and translations of every group; what is not a member says so, as in torch."""
+    session.start()
+    size, me = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    assert mcr_dl.get_size is mcr_dl.get_world_size
+    assert (mcr_dl.get_rank("mpi"), mcr_dl.get_size("gloo")) == (me, size)  # Listing 1
+    for name, group in session.groups().items():
+        members = session.members(name, size)
+        if group is None:
+            assert me not in members
+            continue
+        assert group.size() == mcr_dl.get_world_size(group) == len(members)
+        assert group.rank() == mcr_dl.get_rank(group) == members.index(me)
+        assert mcr_dl.get_process_group_ranks(group) == group.ranks == members
+        assert [mcr_dl.get_global_rank(group, i) for i in range(len(members))] == members
+        assert [mcr_dl.get_group_rank(group, rank) for rank in members] == list(range(len(members)))
+        expect(InvalidArgumentError, lambda group=group: mcr_dl.get_global_rank(group, size + 1), "group_rank")
+        expect(InvalidArgumentError, lambda group=group: mcr_dl.get_group_rank(group, size + 1), "global_rank")
+        assert mcr_dl.get_backend(group) == "mpi"
+        assert mcr_dl.get_backend_config(group) == "cpu:mpi,cpu:gloo"
+
+
+def not_a_member() -> None:
+    """On other ranks a group is torch's NON_GROUP_MEMBER, calls on it warn and do nothing."""
+    session.start()
+    group = mcr_dl.new_group([0])
+    if mcr_dl.get_rank() == 0:
+        errors.good_call("mpi", group)
+        return
+    assert group == GroupMember.NON_GROUP_MEMBER
+    assert mcr_dl.get_rank(group) == -1
+    assert mcr_dl.get_world_size(group) == -1
+    tensor = torch.ones(3)
+    for call in (
+        lambda: mcr_dl.all_reduce(tensor, group=group),
+        lambda: mcr_dl.all_reduce(tensor, group=group, async_op=True),
+        lambda: mcr_dl.barrier(group=group),
+        lambda: mcr_dl.broadcast(tensor, 0, group=group),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert call() is None
+        assert "does not belong to the given group" in str(caught[0].message)
+    assert tensor.tolist() == [1.0] * 3
+
+
+def making_groups() -> None:
+    """new_group's options, subgroups and splits (for four ranks)."""
+    session.start()
+    me = mcr_dl.get_rank()
+    assert mcr_dl.new_group([3, 1, 2, 0]).ranks == [0, 1, 2, 3]
+    assert mcr_dl.new_group([3, 1, 2, 0], sort_ranks=False).ranks == [3, 1, 2, 0]
+    if me in (1, 3):  # only the members call
+        local = mcr_dl.new_group([3, 1], use_local_synchronization=True)
+        assert local.ranks == [1, 3]
+        errors.good_call("gloo", local)
+        errors.good_call("mpi", local)
+    only = mcr_dl.new_group(backend="gloo", timeout=timedelta(seconds=20), group_desc="only gloo")
+    assert only.backends == ["gloo"]
+    assert only.timeout == timedelta(seconds=20)
+    assert "only gloo" in only.name()
+    errors.good_call("gloo", only)
+    mine, everyone = mcr_dl.new_subgroups(2)
+    assert mine.ranks == [[0, 1], [0, 1], [2, 3], [2, 3]][me]
+    assert len(everyone) == 2
+    errors.good_call("mpi", mine)
+    mine, _ = mcr_dl.new_subgroups_by_enumeration([[0, 3], [1, 2]])
+    assert mine.ranks == [[0, 3], [1, 2], [1, 2], [0, 3]][me]
+    errors.good_call("gloo", mine)
+    part = mcr_dl.split_group(None, [[0, 2], [1]])
+    assert (None if part is None else part.ranks) == [[0, 2], [1], [0, 2], None][me]
+    if part is not None:
+        errors.good_call("mpi", part)
+    for wrong in ([0, 0], [0, 4], [-1]):
+        expect(InvalidArgumentError, lambda wrong=wrong: mcr_dl.new_group(wrong), "ranks", "expected", "got")
+    expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups(3), "group_size", "expected", "got 3")
+    expect(InvalidArgumentError, lambda: mcr_dl.new_subgroups_by_enumeration([[0, 1], [1]]), "every rank once")
+    expect(InvalidArgumentError, lambda: mcr_dl.split_group(None, [[0, 1], [1]]), "different")
+    mcr_dl.barrier()
+
+
+def objects() -> None:
+    """Object collectives on every group, with objects of different sizes."""
+    session.start()
+    me = mcr_dl.get_rank()
+    _objects(None, list(range(mcr_dl.get_world_size())), me)
+    turned = session.groups()["turned"]
+    if turned is not None:
+        _objects(turned, turned.ranks, me)
+    mcr_dl.barrier()
+
+
+def _objects(group: Any, members: list[int], me: int) -> None:
+    mine = {"rank": me, "text": "x" * me * 100}
+    want = [{"rank": rank, "text": "x" * rank * 100} for rank in members]
+    everything: list[Any] = [None] * len(members)
+    mcr_dl.all_gather_object(everything, mine, group)
+    assert everything == want
+    root = members[-1]
+    gathered: list[Any] | None = [None] * len(members) if me == root else None
+    mcr_dl.gather_object(mine, gathered, root, group)
+    assert gathered == (want if me == root else None)
+    listed: list[Any] = [me, (1, 2), "a"] if me == root else [None, None, None]
+    mcr_dl.broadcast_object_list(listed, root, group)
+    assert listed == [root, (1, 2), "a"]
+    got: list[Any] = [None]
+    mcr_dl.scatter_object_list(got, want if me == root else None, root, group)
+    assert got == [mine]
+    if me == members[0]:
+        mcr_dl.send_object_list([{"a": 1}, None], members[1], group)
+    elif me == members[1]:
+        received: list[Any] = [0, 0]
+        assert mcr_dl.recv_object_list(received, members[0], group) == members[0]
+        assert received == [{"a": 1}, None]
+
+
+def monitored_barrier() -> None:
+    """It passes when all come, and names the rank that does not."""
+    session.start()
+    me = mcr_dl.get_rank()
+    mcr_dl.monitored_barrier()
+    if me != 1:
+        limit = timedelta(milliseconds=300)
+        expect(CollectiveTimeoutError, lambda: mcr_dl.monitored_barrier(timeout=limit), "ranks 1 did not come")
+        time.sleep(0.1)
+    else:
+        time.sleep(2)
+        mcr_dl._runtime.state().count("default")  # it has missed one
+    mcr_dl.barrier()
+    mcr_dl.monitored_barrier(wait_all_ranks=True)
+
+
+def coalescing(backend: str) -> None:
+    """The manager starts the calls of its block and waits for them, at its end or later."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    tensors = [torch.full((n,), float(n)) for n in range(1, 6)]
+    with mcr_dl._coalescing_manager():
+        for tensor in tensors:
+            assert mcr_dl.all_reduce(tensor, backend=backend) is None
+    for n, tensor in enumerate(tensors, 1):
+        assert bool((tensor == float(n * size)).all())
+    outputs = [torch.empty(size * 3) for _ in range(3)]
+    with mcr_dl._coalescing_manager(async_ops=True) as manager:
+        for output in outputs:
+            mcr_dl.all_gather_into_tensor(output, torch.full((3,), 2.0), backend=backend)
+    assert len(manager.works) == 3
+    manager.wait()
+    assert all(bool((output == 2.0).all()) for output in outputs)
+
+    def nested() -> None:
+        with mcr_dl._coalescing_manager(), mcr_dl._coalescing_manager():
+            pass
+
+    expect(InvalidArgumentError, nested, "nested")
+    mcr_dl.barrier()
+
+
+def batch(backend: str) -> None:
+    """A ring by batch_isend_irecv, with operations of both libraries' names."""
+    session.start()
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for send, receive in ((mcr_dl.isend, mcr_dl.irecv), (torch_dist.isend, torch_dist.irecv)):
+        incoming = torch.empty(4)
+        works = mcr_dl.batch_isend_irecv(
+            [
+                mcr_dl.P2POp(send, torch.full((4,), float(me)), (me + 1) % size, backend=backend),
+                mcr_dl.P2POp(receive, incoming, group_peer=(me - 1) % size, backend=backend),
+            ]
+        )
+        assert len(works) == 2
+        for work in works:
+            work.wait()
+        assert incoming.tolist() == [float((me - 1) % size)] * 4
+    expect(InvalidTypeError, lambda: mcr_dl.batch_isend_irecv([3]), "p2p_op_list[0]")  # type: ignore[list-item]
+    expect(InvalidTypeError, lambda: mcr_dl.P2POp(mcr_dl.all_reduce, torch.ones(1), 0), "isend or irecv")
+    expect(InvalidArgumentError, lambda: mcr_dl.P2POp(mcr_dl.isend, torch.ones(1)), "peer")
+
+
+def arrays(backend: str) -> None:
+    """NumPy arrays are used where they are: results appear in the array itself."""
+    session.start()
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    array = np.full(6, me + 1, dtype=np.float32)
+    mcr_dl.all_reduce(array, backend=backend)
+    assert array.tolist() == [size * (size + 1) / 2] * 6
+    output = np.zeros(2 * size, dtype=np.int64)
+    work = mcr_dl.all_gather_single(output, np.full(2, me), backend=backend, async_op=True)
+    work.wait()
+    assert output.reshape(size, 2).tolist() == [[rank, rank] for rank in range(size)]
+    assert work.result()[0].data_ptr() == output.ctypes.data
+    parts = [np.zeros(3, dtype=np.int16) for _ in range(size)]
+    mcr_dl.all_gather(parts, np.full(3, me, dtype=np.int16), backend=backend)
+    assert [part.tolist() for part in parts] == [[rank] * 3 for rank in range(size)]
+    constant = np.full(2, me, dtype=np.int64)
+    constant.flags.writeable = False  # as an input it may be read-only
+    mcr_dl.all_gather_single(output, constant, backend=backend)
+    assert output.reshape(size, 2)[:, 0].tolist() == list(range(size))
+
+    def read_only() -> None:
+        frozen = np.zeros(2 * size, dtype=np.int64)
+        frozen.flags.writeable = False
+        mcr_dl.all_gather_single(frozen, np.full(2, me), backend=backend)
+
+    expect(InvalidArgumentError, read_only, "output_tensor", "read-only")
+
+    def read_only_in_place() -> None:
+        frozen = np.zeros(2, dtype=np.float32)
+        frozen.flags.writeable = False
+        mcr_dl.all_reduce(frozen, backend=backend)
+
+    expect(InvalidArgumentError, read_only_in_place, "tensor", "read-only")
+    errors.good_call(backend)
+
+
+def mpi4py_communicator() -> None:
+    """A group from an mpi4py communicator: its members and its order, also a reversed one."""
+    session.start()
+    from mpi4py import MPI
+
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    assert (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (me, size)
+    turned = MPI.COMM_WORLD.Split(0, -me)
+    group = mcr_dl.new_group(mpi_comm=turned)
+    assert group.ranks == list(reversed(range(size)))
+    assert group.backends == ["mpi"]
+    assert group.rank() == turned.Get_rank() == size - 1 - me
+    output = torch.empty(size, dtype=torch.int64)
+    mcr_dl.all_gather_single(output, torch.tensor([me]), group=group)
+    assert output.tolist() == group.ranks
+    half = MPI.COMM_WORLD.Split(me % 2, me)
+    both = mcr_dl.new_group(mpi_comm=half, backend=["mpi", "gloo"])
+    assert both.ranks == [rank for rank in range(size) if rank % 2 == me % 2]
+    for backend in ("mpi", "gloo"):
+        errors.good_call(backend, both)
+    expect(InvalidTypeError, lambda: mcr_dl.new_group(mpi_comm=3), "mpi_comm", "mpi4py")
+    mcr_dl.destroy_process_group(group)
+    mcr_dl.destroy_process_group(both)
+    assert turned.allreduce(1) == size  # the communicator itself is still its owner's
+    turned.Free()
+    half.Free()
+
+
+def fake_and_null() -> None:
+    """torch's fake backend through the same adapter as gloo, and the backend that does nothing."""
+    session.stop()
+    session.start("fake", "null")
+    size = mcr_dl.get_world_size()
+    for backend in ("fake", "null"):
+        tensor = torch.ones(4)
+        mcr_dl.all_reduce(tensor, backend=backend)
+        assert tensor.tolist() == [1.0] * 4  # neither communicates
+        mcr_dl.all_to_all_single(torch.empty(size), torch.ones(size), backend=backend, async_op=True).wait()
+        mcr_dl.broadcast(backend, tensor, 0, async_op=True).wait()
+        mcr_dl.barrier(backend=backend)
+    assert mcr_dl.get_backends() == ["fake", "null"]
+    expect(InvalidArgumentError, lambda: mcr_dl.broadcast(torch.ones(1), size, backend="fake"), "fake.broadcast")
+    session.stop()
+    session.start()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public API: the same as the installed torch's where both have it, documented, and as the op table says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+import mcr_dl
+from harness import Pools
+from mcr_dl import _C, _generate
+from ranks import api, session, works
+
+SHARED = [name for name in mcr_dl.__all__ if callable(getattr(torch_dist, name, None))]
+FUNCTIONS = [name for name in SHARED if not inspect.isclass(getattr(mcr_dl, name))]
+CLASSES = [name for name in SHARED if inspect.isclass(getattr(mcr_dl, name))]
+# Classes of our own under torch's names; the others are torch's objects.
+OWN_CLASSES = {"P2POp", "ProcessGroup", "Work", "group"}
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature_is_torchs(name: str) -> None:
+    """The same parameters in the same order with the same defaults; ours may add keyword-only ones."""
+    ours = inspect.signature(getattr(mcr_dl, name)).parameters
+    theirs = inspect.signature(getattr(torch_dist, name)).parameters
+    ours_in_order = [p.name for p in ours.values() if p.kind in POSITIONAL]
+    theirs_in_order = [p.name for p in theirs.values() if p.kind in POSITIONAL and not p.name.startswith("_")]
+    assert ours_in_order == theirs_in_order
+    for parameter in theirs.values():
+        if parameter.name.startswith("_") or parameter.kind not in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
+            continue
+        assert parameter.name in ours
+        default = ours[parameter.name].default
+        if parameter.default is inspect.Parameter.empty:
+            assert default is inspect.Parameter.empty or default is None, parameter.name
+        elif not isinstance(parameter.default, type(torch_dist.ReduceOp.SUM)):
+            assert default == parameter.default, parameter.name
+        else:
+            assert default == torch_dist.ReduceOp.SUM
+    extra = [p for p in ours.values() if p.name not in theirs]
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in extra), extra
+
+
+def test_torchs_own_objects() -> None:
+    """What we do not change is torch's object itself."""
+    assert set(CLASSES) >= {"ReduceOp", "Store", "TCPStore", "FileStore", "HashStore", "PrefixStore", *OWN_CLASSES}
+    for name in CLASSES:
+        same = getattr(mcr_dl, name) is getattr(torch_dist, name)
+        assert same == (name not in OWN_CLASSES), name
+    assert mcr_dl.default_pg_timeout == torch_dist.default_pg_timeout
+
+
+def test_nothing_is_missing() -> None:
+    """Every collective and every question that torch.distributed's own list has is here too."""
+    ours = set(mcr_dl.__all__)
+    wanted = {
+        *(
+            [
+                "send",
+                "recv",
+                "isend",
+                "irecv",
+                "batch_isend_irecv",
+                "broadcast",
+                "all_reduce",
+                "reduce",
+                "all_gather",
+                "gather",
+                "scatter",
+            ]
+        ),
+        *(
+            [
+                "all_gather_into_tensor",
+                "reduce_scatter",
+                "reduce_scatter_tensor",
+                "all_to_all",
+                "all_to_all_single",
+                "barrier",
+            ]
+        ),
+        *(["monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"]),
+        *(["send_object_list", "recv_object_list", "init_process_group", "destroy_process_group", "is_initialized"]),
+        *(
+            [
+                "get_rank",
+                "get_world_size",
+                "get_backend",
+                "get_process_group_ranks",
+                "get_group_rank",
+                "get_global_rank",
+            ]
+        ),
+        *(["new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "P2POp", "Work", "ReduceOp"]),
+    }
+    assert wanted <= set(dir(torch_dist)) | {"split_group"}
+    assert wanted <= ours
+    # Listing 1 of the paper, and its words for MPI's
+    listing = [
+        "init",
+        "finalize",
+        "synchronize",
+        "get_backends",
+        "get_size",
+        "get_rank",
+        "bcast",
+        "gatherv",
+        "scatterv",
+        "all_gatherv",
+    ]
+    assert {*listing, "all_to_allv", "reduce_scatterv", "all_gather_single", "reduce_scatter_single"} <= ours
+    assert {row["name"] for row in _C.signatures()} <= ours
+
+
+def test_all_is_complete() -> None:
+    """``__all__`` names what exists, once, and sorted after the operations."""
+    names = list(mcr_dl.__all__)
+    assert len(set(names)) == len(names)
+    assert all(hasattr(mcr_dl, name) for name in names)
+    own = names[len(_C.__all__) :]
+    assert names[: len(_C.__all__)] == _C.__all__
+    assert own == sorted(own)
+
+
+@pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])
+def test_operation_docstrings(row: dict[str, Any]) -> None:
+    """Every operation says what its arguments are, what it raises and where it comes from."""
+    operation = getattr(mcr_dl, row["name"])
+    text = inspect.getdoc(operation)
+    assert text is not None
+    assert text.startswith(row["summary"])
+    for word in ("Args:", "Returns:", "Raises:", "Source:", *[f"{name}:" for name, *_ in row["params"]]):
+        assert word in text, word
+    assert operation.__name__ == row["name"]
+    assert operation.__module__ == "mcr_dl"
+
+
+@pytest.mark.parametrize("name", [name for name in mcr_dl.__all__ if inspect.isfunction(getattr(mcr_dl, name))])
+def test_function_docstrings(name: str) -> None:
+    """Every other public function has a docstring that says more than its name."""
+    function = getattr(mcr_dl, name)
+    if not function.__module__.startswith("mcr_dl"):
+        assert function is getattr(torch_dist, name)
+        return
+    assert len(inspect.getdoc(function) or "") > 40
+
+
+def _stub() -> ast.Module:
+    checked_in = Path(mcr_dl.__file__).with_name("_C.pyi")
+    assert checked_in.exists(), "the package has no _C.pyi: run `make generate`"
+    return ast.parse(checked_in.read_text())
+
+
+def test_stub_matches_the_classes() -> None:
+    """The stub's classes have just the methods that exist; its functions too."""
+    stub = _stub()
+    for node in stub.body:
+        if isinstance(node, ast.ClassDef) and node.name in ("Work", "ProcessGroup"):
+            listed = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - {"__init__"}
+            real = {name for name in vars(getattr(_C, node.name)) if not name.startswith("__")}
+            real = {name for name in real if not name.startswith("_pybind11")}
+            assert listed == real, node.name
+    functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
+    real = {name for name, value in vars(_C).items() if callable(value) and not inspect.isclass(value)}
+    assert functions == {name for name in real if not name.startswith("__")}
+
+
+def test_stub_is_generated() -> None:
+    """The stub that is checked in is the one that the op table gives."""
+    assert ast.dump(ast.parse(_generate.stub())) == ast.dump(_stub())
+
+
+ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, ranks, once per backend
+    "groups": (api.groups, 4, False),
+    "not a member": (api.not_a_member, 2, False),
+    "making groups": (api.making_groups, 4, False),
+    "objects": (api.objects, 3, False),
+    "monitored_barrier": (api.monitored_barrier, 3, False),
+    "mpi4py": (api.mpi4py_communicator, 4, False),
+    "fake and null": (api.fake_and_null, 3, False),
+    "mixed": (works.mixed, 3, False),
+    "coalescing": (api.coalescing, 2, True),
+    "batch": (api.batch, 3, True),
+    "arrays": (api.arrays, 2, True),
+    "finished": (works.finished, 2, True),
+    "future": (works.future, 2, True),
+    "timeout": (works.timeout, 3, True),
+    "dropped": (works.dropped, 2, True),
+    "kept alive": (works.kept_alive, 2, True),
+    "many": (works.many, 3, True),
+    "while Python computes": (works.while_python_computes, 2, True),
+    "threads": (works.threads, 2, True),
+    "synchronize": (works.synchronize, 2, True),
+}
+_CASES = [(name, backend) for name, row in ON_RANKS.items() for backend in (session.BACKENDS if row[2] else ("-",))]
+
+
+@pytest.mark.parametrize(("name", "backend"), _CASES)
+def test_on_ranks(pools: Pools, name: str, backend: str) -> None:
+    """What `ranks.api` and `ranks.works` say in their docstrings."""
+    function, size, _ = ON_RANKS[name]
+    pools.get("processes", size).run(function, *([] if backend == "-" else [backend]), limit=60.0)
+
+
+_OPEN_MPI = [name for name, row in ON_RANKS.items() if row[0].__module__ == "ranks.works" and row[2]]
+
+
+@pytest.mark.parametrize("name", [*_OPEN_MPI, "mpi4py"])
+def test_on_open_mpi(pools: Pools, name: str) -> None:
+    """The promises about works, and mpi4py's communicators, on Open MPI."""
+    function, size, per_backend = ON_RANKS[name]
+    pools.get("mpiexec-openmpi", size).run(function, *(["mpi"] if per_backend else []), limit=60.0)

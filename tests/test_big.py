@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts above 2**31 elements on MPI: one-byte elements, 2 GiB a tensor, checked on both sides of the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness import Pools
+from ranks import big
+
+LIMIT = 200.0
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "function",
+    [big.broadcast, big.messages, big.all_reduce, big.all_gatherv, big.all_to_all],
+    ids=lambda function: function.__name__,
+)
+def test_mpich(pools: Pools, function: Callable[[], None]) -> None:
+    """MPICH has routines with large counts."""
+    pools.get("processes", 2).run(function, limit=LIMIT)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("function", [big.broadcast, big.messages, big.all_gatherv], ids=lambda f: f.__name__)
+def test_open_mpi(pools: Pools, function: Callable[[], None]) -> None:
+    """Open MPI 5.0 has not: messages travel in a type of their own, collectives by messages."""
+    pools.get("mpiexec-openmpi", 2).run(function, limit=LIMIT)

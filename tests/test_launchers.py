@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One script under every launcher: torchrun, both mpiexecs, a Slurm environment, and nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import mcr_dl
+from harness import launchers
+from mcr_dl import _launch
+
+SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+LIMIT = 90.0
+
+
+def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int], str]:
+    """Run commands beside each other; their return codes and all that they print."""
+    running = [
+        subprocess.Popen(
+            command,
+            env=launchers.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command, variables in commands
+    ]
+    try:
+        texts = [process.communicate(timeout=LIMIT)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [process.returncode for process in running], "\n".join(texts)
+
+
+def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """What srun sets where it has no PMI plugin for this MPI."""
+    port = launchers.free_port()
+    while port < 15000 or port >= 60000:
+        port = launchers.free_port()
+    common = {"SLURM_NTASKS": str(size), "SLURM_JOB_ID": str(port - 15000), "SLURM_STEP_NODELIST": "localhost"}
+    return [(program, {**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(size)]
+
+
+def commands(launcher: str, size: int, arguments: list[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """How that launcher starts ``python arguments...`` on so many ranks."""
+    program = [sys.executable, *arguments]
+    if launcher == "torchrun":
+        return [([*TORCHRUN, str(size), *arguments], {})]
+    if launcher == "none":
+        return [(program, {})]
+    if launcher == "srun":
+        return slurm(size, program)
+    command, variables = launchers.mpiexec(launcher, size)
+    return [([*command, *program], variables)]
+
+
+CASES = {  # ranks, how the runtime names the launcher, MPI library
+    "torchrun": (2, "torchrun", "MPICH"),
+    "mpiexec-mpich": (2, "mpiexec (MPICH)", "MPICH"),
+    "mpiexec-openmpi": (2, "mpiexec (Open MPI)", "Open MPI"),
+    "srun": (2, "srun", "MPICH"),
+    "none": (1, "none", "MPICH"),
+}
+
+
+@pytest.mark.parametrize("launcher", CASES)
+def test_same_script(launcher: str) -> None:
+    """init(["mpi", "gloo"]) finds its ranks, its store and its MPI library from what the launcher sets."""
+    size, name, library = CASES[launcher]
+    codes, text = run(commands(launcher, size, [SCRIPT]))
+    assert set(codes) == {0}, text
+    for rank in range(size):
+        assert f"rank {rank} of {size} under {name} with {library}" in text, text
+    assert text.count(": done") == size
+
+
+@pytest.mark.parametrize("launcher", CASES)
+def test_info(launcher: str) -> None:
+    """``python -m mcr_dl.info`` tells versions, launcher, library, backends and what they support."""
+    size, name, library = CASES[launcher]
+    codes, text = run(commands(launcher, size, ["-m", "mcr_dl.info"]))
+    assert set(codes) == {0}, text
+    flat = " ".join(text.split())
+    for word in (mcr_dl.__version__, f"{name}, rank 0 of {size}", library, "gloo", "null", "native", "all_reduce"):
+        assert word in flat, f"{word!r} is not in\n{text}"
+    assert text.count("Support matrix") == 1
+
+
+def test_open_mpi_under_torchrun() -> None:
+    """It cannot start there; the error names the commands that work."""
+    library = str(launchers.openmpi_library())
+    codes, text = run([([*TORCHRUN, "2", SCRIPT], {"MCR_DL_MPI_LIB": library})])
+    assert codes != [0]
+    flat = " ".join(text.split())
+    assert "BackendUnavailableError" in flat, text
+    for word in ("Open MPI", "mpiexec -n", "pip install mpich", "MCR_DL_MPI_LIB=mpich"):
+        assert word in flat, f"{word!r} is not in\n{text}"
+    assert ": done" not in text
+
+
+def test_open_mpi_under_mpichs_mpiexec() -> None:
+    """A library that the launcher cannot start is refused instead of running as so many jobs of one."""
+    command, _ = launchers.mpiexec("mpiexec-mpich", 2)
+    variables = {"MCR_DL_MPI_LIB": str(launchers.openmpi_library())}
+    codes, text = run([([*command, sys.executable, SCRIPT], variables)])
+    assert codes != [0]
+    assert "started by MPICH's mpiexec" in " ".join(text.split()), text
+    assert ": done" not in text
+
+
+def test_a_rank_that_fails_ends_the_job() -> None:
+    """After an exception on one rank the process leaves at once, so that the launcher can end the others."""
+    program = (
+        "import mcr_dl, torch; mcr_dl.init(['mpi', 'gloo'])\n"
+        "if mcr_dl.get_rank() == 1: raise RuntimeError('on purpose')\n"
+        "mcr_dl.all_reduce(torch.ones(1))"
+    )
+    for launcher in ("torchrun", "mpiexec-mpich", "mpiexec-openmpi"):
+        arguments = ["--no-python", sys.executable, "-c", program] if launcher == "torchrun" else ["-c", program]
+        codes, text = run(commands(launcher, 2, arguments))
+        assert codes != [0], launcher
+        assert "on purpose" in text, (launcher, text)
+
+
+_THIRD_PARTY = """
+import mcr_dl, torch
+print(mcr_dl.available_backends()["mine"])
+mcr_dl.init(["mine"])
+x = torch.ones(3)
+mcr_dl.all_reduce("mine", x)
+mcr_dl.all_reduce(x, backend="mine", async_op=True).wait()
+print(mcr_dl.get_backends())
+"""
+
+
+def test_third_party_backend(tmp_path: Path) -> None:
+    """A backend that another package brings is found by its entry point."""
+    module = Path(mcr_dl._C.__file__).parent / "_backends" / "null.so"
+    (tmp_path / "their_backend.py").write_text(f"def path():\n    return {str(module)!r}\n")
+    info = tmp_path / "their_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mcr_dl.backends]\nmine = their_backend:path\n")
+    path = launchers.environment()["PYTHONPATH"]
+    codes, text = run([([sys.executable, "-c", _THIRD_PARTY], {"PYTHONPATH": f"{tmp_path}:{path}"})])
+    assert codes == [0], text
+    assert "ok: does nothing" in text
+    assert "['mine']" in text
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, _launch.Launch("none", 0, 1, 0)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, _launch.Launch("torchrun", 1, 4, 0)),
+        ({"RANK": "1"}, _launch.Launch("none", 0, 1, 0)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, _launch.Launch("mpiexec (MPICH)", 2, 3, -1)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+            _launch.Launch("mpiexec (Open MPI)", 0, 2, 0),
+        ),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, _launch.Launch("srun", 5, 8, 1)),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"},
+            _launch.Launch("torchrun", 0, 2, -1),
+        ),
+    ],
+)
+def test_detect(environment: dict[str, str], expected: _launch.Launch) -> None:
+    """Rank and size come from the first launcher that sets both; a user's RANK goes before Slurm's."""
+    assert _launch.detect(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [("gpu[03-07,09],login", "gpu03"), ("node7", "node7"), ("a1,b[2-3]", "a1"), ("rack[1,4]-x", "rack1-x")],
+)
+def test_first_host(nodelist: str, host: str) -> None:
+    """The first name of Slurm's compressed list."""
+    assert _launch.first_host(nodelist) == host
