@@ -82,11 +82,11 @@ def is_available() -> bool:
 
 class _GroupType(type):
     @property
-    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  torch's name
+    def WORLD(cls) -> ProcessGroup | None:  # torch's name
         return _C.world()
 
 
-class group(metaclass=_GroupType):  # noqa: N801  torch's name
+class group(metaclass=_GroupType):  # torch's name
     """``group.WORLD`` is the default group, or None before init (torch.distributed.group)."""
 
 
@@ -146,3 +146,4 @@ __all__ = [
     "split_group",
     "synchronize",
 ]
+__all__ += _C.__all__

@@ -25,7 +25,7 @@ def as_tensor(value: object, parameter: str) -> torch.Tensor:
                 warnings.simplefilter("ignore")  # a read-only array may well be an input
                 return torch.from_numpy(value)
         if hasattr(value, "__dlpack__"):
-            return torch.from_dlpack(value)  # type: ignore[no-any-return]
+            return torch.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         message = f"{parameter}: expected an array whose memory can be shared, got {type(value).__name__}: {error}"
         raise InvalidArgumentError(message) from error

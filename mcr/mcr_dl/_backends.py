@@ -20,7 +20,9 @@ def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
 
 def known_names() -> list[str]:
     """Names of all backends that this installation knows, usable here or not, in the order of preference."""
-    built = sorted(path.stem for path in _MODULES.glob("*.so") if path.stem != "c10d" and not path.stem.startswith("mpi_"))
+    built = sorted(
+        path.stem for path in _MODULES.glob("*.so") if path.stem != "c10d" and not path.stem.startswith("mpi_")
+    )
     return list(dict.fromkeys(["mpi", *_torch_backends.names(), *built, *_third_party()]))
 
 

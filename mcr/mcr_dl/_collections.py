@@ -56,13 +56,13 @@ class P2POp:
 
     def start(self) -> _C.Work:
         """Issue it."""
-        return self.op(self.tensor, self.peer, self.group, self.tag, backend=self.backend)  # type: ignore[no-any-return]
+        return self.op(self.tensor, self.peer, self.group, self.tag, backend=self.backend)
 
     def __repr__(self) -> str:
         return f"P2POp({self.op.__name__}, {tuple(self.tensor.shape)}, peer={self.peer}, tag={self.tag})"
 
 
-def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
+def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
     """Start all sends and receives of the list and return their works, in its order.
 
     Raises InvalidTypeError if an entry is no P2POp. Source: torch.distributed.batch_isend_irecv.

@@ -17,7 +17,7 @@ def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
         if error is None:
             future.set_result(work.result())
         else:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is that of results
 
     work._on_done(complete)
     return future

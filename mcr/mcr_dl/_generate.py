@@ -50,7 +50,6 @@ import torch
 from torch.distributed import ReduceOp
 
 __version__: str
-__all__: list[str]
 ArrayLike: TypeAlias = torch.Tensor | Any
 """A tensor, a NumPy array, or anything with DLPack."""
 
@@ -121,7 +120,9 @@ def _parameter(name: str, kind: str, default: str, optional: bool) -> str:
 
 def _operation(row: dict[str, Any]) -> str:
     optional = _OPTIONAL.get(row["name"], ())
-    params = [_parameter(name, kind, default, name in optional) for name, kind, default, only in row["params"] if not only]
+    params = [
+        _parameter(name, kind, default, name in optional) for name, kind, default, only in row["params"] if not only
+    ]
     keywords = [_parameter(name, kind, default, False) for name, kind, default, only in row["params"] if only]
     result = "Work | None"
     if row["starts"]:
@@ -134,9 +135,14 @@ def _operation(row: dict[str, Any]) -> str:
     return f'@overload\n{torch_form}\n    """{summary}\n    """\n@overload\n{listing_1} ...\n'
 
 
+def _all() -> str:
+    """``__all__`` spelled out: type checkers follow star imports through it."""
+    return "__all__ = [" + ", ".join(f'"{row["name"]}"' for row in _C.signatures()) + "]\n"
+
+
 def stub() -> str:
     """The text of ``_C.pyi``."""
-    parts = [_HEADER]
+    parts = [_HEADER, _all()]
     for name, methods in _CLASSES.items():
         lines = "".join(f"    {method} ...\n".replace("@property ", "@property\n    ") for method in methods)
         parts.append(f"class {name}:\n{lines}\n")
@@ -166,8 +172,8 @@ def support_matrix(group: _C.ProcessGroup) -> str:
         "# Support matrix",
         "",
         "Generated from the op table by `make generate`; `python -m mcr_dl.info` prints it for the machine at hand.",
-        "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as native",
-        "where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
+        "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
+        "native where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
         + "; ".join(
             f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
             for kind in ("int32", "float32", "bool", "complex64")

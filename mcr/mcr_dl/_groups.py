@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import GroupMember
 
-from mcr_dl import _backends, _C, _launch, _runtime
+from mcr_dl import _C, _backends, _launch, _runtime
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 
 Group = _C.ProcessGroup | None
@@ -246,9 +246,7 @@ def new_subgroups_by_enumeration(
     if len(set(everyone)) != len(everyone):
         message = f"ranks_per_subgroup_list: expected every rank once, got {list(ranks_per_subgroup_list)}"
         raise InvalidArgumentError(message)
-    groups = [
-        new_group(part, timeout, backend, pg_options, group_desc=group_desc) for part in ranks_per_subgroup_list
-    ]
+    groups = [new_group(part, timeout, backend, pg_options, group_desc=group_desc) for part in ranks_per_subgroup_list]
     mine = [group for group in groups if not _not_a_member(group)]
     return (mine[0] if mine else None), groups
 

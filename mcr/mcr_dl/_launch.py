@@ -38,7 +38,9 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read rank and size from the launcher's variables; a process that nobody launched is rank 0 of 1."""
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
-            return Launch(launcher, int(environment[rank]), int(environment[size]), int(environment.get(local_rank, -1)))
+            return Launch(
+                launcher, int(environment[rank]), int(environment[size]), int(environment.get(local_rank, -1))
+            )
     return Launch("none", 0, 1, 0)
 
 

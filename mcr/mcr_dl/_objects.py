@@ -65,7 +65,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
     sizes = _sizes(group, data.numel())
     everything = torch.empty(sum(sizes), dtype=torch.uint8)
     _C.all_gatherv(everything, data, sizes, group=group)
-    object_list[:] = [_unpack(part) for part in everything.split(sizes)]
+    object_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
 
 
 def gather_object(
@@ -87,7 +87,7 @@ def gather_object(
     everything = torch.empty(sum(sizes), dtype=torch.uint8) if members.rank() == root else None
     _C.gatherv(everything, data, members.ranks[root], sizes, group=group)
     if everything is not None and object_gather_list is not None:
-        object_gather_list[:] = [_unpack(part) for part in everything.split(sizes)]
+        object_gather_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
 
 
 def broadcast_object_list(
@@ -169,7 +169,7 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive the objects of a list from one rank, or any; returns its global rank (torch.distributed.recv_object_list)."""
+    """Receive the objects of a list; returns the sender's global rank (torch.distributed.recv_object_list)."""
     del device, use_batch
     length = torch.empty(1, dtype=torch.int64)
     peer = None if src is None and group_src is None else _root(group, src, group_src)
@@ -184,9 +184,7 @@ def recv_object_list(
     return int(sender)
 
 
-def monitored_barrier(
-    group: _Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
-) -> None:
+def monitored_barrier(group: _Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
     """A barrier that names who is missing: the first such rank, or all with ``wait_all_ranks``.
 
     It runs over the store, so it works on every backend, and beside a collective that hangs. Raises

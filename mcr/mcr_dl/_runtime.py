@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _backends, _C, _launch, _mpi_library, _torch_backends
+from mcr_dl import _C, _backends, _launch, _mpi_library, _torch_backends
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl._pmi import PmiResponder
 
@@ -145,11 +145,10 @@ def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.St
 def _rendezvous(
     launch: _launch.Launch, init_method: str | None, timeout: timedelta, environment: dict[str, str]
 ) -> torch_dist.Store:
-    if init_method is not None and init_method != "env://":
-        store, _, _ = next(iter(torch_dist.rendezvous(init_method, launch.rank, launch.size, timeout=timeout)))
-        return store
-    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
-        store, _, _ = next(iter(torch_dist.rendezvous("env://", launch.rank, launch.size, timeout=timeout)))
+    url = init_method or "env://"
+    if url != "env://" or ("MASTER_ADDR" in environment and "MASTER_PORT" in environment):
+        store: torch_dist.Store
+        store, _, _ = next(iter(torch_dist.rendezvous(url, launch.rank, launch.size, timeout=timeout)))
         return store
     if launch.launcher == "none":
         return torch_dist.HashStore()
@@ -232,7 +231,9 @@ def _launch_of(rank: int, world_size: int, environment: dict[str, str]) -> _laun
     if rank >= world_size:
         message = f"rank: expected 0 to {world_size - 1}, got {rank}"
         raise InvalidArgumentError(message)
-    return _launch.Launch("arguments" if found.launcher == "none" else found.launcher, rank, world_size, found.local_rank)
+    return _launch.Launch(
+        "arguments" if found.launcher == "none" else found.launcher, rank, world_size, found.local_rank
+    )
 
 
 def init_process_group(

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: the process has
 // loaded the one it wants, with its symbols global, before it loads this module.
-#include <sched.h>
-
 #include <algorithm>
 #include <numeric>
 #include <string_view>
@@ -71,20 +69,6 @@ class Message final : public Operation {
       throw Error(ErrorCode::InvalidArgument, "the incoming message is larger than " + expected());
     }
     Operation::fail(code);
-  }
-
-  /// Polls until the operation is complete, in turns with other threads. Error(Timeout) after `limit`, 0 for never.
-  void wait(std::chrono::milliseconds limit) {
-    constexpr int kPollsBeforeYield = 200;
-    const auto deadline = std::chrono::steady_clock::now() + limit;
-    for (int polls = 0; !poll(); ++polls) {
-      if (polls < kPollsBeforeYield) continue;
-      sched_yield();
-      if (limit.count() > 0 && std::chrono::steady_clock::now() > deadline) {
-        throw Error(ErrorCode::Timeout, "no " + std::string(receives_ ? "message" : "matching receive") + " within " +
-                                            std::to_string(limit.count()) + " ms");
-      }
-    }
   }
 
  private:
@@ -293,13 +277,8 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     if (const int code = routine(); code != MPI_SUCCESS) message.fail(code);
   }
 
-  // Never MPI_Send or MPI_Recv: the lock must be free for other threads while the peer is waited for.
+  // Always started, never MPI_Send or MPI_Recv: the lock must be free for other threads while the peer is waited for.
   void message(const Call& call, Lane& lane) {
-    if (lane.blocking()) {
-      Message message(call);
-      start(call, message);
-      return message.wait(call.timeout);
-    }
     auto message = std::make_unique<Message>(call);
     start(call, *message);
     lane.track(std::move(message));

@@ -44,7 +44,7 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         _draw_loss(loss, records)
         figure.suptitle(
             f"Mixture-of-experts language model, {setting.ranks} ranks, {setting.experts} experts, "
-            f"{setting.tokens_per_step} tokens a step",
+            f"{setting.tokens_per_step:,} bytes of text a step",
             x=0.01,
             ha="left",
             fontsize=12,
@@ -78,16 +78,16 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
         below = 0.0
         for operation, shade in SHADES.items():
             value, backend = parts[operation], record.backends[operation]
-            axes.bar(index, value, bottom=below, width=0.65, color=COLORS[backend], alpha=shade)
+            axes.bar(index, value, bottom=below, width=0.78, color=COLORS[backend], alpha=shade)
             if value > 0.08 * highest:  # else the text would not fit
-                text, ink = f"{operation}\non {backend}: {value:.1f}", "white" if shade == 1 else INK
+                text, ink = f"{operation}\n{backend} {value:.1f}", "white" if shade == 1 else INK
                 axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)
             below += value
         axes.annotate(f"{below:.1f}", (index, below), (0, 4), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(records)), [record.mode for record in records])
     axes.set_ylim(0, highest * 1.12)
-    axes.set_ylabel("ms per step in calls and waits")
-    axes.set_title("Communication, by operation and backend")
+    axes.set_ylabel("ms per step in calls and waits, median")
+    axes.set_title("Communication")
 
 
 def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
@@ -99,4 +99,4 @@ def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
     axes.set_ylabel("training loss, nats per byte")
     axes.legend(frameon=False)
     same = all(record.curve == records[0].curve for record in records)
-    axes.set_title("Loss: every step the same in all modes" if same else "Loss")
+    axes.set_title("Loss: equal in all modes" if same else "Loss")

@@ -1,0 +1,713 @@
+# Generated from the op table by `make generate`. Do not edit.
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch.distributed import ReduceOp
+
+__version__: str
+ArrayLike: TypeAlias = torch.Tensor | Any
+"""A tensor, a NumPy array, or anything with DLPack."""
+
+class Operation:
+    """A public operation as a callable."""
+
+    __name__: str
+    __signature__: Any
+
+__all__ = ["broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "barrier", "send", "recv", "bcast", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all_single", "gatherv", "scatterv", "all_gatherv", "all_to_allv", "reduce_scatterv", "isend", "irecv"]
+class Work:
+    def wait(self, timeout: timedelta | None = None) -> bool: ...
+    def is_completed(self) -> bool: ...
+    def is_success(self) -> bool: ...
+    def exception(self) -> Exception | None: ...
+    def synchronize(self) -> None: ...
+    def source_rank(self) -> int: ...
+    def result(self) -> list[torch.Tensor]: ...
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]: ...
+    def _on_done(self, callback: Callable[[], None]) -> None: ...
+
+class ProcessGroup:
+    def __init__(self, name: str, ranks: list[int], rank: int, timeout: timedelta) -> None: ...
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def name(self) -> str: ...
+    @property
+    def group_name(self) -> str: ...
+    @property
+    def ranks(self) -> list[int]: ...
+    @property
+    def backends(self) -> list[str]: ...
+    @property
+    def timeout(self) -> timedelta: ...
+    @property
+    def _closed(self) -> bool: ...
+    def _connect(self, backend: str, path: str, foreign: Any) -> None: ...
+    def _disconnect(self, name: str) -> None: ...
+    def _close(self) -> None: ...
+    def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool) -> str: ...
+    def _group_rank(self, global_rank: int) -> int: ...
+
+def ops() -> list[dict[str, Any]]: ...
+def signatures() -> list[dict[str, Any]]: ...
+def dtypes() -> list[str]: ...
+def reductions() -> list[str]: ...
+def reduction_defined(dtype: str, red: str) -> bool: ...
+def set_exceptions(classes: dict[str, type[Exception]]) -> None: ...
+def set_world(group: ProcessGroup | None) -> None: ...
+def world() -> ProcessGroup | None: ...
+def set_coalescing(works: list[Work] | None) -> None: ...
+def load_backend(name: str, path: str) -> None: ...
+def missing_backend(name: str, reason: str) -> None: ...
+def backend_status() -> dict[str, str]: ...
+def drain(names: list[str], limit: timedelta) -> bool: ...
+def shutdown() -> None: ...
+@overload
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None) -> Work | None:
+    """Copies the root's tensor to every rank of the group.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        src: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        group_src: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.broadcast; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Reduces the tensors of all ranks element by element; every rank gets the result in place.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_reduce; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None) -> Work | None:
+    """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        dst: global rank of the root (of the peer, for send and recv).
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        group_dst: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.reduce; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Gathers every rank's tensor into a list (or one tensor) on every rank.
+
+    Args:
+        tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+            order.
+        tensor: contiguous tensor that is sent.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_gather; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+            order.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.reduce_scatter; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
+
+    Args:
+        output_tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks
+            in rank order.
+        input_tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks
+            in rank order.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_to_all; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None) -> Work | None:
+    """Gathers every rank's tensor into a list (or one tensor) on the root.
+
+    Args:
+        tensor: contiguous tensor that is sent.
+        gather_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+            order.
+        dst: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        group_dst: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.gather; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None) -> Work | None:
+    """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
+
+    Args:
+        tensor: contiguous tensor that receives the result; same dtype and device as the input.
+        scatter_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in
+            rank order.
+        src: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        group_src: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.scatter; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def barrier(group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work | None:
+    """Returns when every rank of the group has entered it.
+
+    Args:
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        device_ids: accepted as in torch; a host barrier has no use for it.
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.barrier; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, async_op: bool = False) -> Work | None:
+    """Sends a tensor to one rank; returns when the tensor may be changed.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        dst: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        tag: number, 0 or more, that matches a send with its receive.
+        group_dst: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+        async_op: True: return a Work at once; the same on all ranks.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.send; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, async_op: bool = False) -> int | Any:
+    """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        src: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        tag: number, 0 or more, that matches a send with its receive.
+        group_src: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+        async_op: True: return a Work at once; the same on all ranks.
+
+    Returns: The sender's global rank, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.recv; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
+@overload
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """MPI's name of broadcast.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        root: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's broadcast in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
+
+    Args:
+        output_tensor: contiguous tensor that receives the result; same dtype and device as the input.
+        input_tensor: contiguous tensor that is sent.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_gather_into_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """torch 2.13's name of all_gather_into_tensor.
+
+    Args:
+        output_tensor: contiguous tensor that receives the result; same dtype and device as the input.
+        input_tensor: contiguous tensor that is sent.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_gather_single; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.reduce_scatter_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """torch 2.13's name of reduce_scatter_tensor.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.reduce_scatter_single; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+    """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        output_split_sizes: rows of the output's first dimension from each rank; None: equal parts.
+        input_split_sizes: rows of the input's first dimension for each rank; None: equal parts.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.all_to_all_single; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+    """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        root: global rank of the root (of the peer, for send and recv).
+        rcounts: elements of the block from each rank.
+        displs: where each rank's block starts in the output, in elements; None: packed.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
+            ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+    """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        root: global rank of the root (of the peer, for send and recv).
+        scounts: elements of the block for each rank.
+        displs: where each rank's block starts in the input, in elements; None: packed.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
+            ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+    """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        rcounts: elements of the block from each rank.
+        displs: where each rank's block starts in the output, in elements; None: packed.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
+            ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's all_gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+    """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        scounts: elements of the block for each rank.
+        rcounts: elements of the block from each rank.
+        sdispls: where each rank's block starts in the input, in elements; None: packed.
+        rdispls: where each rank's block starts in the output, in elements; None: packed.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
+            ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's all_to_all in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+    """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
+
+    Args:
+        output: contiguous tensor that receives the result; same dtype and device as the input.
+        input: contiguous tensor that is sent.
+        rcounts: elements of the block for each rank.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        group: group to work in; None: the default group.
+        async_op: True: return a Work at once; the same on all ranks.
+        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
+            ranks.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: None, or a Work if async_op is set.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: MPI's reduce_scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
+@overload
+def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None) -> Work:
+    """Starts sending a tensor to one rank and returns a Work.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        dst: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        tag: number, 0 or more, that matches a send with its receive.
+        group_dst: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: A Work.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.isend; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def isend(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
+@overload
+def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None) -> Work:
+    """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
+
+    Args:
+        tensor: contiguous tensor of any shape, read and written in place.
+        src: global rank of the root (of the peer, for send and recv).
+        group: group to work in; None: the default group.
+        tag: number, 0 or more, that matches a send with its receive.
+        group_src: the same as a rank of the group; give one of the two.
+        backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
+            the positional arguments.
+
+    Returns: A Work.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: an argument is wrong; nothing has been sent.
+        NotInitializedError: before init, after finalize, or for a backend that the group does not have.
+        UnsupportedError: the backend cannot do this and no fallback is allowed.
+        BackendError: the communication library failed.
+        CollectiveTimeoutError: the operation took longer than the group's timeout.
+
+    Source: torch.distributed.irecv; MCR-DL paper (IPDPS 2023), Listing 1.
+    """
+@overload
+def irecv(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
