@@ -91,7 +91,6 @@ class group(metaclass=_GroupType):  # torch's name
 
 
 __all__ = [
-    *_C.__all__,
     "BackendError",
     "BackendUnavailableError",
     "CollectiveTimeoutError",
