@@ -64,8 +64,9 @@ struct Issue {
     if (call.vectored && slot->communicator->packed()) pack(call, plan);
     const Route chosen = route(*slot->communicator, call, average);
     if (chosen == Route::Unsupported) {
-      throw Error(ErrorCode::Unsupported, "no support for dtype " + std::string(row(call.dtype).name) + " on device " +
-                                              std::string(name(call.device.type)));
+      throw Error(ErrorCode::Unsupported, "no native form for dtype " + std::string(row(call.dtype).name) +
+                                              " on device " + std::string(name(call.device.type)) +
+                                              ", and no fallback");
     }
     return chosen;
   }

@@ -25,7 +25,9 @@ def test_mpich(pools: Pools, function: Callable[[], None]) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("function", [big.broadcast, big.messages, big.all_gatherv], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [big.broadcast, big.messages, big.far_displacements_refused], ids=lambda f: f.__name__
+)
 def test_open_mpi(pools: Pools, function: Callable[[], None]) -> None:
     """Open MPI 5.0 has not: messages travel in a type of their own, collectives by messages."""
     pools.get("mpiexec-openmpi", 2).run(function, limit=LIMIT)

@@ -170,7 +170,7 @@ class Pool:
 class Pools:
     """The session's pools by launcher and size; few live at a time, as every rank holds a whole torch."""
 
-    _LIMIT = 3
+    _LIMIT = 5
 
     def __init__(self) -> None:
         self._pools: dict[tuple[str, int], Pool] = {}

@@ -7,7 +7,8 @@ import torch
 
 import mcr_dl
 from harness.position import note
-from ranks import session
+from ranks import errors, session
+from ranks.expect import expect
 
 COUNT = 2**31 + 12_345
 # Ends, both sides of 2**31 and of 2**30 (where messages are cut), and the middle of the last part.
@@ -69,6 +70,21 @@ def all_gatherv() -> None:
     assert bool((output[2**31 + 5000 : 2**31 + 6000] == 1).all())
     assert bool((output[2**31 - 500 : 2**31 + 500] == 2).all())
     assert int(torch.count_nonzero(output)) == 2000
+
+
+def far_displacements_refused() -> None:
+    """Where the library's displacements are 32-bit numbers: a clear error, nothing sent, and a group that works."""
+    session.start()
+    note("big displacements")
+    output = torch.zeros(COUNT, dtype=torch.uint8)
+    mine = torch.ones(1000, dtype=torch.uint8)
+
+    def call() -> None:
+        mcr_dl.all_gatherv(output, mine, [1000, 1000], [2**31 + 5000, 2**31 - 500], backend="mpi")
+
+    expect(mcr_dl.UnsupportedError, call, "mpi.all_gather", "2147483647", str(2**31 + 5000))
+    assert int(torch.count_nonzero(output)) == 0
+    errors.good_call("mpi")
 
 
 def all_to_all() -> None:
