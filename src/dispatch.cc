@@ -14,6 +14,22 @@ namespace mcr {
 
 namespace {
 
+// Tells the backend's progress thread that somebody polls.
+class Waiting {
+ public:
+  explicit Waiting(Progress* progress) : progress_(progress) {
+    if (progress_ != nullptr) progress_->enter_wait();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  ~Waiting() {
+    if (progress_ != nullptr) progress_->leave_wait();
+  }
+
+ private:
+  Progress* progress_;
+};
+
 // How often a wait looks up from the operation: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
@@ -95,9 +111,9 @@ struct Issue {
   std::shared_ptr<Work> work(Lane& lane) {
     if (plan.keep) plan.kept = plan.keep();
     auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-    auto made = std::make_shared<Work>(
-        Work::Context{call.op, group.label(), &chosen.backend.name, chosen.communicator, call.timeout},
-        std::move(plan));
+    auto made = std::make_shared<Work>(Work::Context{call.op, group.label(), &chosen.backend.name, chosen.communicator,
+                                                     &chosen.backend.progress, call.timeout},
+                                       std::move(plan));
     made->attach(lane.take());
     return made;
   }
@@ -166,6 +182,8 @@ std::string_view how(const Communicator& communicator, Call call) {
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
+  if (work.poll()) return work.rethrow();
+  const Waiting waiting(work.progress());
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     const auto left =

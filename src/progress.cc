@@ -17,8 +17,11 @@ constexpr std::size_t kSweep = 64;
 
 // Whoever waits polls for itself, so this thread may sleep: often enough to keep transfers moving, rarely enough to
 // leave the cores to the program.
-constexpr microseconds kFirstNap{20};
+constexpr microseconds kFirstNap{50};
 constexpr microseconds kLongestNap{200};
+
+// It stays half awake for so many naps after the last operation, because waking it costs as much as a small message.
+constexpr int kIdleNaps = 50;
 
 }  // namespace
 
@@ -33,11 +36,10 @@ void Progress::stop() {
 
 void Progress::watch(std::shared_ptr<Work> work) {
   std::lock_guard lock(mutex_);
-  const bool idle = works_.empty();
   works_.push_back(std::move(work));
   if (!thread_.joinable()) {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
-  } else if (idle) {
+  } else if (asleep_) {
     wake_.notify_one();
   }
 }
@@ -59,14 +61,27 @@ bool Progress::drain(std::chrono::nanoseconds limit) {
 
 void Progress::run(const std::stop_token& stop) {
   auto nap = kFirstNap;
+  int idle = 0;
   while (!stop.stop_requested()) {
-    {
-      std::unique_lock lock(mutex_);
-      if (!wake_.wait(lock, stop, [this] { return !works_.empty(); })) return;
-    }
-    nap = sweep() ? kFirstNap : std::min(nap * 2, kLongestNap);
-    std::this_thread::sleep_for(nap);
+    const bool some = sweep();
+    const bool waited_for = waiting_.load(std::memory_order_relaxed) > 0;
+    nap = some && !waited_for ? kFirstNap : std::min(nap * 2, kLongestNap);
+    std::this_thread::sleep_for(waited_for ? kLongestNap : nap);
+    idle = some ? 0 : idle + 1;
+    if (idle < kIdleNaps) continue;
+    if (!sleep_while_idle(stop)) return;
+    idle = 0;
+    nap = kFirstNap;
   }
+}
+
+// Until there is something to do; false when it is time to end.
+bool Progress::sleep_while_idle(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  asleep_ = true;
+  const bool woken = wake_.wait(lock, stop, [this] { return !works_.empty(); });
+  asleep_ = false;
+  return woken;
 }
 
 // Polls outside the mutex: a callback may issue the next operation. True if a work has completed.

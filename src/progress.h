@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -22,6 +23,10 @@ class Progress {
 
   /// Co-owns the Work until it is complete. The thread starts with the first.
   void watch(std::shared_ptr<Work> work);
+  /// While threads wait, they poll the library themselves: this thread then only looks in at long intervals.
+  void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
+  void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }
+
   /// Polls until everything watched is complete or the time has passed; true if nothing is left.
   bool drain(std::chrono::nanoseconds limit);
   /// Ends the thread. What is still running is left to whoever waits for it.
@@ -29,12 +34,15 @@ class Progress {
 
  private:
   void run(const std::stop_token& stop);
+  bool sleep_while_idle(const std::stop_token& stop);
   bool sweep();
 
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::deque<std::shared_ptr<Work>> works_;  // guarded by mutex_
-  std::jthread thread_;                      // last: joins before what it uses is gone
+  bool asleep_ = false;                      // guarded by mutex_
+  std::atomic<int> waiting_{0};
+  std::jthread thread_;  // last: joins before what it uses is gone
 };
 
 }  // namespace mcr

@@ -31,10 +31,12 @@ void check_reduction(const Call& call) {
 }
 
 void check_root(const Call& call, const OpRow& op, int rank, int size) {
-  const bool peer = op.is(kPeer);
-  const std::string ranks = "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)";
   if (call.root == kAnyRank && call.op == Op::recv) return;
-  if (call.root < 0 || call.root >= size) wrong(peer ? "peer" : "root", ranks, to_string(call.root));
+  const bool peer = op.is(kPeer);
+  if (call.root < 0 || call.root >= size) {
+    wrong(peer ? "peer" : "root", "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)",
+          to_string(call.root));
+  }
   if (peer && call.root == rank) wrong("peer", "another rank than this one", to_string(call.root));
   if (peer && call.tag < 0) wrong("tag", "0 or more", to_string(call.tag));
 }

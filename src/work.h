@@ -16,6 +16,8 @@
 
 namespace mcr {
 
+class Progress;
+
 /// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, Op op, const std::string& group);
 
@@ -32,6 +34,7 @@ class Work {
     std::shared_ptr<const std::string> group;  // Group::label()
     const std::string* backend;                // of the registry, which is never destroyed
     std::shared_ptr<Communicator> communicator;
+    Progress* progress;               // its backend's, of the registry too
     std::chrono::milliseconds limit;  // what wait() grants when it is given none
   };
 
@@ -53,6 +56,7 @@ class Work {
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
   bool failed() const noexcept { return completed() && failure_.has_value(); }
+  Progress* progress() const { return context_.progress; }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
   const Plan& plan() const { return plan_; }

@@ -126,17 +126,17 @@ int root_rank(const Group& group, Op op, Named global, Named local) {
   if (given(global) && given(local)) {
     wrong(ErrorCode::InvalidArgument, std::string(global.name) + " and " + local.name, "one of the two", "both");
   }
-  const std::string ranks = "a rank of the group (0 to " + std::to_string(group.size() - 1) + ")";
+  const auto ranks = [&] { return "a rank of the group (0 to " + std::to_string(group.size() - 1) + ")"; };
   if (given(local)) {
     const int64_t rank = integer(local.value, local.name);
-    if (rank < 0 || rank >= group.size()) wrong(ErrorCode::InvalidArgument, local.name, ranks, std::to_string(rank));
+    if (rank < 0 || rank >= group.size()) wrong(ErrorCode::InvalidArgument, local.name, ranks(), std::to_string(rank));
     return static_cast<int>(rank);
   }
   if (!given(global)) {
     if (op == Op::recv) return kAnyRank;
     if (op != Op::gather && op != Op::scatter) {
       wrong(ErrorCode::InvalidArgument, global.name,
-            local.name == nullptr ? ranks : ranks + " here or in " + local.name, "None");
+            local.name == nullptr ? ranks() : ranks() + " here or in " + local.name, "None");
     }
   }
   // torch's default root of gather and scatter is global rank 0.
