@@ -116,6 +116,16 @@ def test_open_mpi_under_mpichs_mpiexec() -> None:
     assert ": done" not in text
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec-openmpi"])
+def test_threads_that_block(launcher: str) -> None:
+    """With MCR_DL_MPI_THREAD_LEVEL=multiple, threads may block in collectives of different groups in any order."""
+    script = str(launchers.TESTS / "programs" / "threads.py")
+    level = {"MCR_DL_MPI_THREAD_LEVEL": "multiple"}
+    codes, text = run([(command, {**extra, **level}) for command, extra in commands(launcher, 2, [script])])
+    assert set(codes) == {0}, text
+    assert text.count("threads: done") == 2
+
+
 def test_a_rank_that_fails_ends_the_job() -> None:
     """After an exception on one rank the process leaves at once, so that the launcher can end the others."""
     program = (

@@ -156,8 +156,16 @@ def while_python_computes(backend: str) -> None:
 
 
 def threads(backend: str) -> None:
-    """Four threads, each on a group of its own, blocking and asynchronous calls mixed."""
+    """Four threads, each on a group of its own, in whatever order they come to run.
+
+    On mpi the calls are asynchronous: blocking ones of several threads need MPI_THREAD_MULTIPLE (programs/threads.py).
+    """
     session.start()
+    four_threads(backend, blocking=backend != "mpi")
+
+
+def four_threads(backend: str, blocking: bool) -> None:
+    """The work of `threads`, with blocking and asynchronous calls mixed, or asynchronous ones alone."""
     groups = [mcr_dl.new_group() for _ in range(4)]
     size = mcr_dl.get_world_size()
     failures: list[BaseException] = []
@@ -166,7 +174,7 @@ def threads(backend: str) -> None:
         try:
             for number in range(60):
                 tensor = torch.full((1 + number * 37 % 3000,), float(number + index))
-                if number % 2:
+                if number % 2 and blocking:
                     mcr_dl.all_reduce(tensor, group=groups[index], backend=backend)
                 else:
                     mcr_dl.all_reduce(tensor, group=groups[index], backend=backend, async_op=True).wait()

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocking collectives of several threads at once on MPI: what MPI_THREAD_MULTIPLE is for."""
+
+import mcr_dl
+from ranks.works import four_threads
+
+mcr_dl.init_process_group("mpi")
+four_threads("mpi", blocking=True)
+mcr_dl.finalize()
+print("threads: done", flush=True)
