@@ -200,6 +200,9 @@ def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | Non
         path = _backends.load(name)
         foreign: object = None
         if name == "mpi":
+            if mpi_comm is None and name not in current.backends:
+                message = "backend: 'mpi' starts on all ranks together, so it must be named at init_process_group()"
+                raise NotInitializedError(message)
             _prepare_mpi(current)
             foreign = mpi_comm
         elif _backends.is_torch(name):

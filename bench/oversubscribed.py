@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl._backends).
+
+Starts 4 ranks twice, with what MCR-DL sets there and with MPICH's own choice, and prints µs per call on rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+OPERATIONS = ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+CALLS = 300
+
+
+def rank() -> None:
+    """One rank."""
+    import torch
+
+    import mcr_dl
+
+    mcr_dl.init_process_group("mpi")
+    tensor = torch.ones(1)
+    calls = {
+        "all_reduce": lambda: mcr_dl.all_reduce(tensor),
+        "barrier": mcr_dl.barrier,
+        "broadcast": lambda: mcr_dl.broadcast(tensor, 0),
+    }
+    for name, call in calls.items():
+        call()
+        seconds = timeit.timeit(call, number=CALLS) / CALLS
+        if mcr_dl.get_rank() == 0:
+            print(f"  {name:12} {seconds * 1e6:10.1f} µs", flush=True)
+    mcr_dl.destroy_process_group()
+
+
+def main() -> None:
+    """Start the ranks, or be one."""
+    if "MCR_DL_BENCH_RANK" in os.environ:
+        rank()
+        return
+    ranks = 2 * (os.cpu_count() or 1)
+    own_choice = {f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "auto" for operation in OPERATIONS}
+    for title, variables in (("as MCR-DL sets it", {}), ("MPICH's own choice", own_choice)):
+        print(f"{ranks} ranks on {os.cpu_count()} cores, 4 B, {title}:", flush=True)
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "MCR_DL_BENCH_RANK": "1"}
+        mpiexec = Path(sys.prefix, "bin", "mpiexec")
+        subprocess.run([mpiexec, "-n", str(ranks), sys.executable, __file__], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    main()
