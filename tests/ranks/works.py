@@ -141,11 +141,8 @@ def while_python_computes(backend: str) -> None:
     work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)
     key = f"done-{backend}-{store.add(f'while-{backend}-{mcr_dl.get_rank()}', 1)}"
     if mcr_dl.get_rank() == 0:
-        total = 0
-        while not store.check([key]):
-            for value in range(10_000):  # Python, holding the GIL
-                total += value
-        assert total > 0
+        while not store.check([key]):  # the peer may be done before this rank looks for the first time
+            sum(range(10_000))  # Python, holding the GIL
         work.wait()
     else:
         work.wait()
