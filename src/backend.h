@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "call.h"
@@ -35,6 +37,11 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual bool supports(const Call& call) const = 0;
   virtual void issue(const Call& call, Lane& lane) = 0;
+  /// Other ways to do the same calls (algorithms, settings), each a candidate for selection beside the library's own
+  /// choice: `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the place in this list.
+  virtual std::span<const std::string_view> variants() const { return {}; }
+  /// Whether the variants do this call in another way than the library's own choice. Equal on all ranks, as supports().
+  virtual bool varies(const Call&) const { return false; }
   /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
   /// lets one thread in at a time and another thread's message may be what this one waits for.
   virtual bool inline_messages() const { return false; }
@@ -86,7 +93,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 1;
+inline constexpr int kPluginVersion = 2;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {

@@ -27,6 +27,7 @@ struct Call {
   RedOp red = RedOp::SUM;
   bool vectored = false;
   bool internal = false;  // part of an emulation: its messages must not match a user's
+  uint8_t variant = 0;    // which of the communicator's ways to do it: 0 for the library's own choice
   Device device;
   Buffer in, out;
   std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;

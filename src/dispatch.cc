@@ -7,7 +7,6 @@
 #include "emulate.h"
 #include "flatten.h"
 #include "reduce.h"
-#include "select.h"
 #include "validate.h"
 
 namespace mcr {
@@ -75,7 +74,8 @@ struct Issue {
     if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
     if (empty(call)) return Route::Nothing;
     lower_bool(call);
-    if (slot == nullptr) slot = &select(group, call);
+    if (slot == nullptr) slot = &group.choose(call);
+    call.variant = slot->variant;
     separate(call, plan);
     if (call.vectored && slot->communicator->packed()) pack(call, plan);
     const Route chosen = route(*slot->communicator, call, average);
@@ -102,7 +102,7 @@ struct Issue {
   // What was started before the error stays alive until it ends: the library still uses its memory.
   [[noreturn]] void fail(const Error& error, Lane& lane) {
     if (lane.pending()) watch(work(lane));
-    const auto backend = slot == nullptr ? group.any_backend() : slot->backend.name;
+    const auto backend = slot == nullptr ? group.any_backend() : slot->name;
     throw Error(error.code(), describe(std::string(backend), call.op, *group.label()) + ": " + error.what());
   }
 
@@ -111,7 +111,7 @@ struct Issue {
   std::shared_ptr<Work> work(Lane& lane) {
     if (plan.keep) plan.kept = plan.keep();
     auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-    auto made = std::make_shared<Work>(Work::Context{call.op, group.label(), &chosen.backend.name, chosen.communicator,
+    auto made = std::make_shared<Work>(Work::Context{call.op, group.label(), &chosen.name, chosen.communicator,
                                                      &chosen.backend.progress, call.timeout},
                                        std::move(plan));
     made->attach(lane.take());

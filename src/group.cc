@@ -21,16 +21,24 @@ Group::Group(GroupSpec spec)
     : spec_(std::move(spec)),
       identity_(is_identity(spec_.ranks)),
       label_(std::make_shared<const std::string>("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) +
-                                                 " of " + std::to_string(spec_.size()))) {}
+                                                 " of " + std::to_string(spec_.size()))),
+      selector_(spec_.size()) {}
 
 void Group::connect(Registry::Entry& backend, uintptr_t foreign) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
-  slots_.push_back({backend, backend.backend->connect(spec)});
+  const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
+  slots_.push_back({backend, communicator, backend.name});
+  for (const auto variant : communicator->variants()) {
+    const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
+    slots_.push_back({backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1)});
+  }
+  tune(selector_.tuning());
 }
 
-void Group::disconnect(std::string_view backend) {
-  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == backend; });
+void Group::disconnect(std::string_view name) {
+  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == name || slot.name == name; });
+  tune(selector_.tuning());
 }
 
 void Group::close() {
@@ -38,9 +46,9 @@ void Group::close() {
   slots_.clear();
 }
 
-Group::Slot* Group::find(std::string_view backend) {
+Group::Slot* Group::find(std::string_view name) {
   for (auto& slot : slots_) {
-    if (slot.backend.name == backend) return &slot;
+    if (slot.name == name) return &slot;
   }
   return nullptr;
 }

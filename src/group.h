@@ -8,17 +8,16 @@
 
 #include "backend.h"
 #include "registry.h"
+#include "select.h"
 
 namespace mcr {
 
-/// A set of ranks and its communicators, one per backend. Communicators are made when the group is, not on first use:
-/// making one is a collective, and a first use may be a send that only two ranks take part in.
+/// A set of ranks and its communicators, one per backend, with the variants of each as candidates. Communicators are
+/// made when the group is, not on first use: making one is a collective, and a first use may be a send that only two
+/// ranks take part in.
 class Group {
  public:
-  struct Slot {
-    Registry::Entry& backend;
-    std::shared_ptr<Communicator> communicator;  // shared with running works
-  };
+  using Slot = mcr::Slot;
 
   explicit Group(GroupSpec spec);
   Group(const Group&) = delete;
@@ -26,13 +25,18 @@ class Group {
 
   /// Makes the communicator of one more backend. Collective. Not beside running calls of the same group.
   void connect(Registry::Entry& backend, uintptr_t foreign);
-  /// Gives up the communicator of one backend.
-  void disconnect(std::string_view backend);
+  /// Gives up one backend with its variants, or one variant.
+  void disconnect(std::string_view name);
+  /// Takes what `auto` shall go by, equal on all ranks. Not beside running calls of the same group.
+  void tune(Tuning tuning) { selector_.reset(slots_, std::move(tuning)); }
+  Selector& selector() { return selector_; }
+  /// The candidate of a call that names none.
+  Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 
-  /// The slot of that backend, or null.
-  Slot* find(std::string_view backend);
+  /// The candidate of that name, or null.
+  Slot* find(std::string_view name);
   std::list<Slot>& slots() { return slots_; }
   const GroupSpec& spec() const { return spec_; }
   int size() const { return spec_.size(); }
@@ -42,7 +46,8 @@ class Group {
   bool closed() const { return closed_; }
   /// How errors name the backend of a call that names none: the only one, or "auto".
   std::string_view any_backend() const {
-    return slots_.size() == 1 ? std::string_view(slots_.front().backend.name) : "auto";
+    const bool one = !slots_.empty() && &slots_.front().backend == &slots_.back().backend;
+    return one ? std::string_view(slots_.front().backend.name) : "auto";
   }
   /// "group 'default', rank 1 of 4": shared with works that outlive the group.
   const std::shared_ptr<const std::string>& label() const { return label_; }
@@ -53,6 +58,7 @@ class Group {
   bool closed_ = false;
   std::shared_ptr<const std::string> label_;
   std::list<Slot> slots_;
+  Selector selector_;
 };
 
 }  // namespace mcr

@@ -52,6 +52,11 @@ Registry::Entry& Registry::add(const std::string& name, std::unique_ptr<Backend>
   return entry;
 }
 
+const std::string& Registry::keep_name(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  return *names_.insert(name).first;
+}
+
 void Registry::missing(const std::string& name, const std::string& reason) {
   std::lock_guard lock(mutex_);
   auto& entry = entries_[name];

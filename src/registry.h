@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Registry {
   Entry& add(const std::string& name, std::unique_ptr<Backend> backend);
   /// The backend of that name if it is loaded, else null.
   Entry* find(const std::string& name);
+  /// A name that lives as long as the process: works name their backend, and may outlive its group.
+  const std::string& keep_name(const std::string& name);
   /// Remembers why a backend cannot be had.
   void missing(const std::string& name, const std::string& reason);
   /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
@@ -44,6 +47,7 @@ class Registry {
   Registry() = default;
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;  // entries never move
+  std::set<std::string> names_;
 };
 
 }  // namespace mcr

@@ -1,13 +1,120 @@
 // SPDX-License-Identifier: Apache-2.0
+// Which candidate (a backend, or a variant of one) gets a call that names none.
 #pragma once
 
-#include "group.h"
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "curve.h"
+#include "registry.h"
 
 namespace mcr {
 
-/// The backend of a call that names none. Without tuning tables: the first of the group's backends, in the order in
-/// which they were given at init, that has the operation natively; else the first. All ranks decide alike because that
-/// order and supports() are equal on all ranks.
-Group::Slot& select(Group& group, const Call& call);
+/// A candidate: a backend's communicator, and which of its variants.
+struct Slot {
+  Registry::Entry& backend;
+  std::shared_ptr<Communicator> communicator;  // shared with running works and with the backend's other variants
+  const std::string& name;                     // "mpi" or "mpi:p2p"; of the registry
+  uint8_t variant = 0;
+};
+
+/// What the measurements say, for one group. It must be equal on all ranks of the group: so are the choices then.
+struct Tuning {
+  struct Cost {
+    Op op;
+    bool vectored;
+    DeviceType device;
+    DTypeClass types;
+    std::string candidate;
+    CostCurve curve;
+  };
+  /// The user's word: such calls go as if they named the candidate. Of several rules the last counts.
+  struct Rule {
+    Op op;
+    bool vectored;
+    int64_t from, to;  // bytes, without `to`
+    std::string candidate;
+    static constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
+  };
+  std::vector<Cost> costs;
+  std::vector<Rule> rules;
+};
+
+/// The size that tables go by, in bytes: that of the tensor; of all ranks' data for gathers, scatters and what combines
+/// them; of one rank's for exchanges. -1 where ranks may see different counts: vectored calls other than all_gather and
+/// reduce_scatter, unless the caller gives a hint.
+int64_t message_bytes(const Call& call, int ranks);
+
+/// Whether the communicator does the call itself, if need be with a sum and a division for an average.
+bool native(const Communicator& communicator, Call call);
+
+/// The choice of one group. choose() and explain() may be called from any thread; reset() not beside them.
+class Selector {
+ public:
+  explicit Selector(int ranks) : ranks_(ranks) {}
+
+  /// New candidates or measurements; what was worked out from the old ones is forgotten.
+  void reset(std::list<Slot>& slots, Tuning tuning);
+  const Tuning& tuning() const { return tuning_; }
+
+  /// The candidate of a call that names none: the user's rule; else the cheapest by the cost curves among those that do
+  /// the call themselves; without curves the first of these, in the order in which the backends were given.
+  Slot& choose(const Call& call);
+
+  struct Explanation {
+    const Slot* chosen;
+    bool forced;   // by a rule
+    bool guessed;  // from the curves of another class of types, or of the form with equal counts
+    struct Candidate {
+      const Slot* slot;
+      const CostCurve* curve;  // null: not measured
+    };
+    std::vector<Candidate> candidates;  // those that were compared
+  };
+  Explanation explain(const Call& call);
+
+ private:
+  struct Range {
+    int64_t from;
+    Slot* slot;
+    bool forced;
+  };
+  struct Choice {
+    std::vector<Range> ranges;  // from 0 on, never empty
+    Range unsized;
+  };
+  struct Field {
+    std::vector<Slot*> slots;
+    std::vector<const CostCurve*> curves;  // one per slot; an empty curve where there is none
+    bool guessed = false;
+  };
+  static constexpr std::size_t kForms = kOps.size() * 2 * 2;  // op, vectored, device
+  static constexpr std::size_t kTypes = kDTypes.size() * kReductions.size();
+  using Types = std::array<std::atomic<const Choice*>, kTypes>;
+
+  const Choice& remembered(const Call& call);
+  const Choice& decide(const Call& call);
+  Field field(const Call& call) const;
+  std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Call& call, bool vectored,
+                                          DTypeClass types) const;
+  void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
+  const Range& range_of(const Choice& choice, int64_t bytes) const;
+
+  int ranks_;
+  std::list<Slot>* slots_ = nullptr;
+  Tuning tuning_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<const Choice>> choices_;
+  std::vector<std::unique_ptr<Types>> tables_;
+  std::array<std::atomic<Types*>, kForms> forms_{};
+};
 
 }  // namespace mcr

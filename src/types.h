@@ -83,6 +83,24 @@ constexpr bool defined(DType dtype, RedOp red) {
   return false;
 }
 
+/// Element types whose operations cost alike, to the cost tables: `Any` for operations that only move data.
+enum class DTypeClass : uint8_t { Any, Half, Float, Integer, Complex };
+
+inline constexpr std::array<std::string_view, 5> kDTypeClasses = {"any", "half", "float", "integer", "complex"};
+
+constexpr DTypeClass class_of(DType dtype) {
+  switch (row(dtype).kind) {
+    case DTypeKind::Floating:
+      return row(dtype).bytes == 2 ? DTypeClass::Half : DTypeClass::Float;
+    case DTypeKind::Complex:
+      return DTypeClass::Complex;
+    case DTypeKind::Integer:
+    case DTypeKind::Bool:
+      break;
+  }
+  return DTypeClass::Integer;
+}
+
 enum class DeviceType : uint8_t { CPU, CUDA };
 
 struct Device {

@@ -69,6 +69,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl.tuning.explain import Explanation, explain
 
 _attach()
 init = init_process_group
@@ -94,6 +95,7 @@ __all__ = [
     "BackendError",
     "BackendUnavailableError",
     "CollectiveTimeoutError",
+    "Explanation",
     "FileStore",
     "GroupMember",
     "HashStore",
@@ -116,6 +118,7 @@ __all__ = [
     "broadcast_object_list",
     "default_pg_timeout",
     "destroy_process_group",
+    "explain",
     "finalize",
     "gather_object",
     "get_backend",

@@ -76,6 +76,9 @@ _FUNCTIONS = (
     "def backend_status() -> dict[str, str]:",
     "def drain(names: list[str], limit: timedelta) -> bool:",
     "def shutdown() -> None:",
+    "def operations() -> list[str]:",
+    "def dtype_class(dtype: str) -> str:",
+    "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
 )
 
 # The classes are bound by hand in module.cc; test_api.py compares these with what they have.
@@ -99,6 +102,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def group_name(self) -> str:",
         "@property def ranks(self) -> list[int]:",
         "@property def backends(self) -> list[str]:",
+        "@property def candidates(self) -> list[str]:",
         "@property def timeout(self) -> timedelta:",
         "@property def _closed(self) -> bool:",
         "def _connect(self, backend: str, path: str, foreign: Any) -> None:",
@@ -106,6 +110,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _close(self) -> None:",
         "def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool) -> str:",
         "def _group_rank(self, global_rank: int) -> int:",
+        "def _tune(self, costs: list[Any], rules: list[tuple[str, int, int, str]]) -> None:",
+        "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str) -> dict[str, Any]:",
     ),
 }
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import atexit
-import json
+import os
 import sys
 import threading
 import warnings
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _backends, _launch, _mpi_library, _torch_backends
+from mcr_dl import _C, _agreement, _backends, _launch, _mpi_library, _torch_backends
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl._pmi import PmiResponder
+from mcr_dl.tuning import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
 _DRAIN = timedelta(seconds=10)
@@ -34,6 +35,8 @@ class _State:
     groups: dict[str, _C.ProcessGroup] = field(default_factory=dict)
     groups_made: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    knowledge: choice.Knowledge | None = None
+    candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
 
     def count(self, key: str) -> int:
         """Count the uses of a key: equal on all ranks that use it equally often."""
@@ -98,23 +101,6 @@ def _usable() -> list[str]:
             continue
         names.append(name)
     return names
-
-
-def agree(store: torch_dist.Store, rank: int, size: int, key: str, value: object) -> None:
-    """Raise InvalidArgumentError on every rank, naming the first difference, unless all ranks pass an equal value."""
-    store.set(f"{key}/{rank}", json.dumps(value))
-    if rank == 0:
-        verdict = ""
-        for other in range(1, size):
-            theirs = json.loads(store.get(f"{key}/{other}"))
-            if theirs != value:
-                verdict = f"expected the same on all ranks, got {value} on rank 0 and {theirs} on rank {other}"
-                break
-        store.set(f"{key}/verdict", verdict)
-    verdict = store.get(f"{key}/verdict").decode()
-    if verdict:
-        message = f"{key}: {verdict}"
-        raise InvalidArgumentError(message)
 
 
 # ---- the store
@@ -220,6 +206,10 @@ def make_group(
     current = state()
     group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout)
     connect(group, backends, mpi_comm=mpi_comm)
+    if current.candidates is not None:
+        choice.keep_candidates(group, current.candidates)
+    if current.knowledge is not None:
+        choice.tune(group, current.knowledge)
     current.groups[name] = group
     return group
 
@@ -249,6 +239,8 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any | None = None,
     device_id: torch.device | int | None = None,
+    *,
+    tuning_table: str | os.PathLike[str] | None = None,
 ) -> None:
     """Start the runtime: every rank of the job calls this once, with equal arguments.
 
@@ -261,15 +253,16 @@ def init_process_group(
         store: a torch store that all ranks reach; together with rank and world_size.
         group_name: accepted as in torch, where it has no effect either.
         pg_options, device_id: for device backends; the host backends here have no use for them.
+        tuning_table: the file that ``auto`` goes by, or ``"none"``; by default the one that ``MCR_DL_TUNING_TABLE``
+            names, else this machine's in the user's cache, else a shipped one of such a machine. Rank 0's counts.
 
     Raises:
-        InvalidArgumentError: an argument is wrong, differs between ranks, or the runtime is running already.
+        InvalidArgumentError: an argument, the table or ``MCR_DL_TUNE`` is wrong, an argument differs between ranks, or
+            the runtime is running already.
         BackendUnavailableError: a backend cannot be used here; the text says why.
 
     Source: torch.distributed.init_process_group.
     """
-    import os
-
     global _state, _epoch
     del group_name, pg_options, device_id
     if _state is not None:
@@ -285,15 +278,18 @@ def init_process_group(
     _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted)
     try:
         _state.backends = wanted or _usable()
-        _agree_on_backends(_state)
-        _C.set_world(make_group("default", list(range(launch.size)), _state.backends, limit))
+        _agree(_state, tuning_table)
+        _C.set_world(_make_world(_state))
     except BaseException:
         _forget()
         raise
 
 
-def _agree_on_backends(current: _State) -> None:
-    """All ranks must start the same backends on the same libraries, or their first calls would not meet."""
+def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None:
+    """All ranks must start the same backends on the same libraries, and choose by the same table.
+
+    Else their calls would not meet.
+    """
     libraries = {}
     problem: BackendUnavailableError | None = None
     for name in current.backends:
@@ -303,15 +299,32 @@ def _agree_on_backends(current: _State) -> None:
         except BackendUnavailableError as error:
             libraries[name] = str(error)
             problem = error
-    prefix = torch_dist.PrefixStore("init", current.store)
+    store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
+    facts = choice.facts(libraries, tuning_table)
     try:
-        agree(prefix, current.launch.rank, current.launch.size, "backend", libraries)
+        answer = _agreement.settle(store, rank, size, "facts", facts, choice.decider(tuning_table, current.backends))
     except InvalidArgumentError:
         if problem is not None:
             raise problem from None
         raise
     if problem is not None:
         raise problem
+    current.knowledge = choice.knowledge_of(answer, current.backends)
+
+
+def _make_world(current: _State) -> _C.ProcessGroup:
+    """The default group, and what the ranks can choose from: variants are known once the libraries have started."""
+    launch = current.launch
+    world = make_group("default", list(range(launch.size)), current.backends, current.timeout)
+    if launch.size > 1:
+        store = torch_dist.PrefixStore("init", current.store)
+        decide = choice.common_candidates
+        common = _agreement.settle(store, launch.rank, launch.size, "candidates", world.candidates, decide)
+        current.candidates = common
+        choice.keep_candidates(world, common)
+    if current.knowledge is not None:
+        choice.check_rules(current.knowledge, world.candidates)
+    return world
 
 
 def _forget() -> None:

@@ -131,6 +131,11 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     return true;
   }
 
+  std::span<const std::string_view> variants() const override {
+    return library_.algorithms().any() ? Algorithms::kVariants : std::span<const std::string_view>{};
+  }
+  bool varies(const Call& call) const override { return library_.algorithms().switches(call.op); }
+
   void broadcast(const Call& call, Lane& lane) {
     post(call, lane, kBroadcast, {}, call.out.data, narrow(call.out.count), type_of(call.dtype), call.root);
   }
@@ -254,11 +259,13 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   void post(const Call& call, Lane& lane, const Routine<Run, Start>& routine, Vectors vectors, Args... args) {
     if (lane.blocking()) {
       const auto lock = library_.lock();
+      library_.algorithms().use(call.op, call.variant);
       return check(routine.run(args..., comm(call)), routine.name);
     }
     auto operation = std::make_unique<Operation>(routine.name, std::move(vectors));
     {
       const auto lock = library_.lock();
+      library_.algorithms().use(call.op, call.variant);
       check(routine.start(args..., comm(call), operation->handle()), routine.name);
     }
     lane.track(std::move(operation));

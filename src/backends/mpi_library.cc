@@ -200,6 +200,7 @@ void Library::start() {
                 "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;
+  if (serialized_) algorithms_.start();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
     check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
   }
@@ -209,6 +210,7 @@ void Library::start() {
 void Library::stop() {
   std::lock_guard lock(mutex_);
   if (!std::exchange(ready_, false) || finalized()) return;
+  algorithms_.stop();
   for (auto& op : own_ops_) MPI_Op_free(&op);
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "error.h"
+#include "mpi_algorithms.h"
 #include "types.h"
 
 namespace mcr::mpi {
@@ -164,11 +165,15 @@ class Library {
 
   MPI_Op op(DType dtype, RedOp red) const;
 
+  /// Used with the lock held. No variants where there is no lock: a choice and its call must not be separated.
+  Algorithms& algorithms() { return algorithms_; }
+
  private:
   std::mutex mutex_;
   bool serialized_ = true;
   bool ready_ = false;
   bool ours_ = false;
+  Algorithms algorithms_;
   std::array<MPI_Op, 8> own_ops_{};  // in the order of kOwnReductions
 };
 

@@ -54,7 +54,7 @@ const std::array<PyObject*, kReductions.size()>& enumerators() {
 // Is it a name that some backend has, or a typo? Decides between two errors only.
 [[noreturn]] void no_such_backend(Group& group, const std::string& name) {
   std::string initialized;
-  for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.backend.name;
+  for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
   const Owner known(PyObject_CallFunction(attribute("mcr_dl._backends", "is_known").get(), "s", name.c_str()));
   if (known == nullptr) throw ErrorAlreadySet{};
   if (known.get() == Py_True) {

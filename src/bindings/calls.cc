@@ -36,7 +36,7 @@ class Binder {
       for (std::size_t i = 0; i < signature_.params.size(); ++i) take(signature_.params[i], slots_[i]);
       finish();
     } catch (const Error& error) {
-      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->backend.name;
+      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
       throw Error(error.code(), describe(std::string(backend), signature_.op, *group_->label()) + ": " + error.what());
     }
     return true;

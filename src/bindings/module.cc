@@ -12,7 +12,9 @@
 #include "calls.h"
 #include "errors.h"
 #include "gil.h"
+#include "names.h"
 #include "signature.h"
+#include "tuning.h"
 
 namespace py = pybind11;
 
@@ -119,7 +121,15 @@ std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int 
 
 std::vector<std::string> backends_of(Group& group) {
   std::vector<std::string> names;
-  for (const auto& slot : group.slots()) names.push_back(slot.backend.name);
+  for (const auto& slot : group.slots()) {
+    if (slot.variant == 0) names.push_back(slot.name);
+  }
+  return names;
+}
+
+std::vector<std::string> candidates_of(Group& group) {
+  std::vector<std::string> names;
+  for (const auto& slot : group.slots()) names.push_back(slot.name);
   return names;
 }
 
@@ -127,15 +137,9 @@ std::vector<std::string> backends_of(Group& group) {
 std::string support(Group& group, const std::string& backend, const std::string& op, const std::string& dtype,
                     const std::string& red, bool vectored) {
   Call call;
-  for (std::size_t i = 0; i < kOps.size(); ++i) {
-    if (kOps[i].name == op) call.op = static_cast<Op>(i);
-  }
-  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-    if (kDTypes[i].name == dtype) call.dtype = static_cast<DType>(i);
-  }
-  for (std::size_t i = 0; i < kReductions.size(); ++i) {
-    if (kReductions[i] == red) call.red = static_cast<RedOp>(i);
-  }
+  call.op = named<Op>(kOps, op);
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.red = named<RedOp>(kReductions, red);
   call.vectored = vectored;
   auto* slot = group.find(backend);
   if (slot == nullptr) throw py::key_error(backend);
@@ -158,6 +162,8 @@ void add_group(py::module_& module) {
       .def_property_readonly(
           "ranks", [](const Group& group) { return group.spec().ranks; }, "Global ranks in group order.")
       .def_property_readonly("backends", backends_of, "Names of the group's backends, in order of preference.")
+      .def_property_readonly("candidates", candidates_of,
+                             "What `auto` chooses from: the backends and their variants, such as mpi:p2p.")
       .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
       .def("_group_rank", &Group::group_rank)
       .def_property_readonly("_closed", &Group::closed)
@@ -214,13 +220,7 @@ void add_tables(py::module_& module) {
   module.def(
       "reduction_defined",
       [](const std::string& dtype, const std::string& red) {
-        for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-          for (std::size_t j = 0; j < kReductions.size(); ++j) {
-            if (kDTypes[i].name == dtype && kReductions[j] == red)
-              return defined(static_cast<DType>(i), static_cast<RedOp>(j));
-          }
-        }
-        throw py::key_error(dtype + ", " + red);
+        return defined(named<DType>(kDTypes, dtype), named<RedOp>(kReductions, red));
       },
       "Whether a reduction means anything on an element type.");
 }
@@ -259,6 +259,7 @@ PYBIND11_MODULE(_C, module) {
     add_work(module);
     add_group(module);
     add_tables(module);
+    add_tuning(module);
     add_registry(module);
     add_operations(module.ptr());
     py::list names;

@@ -228,6 +228,7 @@ TEST(the_first_backend_that_has_it_is_chosen) {
   ranks::run(alone.group(), all_reduce(data));
   CHECK(first.calls.size() == 1 && second.calls.empty());
   first.nothing = true;
+  alone.group().tune({});  // what a backend has is asked once
   ranks::run(alone.group(), all_reduce(data));
   CHECK(second.calls.size() == 1);
   second.nothing = true;

@@ -40,7 +40,7 @@ class Pool:
         self._pids: dict[int, int] = {}
         key = secrets.token_hex(16)
         self._listener = Listener(str(self.folder / "socket"), "AF_UNIX", backlog=size, authkey=key.encode())
-        variables = {"MCR_TEST_FOLDER": str(self.folder), "MCR_TEST_KEY": key}
+        variables = {"MCR_TEST_FOLDER": str(self.folder), "MCR_TEST_KEY": key, "MCR_DL_TUNING_TABLE": "none"}
         self._processes = launchers.start(launcher, size, ["-m", "harness.worker"], self.folder / "log", variables)
         try:
             self._accept()

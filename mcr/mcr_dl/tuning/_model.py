@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tuning table as a value: dataclasses with the fields of ``tuning/schema.json``, and the way to JSON and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning.host import Host, Software
+
+FORMAT = "mcr-dl tuning table"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Times of calls of one size, in microseconds; ``n`` is how many were taken."""
+
+    bytes: int
+    n: int
+    min_us: float
+    median_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The samples of one candidate, by ascending size. ``dtype`` was measured, in place of its class."""
+
+    operation: str
+    dtype_class: str
+    dtype: str
+    candidate: str
+    samples: tuple[Sample, ...]
+
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Median time in microseconds by bytes."""
+        return {sample.bytes: sample.median_us for sample in self.samples}
+
+
+@dataclass(frozen=True)
+class Range:
+    """From ``start`` bytes on (``from`` in the file), up to the next range, this candidate."""
+
+    start: int
+    candidate: str
+
+
+@dataclass(frozen=True)
+class Winner:
+    """Who wins an operation, by size. The first range starts at 0."""
+
+    operation: str
+    dtype_class: str
+    ranges: tuple[Range, ...]
+
+    def at(self, nbytes: int) -> str:
+        """The candidate for a call of that many bytes."""
+        return self.ranges[bisect_right([each.start for each in self.ranges], nbytes) - 1].candidate
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A candidate that failed, and why."""
+
+    operation: str
+    dtype: str
+    candidate: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """All that was measured with one number and layout of ranks. ``measured`` is an ISO time in UTC."""
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+    device: str
+    measured: str
+    curves: tuple[Curve, ...] = ()
+    winners: tuple[Winner, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What tells scales apart; tables are sorted by it."""
+        return self.device, self.ranks, self.nodes, self.ranks_per_node
+
+    @property
+    def name(self) -> str:
+        """For people: ``2 ranks``, ``4 ranks (2x2)`` on two nodes with two each, ``8 ranks, cuda``."""
+        layout = f" ({self.nodes}x{self.ranks_per_node})" if self.nodes > 1 else ""
+        return f"{self.ranks} ranks{layout}" + ("" if self.device == "cpu" else f", {self.device}")
+
+    def curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
+        """The curves of the candidates for one operation and class of element types."""
+        return [each for each in self.curves if (each.operation, each.dtype_class) == (operation, dtype_class)]
+
+    def winner_of(self, operation: str, dtype_class: str) -> Winner | None:
+        """Who wins one operation and class of element types; None where nobody was measured."""
+        found = (each for each in self.winners if (each.operation, each.dtype_class) == (operation, dtype_class))
+        return next(found, None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A tuning table. ``source`` and ``checksum`` are of the file that it was read from, if it was."""
+
+    created: str
+    host: Host
+    software: Software
+    settings: Mapping[str, float | str | bool] = field(default_factory=dict)
+    scales: tuple[Scale, ...] = ()
+    source: str = field(default="", compare=False)
+    checksum: str = field(default="", compare=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the content: what the file's checksum is, unless somebody has edited it."""
+        text = json.dumps(content(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def candidates(self) -> list[str]:
+        """All candidates that have a curve or win somewhere, sorted."""
+        measured = {curve.candidate for scale in self.scales for curve in scale.curves}
+        chosen = {each.candidate for scale in self.scales for winner in scale.winners for each in winner.ranges}
+        return sorted(measured | chosen)
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Pairs of operation and class of element types that have a curve or a winner, in the op table's order."""
+        found = {(curve.operation, curve.dtype_class) for scale in self.scales for curve in scale.curves}
+        found |= {(winner.operation, winner.dtype_class) for scale in self.scales for winner in scale.winners}
+        order = {name: index for index, name in enumerate(_C.operations())}
+        return sorted(found, key=lambda row: (order.get(row[0], len(order)), row))
+
+    def scale(self, ranks: int | None = None, nodes: int | None = None, device: str | None = None) -> Scale:
+        """The largest scale with these properties (None: any). InvalidArgumentError lists those there are."""
+        wanted = {"ranks": ranks, "nodes": nodes, "device": device}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        found = [each for each in self.scales if all(getattr(each, name) == value for name, value in given.items())]
+        if not found:
+            asked = ", ".join(f"{name} {value}" for name, value in given.items()) or "none at all"
+            known = "; ".join(each.name for each in self.scales) or "no scale"
+            raise InvalidArgumentError(f"scale: expected one of the table's ({known}), got {asked}")
+        return max(found, key=lambda each: (each.ranks, each.nodes))
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types for a dataclass, tuple or mapping. Times are floats, so that 4 and 4.0 are the same content."""
+    if is_dataclass(value):
+        names = (each.name for each in fields(value))
+        return {_key(value, name): _plain(_number(name, getattr(value, name))) for name in names}
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+
+
+def _key(value: Any, name: str) -> str:
+    return "from" if isinstance(value, Range) and name == "start" else name
+
+
+def _number(name: str, value: Any) -> Any:
+    return float(value) if name.endswith("_us") else value
+
+
+def content(table: Table) -> dict[str, Any]:
+    """The JSON document without its checksum."""
+    document = {"format": FORMAT, "version": VERSION, **_plain(table)}
+    return {key: value for key, value in document.items() if key not in ("source", "checksum")}
+
+
+def _curve(row: dict[str, Any]) -> Curve:
+    samples = tuple(
+        Sample(int(each["bytes"]), int(each["n"]), *(float(each[key]) for key in ("min_us", "median_us", "p99_us")))
+        for each in row["samples"]
+    )
+    return Curve(**{**row, "samples": samples})
+
+
+def _winner(row: dict[str, Any]) -> Winner:
+    return Winner(**{**row, "ranges": tuple(Range(int(each["from"]), each["candidate"]) for each in row["ranges"])})
+
+
+def _scale(row: dict[str, Any]) -> Scale:
+    numbers = {key: int(row[key]) for key in ("ranks", "nodes", "ranks_per_node")}
+    return Scale(
+        **numbers,
+        device=row["device"],
+        measured=row["measured"],
+        curves=tuple(map(_curve, row["curves"])),
+        winners=tuple(map(_winner, row["winners"])),
+        excluded=tuple(Exclusion(**each) for each in row["excluded"]),
+    )
+
+
+def from_document(document: dict[str, Any], source: str) -> Table:
+    """The table of a JSON document that the schema has accepted."""
+    host = {**document["host"], "accelerators": tuple(document["host"]["accelerators"])}
+    host.update({key: int(host[key]) for key in ("cores", "memory_gib")})
+    return Table(
+        created=document["created"],
+        host=Host(**host),
+        software=Software(**document["software"]),
+        settings=document["settings"],
+        scales=tuple(map(_scale, document["scales"])),
+        source=source,
+        checksum=document["checksum"],
+    )

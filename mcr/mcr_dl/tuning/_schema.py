@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks a tuning table's JSON document: against ``tuning/schema.json``, and for what a schema cannot say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mcr_dl
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
+
+_TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "number": "a number",
+    "object": "an object",
+    "string": "a text",
+}
+
+
+def data_folders() -> list[Path]:
+    """Where the checkout's ``tuning/`` is installed: beside this package, and in an editable install apart from it."""
+    return [Path(root) / "tuning" for root in mcr_dl.__path__]
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The schema as a JSON document. FileNotFoundError if the installation lacks it."""
+    for folder in data_folders():
+        if (folder / "schema.json").exists():
+            document: dict[str, Any] = json.loads((folder / "schema.json").read_text())
+            return document
+    raise FileNotFoundError(f"mcr_dl is not installed completely: no schema.json in {data_folders()}")
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator  # 0.1 s, which programs that read no table need not pay
+
+    return Draft202012Validator(schema())
+
+
+def path_text(path: Iterable[str | int]) -> str:
+    """``scales[0].curves[2].dtype`` for the keys and indices that lead to a value."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".") or "the document"
+
+
+def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
+    """What a rule of the schema wants, and what is there instead."""
+    found = json.dumps(instance)
+    found = found if len(found) <= 60 else f"{found[:57]}..."
+    if rule == "type":
+        return " or ".join(_TYPES[name] for name in ([value] if isinstance(value, str) else value)), found
+    if rule == "required":
+        return f"the key {next(key for key in value if key not in instance)!r}", "none"
+    if rule == "minItems":
+        return f"at least {value} entry", "an empty list"
+    texts = {
+        "const": f"{value!r}",
+        "enum": f"one of {value}",
+        "pattern": f"a text like {value}",
+        "minimum": f"a number of at least {value}",
+        "exclusiveMinimum": f"a number above {value}",
+    }
+    return texts.get(rule, f"{rule} {value}"), found
+
+
+def _meaning(path: Sequence[str | int]) -> str:
+    """The nearest description on the way through the schema to a rule."""
+    node: Any = schema()
+    text = ""
+    for step in (step for step in path if step != "$ref"):  # references are not in the path of every jsonschema
+        node = node[step]
+        text = node.get("description", text) if isinstance(node, dict) else text
+        if isinstance(node, dict) and "$ref" in node:
+            node = schema()["$defs"][node["$ref"].rpartition("/")[2]]
+            text = node.get("description", text)
+    return text
+
+
+def _explain(error: ValidationError) -> str:
+    where = path_text(error.absolute_path)
+    if error.validator == "additionalProperties":
+        part: Any = error.schema
+        found: Any = error.instance
+        known = list(part["properties"])
+        unknown = [key for key in found if key not in known]
+        return f"{where}: expected only the keys {', '.join(known)}, got {', '.join(map(repr, unknown))}"
+    expected, got = _expectation(str(error.validator), error.validator_value, error.instance)
+    return f"{where}: expected {expected} ({_meaning(error.absolute_schema_path)}), got {got}"
+
+
+def violation(document: Any) -> str | None:
+    """What the schema has against the document, as ``path: expected ..., got ...``; None if nothing."""
+    from jsonschema.exceptions import best_match
+
+    error = best_match(_validator().iter_errors(document))
+    return None if error is None else _explain(error)
+
+
+def _not_ascending(numbers: list[int], where: str, key: str) -> str | None:
+    for index in range(1, len(numbers)):
+        if numbers[index] <= numbers[index - 1]:
+            return f"{where}[{index}].{key}: expected more than {numbers[index - 1]} (ascending), got {numbers[index]}"
+    return None
+
+
+def _twice(rows: list[dict[str, Any]], keys: tuple[str, ...], where: str) -> str | None:
+    seen: dict[tuple[Any, ...], int] = {}
+    for index, row in enumerate(rows):
+        first = seen.setdefault(tuple(row[key] for key in keys), index)
+        if first != index:
+            names = ", ".join(str(row[key]) for key in keys)
+            return f"{where}[{index}]: expected one entry for {names}, got a second one beside {where}[{first}]"
+    return None
+
+
+def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
+    yield _twice(scale["curves"], ("operation", "dtype_class", "candidate"), f"{where}.curves")
+    yield _twice(scale["winners"], ("operation", "dtype_class"), f"{where}.winners")
+    for index, curve in enumerate(scale["curves"]):
+        numbers = [sample["bytes"] for sample in curve["samples"]]
+        yield _not_ascending(numbers, f"{where}.curves[{index}].samples", "bytes")
+    for index, winner in enumerate(scale["winners"]):
+        starts = [each["from"] for each in winner["ranges"]]
+        path = f"{where}.winners[{index}].ranges"
+        yield None if starts[0] == 0 else f"{path}[0].from: expected 0, got {starts[0]}"
+        yield _not_ascending(starts, path, "from")
+
+
+def contradiction(document: dict[str, Any]) -> str | None:
+    """What is wrong with a document that the schema accepts: order and repetitions; None if nothing."""
+    scales = document["scales"]
+    faults = [_twice(scales, ("device", "ranks", "nodes", "ranks_per_node"), "scales")]
+    faults += [fault for index, scale in enumerate(scales) for fault in _scale_faults(scale, f"scales[{index}]")]
+    return next((fault for fault in faults if fault is not None), None)

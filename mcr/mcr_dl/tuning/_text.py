@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How sizes, times and candidates look in everything that shows a tuning table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_UNITS = ("", "K", "M", "G", "T")
+# Okabe and Ito's colours, which most colour-blind people can tell apart, without their yellow and black.
+_PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#808080")
+
+
+def size_text(nbytes: int, largest: str = "T") -> str:
+    """Bytes with a binary unit where it divides them: 4, 1K, 3M; 1000 stays 1000."""
+    unit = 0
+    while nbytes and nbytes % 1024 == 0 and unit < _UNITS.index(largest):
+        nbytes, unit = nbytes // 1024, unit + 1
+    return f"{nbytes}{_UNITS[unit]}"
+
+
+def short_size_text(nbytes: int) -> str:
+    """Bytes with a binary unit and at most three digits: 4, 1K, 12.8K, 977K."""
+    value, unit = float(nbytes), 0
+    while value >= 999.5 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{value:.3g}{_UNITS[unit]}"
+
+
+def time_text(microseconds: float) -> str:
+    """A time with three significant digits: 2.31 µs, 41.2 µs, 1.07 ms."""
+    value, unit = microseconds, "µs"
+    for larger in ("ms", "s"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def colours(candidates: Iterable[str]) -> dict[str, str]:
+    """A colour (``#rrggbb``) for each candidate; the same for the same set of them."""
+    return {name: _PALETTE[index % len(_PALETTE)] for index, name in enumerate(sorted(set(candidates)))}

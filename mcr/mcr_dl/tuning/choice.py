@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``auto`` goes by: one table and one set of rules for all ranks, and the part of them that a group needs.
+
+Rank 0's table and rules count. It turns times into whole numbers and hands these to all ranks, so that no rank computes
+a logarithm of its own: equal numbers in, equal choices out (src/curve.cc).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mcr_dl import _C
+from mcr_dl._agreement import require_equal
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import rules
+
+if TYPE_CHECKING:
+    from mcr_dl.tuning.table import Scale, Table
+
+VARIABLE = "MCR_DL_TUNING_TABLE"
+_log = logging.getLogger("mcr_dl")
+_UNIT = 65536  # costs are log2 of nanoseconds in this unit
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many ranks, on how many nodes, at most how many on one."""
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+
+    def __str__(self) -> str:
+        where = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)} on {where}"
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The agreed table and rules, equal on all ranks. ``nodes`` has the number of each global rank's node."""
+
+    source: str
+    nodes: list[int]
+    scales: list[dict[str, Any]] = field(default_factory=list)
+    rules: list[rules.Rule] = field(default_factory=list)
+    rules_text: str = ""
+
+    def shape(self, ranks: list[int]) -> Shape:
+        """The shape of a group of global ranks."""
+        nodes = [self.nodes[rank] for rank in ranks]
+        return Shape(len(ranks), len(set(nodes)), max(nodes.count(node) for node in set(nodes)))
+
+    def scale_for(self, shape: Shape, device: str) -> dict[str, Any] | None:
+        """The measurements of that shape, or of the nearest by the ratios of ranks and nodes."""
+
+        def distance(scale: dict[str, Any]) -> tuple[int, int]:
+            pairs = [(shape.ranks, scale["ranks"]), (shape.nodes, scale["nodes"])]
+            return sum(max(a, b) * 1000 // min(a, b) for a, b in pairs), scale["ranks"]
+
+        return min((each for each in self.scales if each["device"] == device), key=distance, default=None)
+
+
+# ---- before the ranks agree: what this rank has
+
+
+def _named(argument: str | os.PathLike[str] | None) -> str:
+    return os.fspath(argument) if argument is not None else os.environ.get(VARIABLE, "")
+
+
+def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
+    """The file that this rank would use: the one named, else the one in the cache, if there is one."""
+    named = _named(argument)
+    if named == "none":
+        return None
+    if named:
+        return Path(named)
+    from mcr_dl.tuning.table import default_path
+    from mcr_dl.tuning.host import host
+
+    path = default_path(host())
+    return path if path.exists() else None
+
+
+def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """What this rank tells rank 0: its libraries, its node, and a hash of its table and of its rules."""
+    path = _own_file(argument)
+    digest = None
+    if path is not None and path.is_file():
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return {
+        "libraries": libraries,
+        "node": socket.gethostname(),
+        "table": digest,
+        "rules": os.environ.get(rules.VARIABLE, ""),
+    }
+
+
+def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) -> Table | None:
+    """Rank 0's table. A broken one is an error if it was named, and a warning if it was only found in the cache."""
+    from mcr_dl.tuning import table as files
+    from mcr_dl.tuning.host import host, software
+
+    if _named(argument) == "none":
+        return None
+    path = _own_file(argument)
+    if path is None:
+        here = host().fingerprint
+        candidates = [files.read(each) for each in files.shipped()]
+        return next((table for table in candidates if table.host.fingerprint == here), None)
+    try:
+        table = files.read(path)
+    except InvalidArgumentError as error:
+        if _named(argument):
+            raise
+        _log.warning("%s; going on without a tuning table", error)
+        return None
+    for problem in files.check(table, host(), software(libraries)):
+        _log.warning("%s", problem)
+    return table
+
+
+# ---- rank 0 decides
+
+
+def _costs(scale: Scale) -> dict[str, Any]:
+    known = _C.operations()
+    curves = [
+        [
+            curve.operation,
+            curve.dtype_class,
+            curve.candidate,
+            [(s.bytes, round(math.log2(max(s.median_us, 0.001) * 1000) * _UNIT)) for s in curve.samples],
+        ]
+        for curve in scale.curves
+        if curve.operation in known
+    ]
+    return {
+        "ranks": scale.ranks,
+        "nodes": scale.nodes,
+        "device": scale.device,
+        "name": scale.name,
+        "curves": curves,
+    }
+
+
+def _say_who_differs(values: list[dict[str, Any]], key: str, what: str) -> None:
+    differing = [rank for rank, value in enumerate(values) if value[key] != values[0][key]]
+    if differing:
+        shown = ", ".join(map(str, differing[:8])) + (", ..." if len(differing) > 8 else "")
+        _log.warning("%s: ranks %s have others than rank 0, or none; all ranks use rank 0's", what, shown)
+
+
+def decider(
+    argument: str | os.PathLike[str] | None, backends: list[str]
+) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    """What rank 0 makes of all ranks' facts: an error, or what all shall know."""
+
+    def decide(values: list[dict[str, Any]]) -> dict[str, Any]:
+        require_equal("backend", [value["libraries"] for value in values])
+        hosts = [value["node"] for value in values]
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
+        text = values[0]["rules"]
+        rules.parse(text, backends)  # raises here, for all ranks
+        table = _load(argument, values[0]["libraries"])
+        _say_who_differs(values, "table", "tuning table")
+        _say_who_differs(values, "rules", rules.VARIABLE)
+        return {
+            "source": "" if table is None else table.source,
+            "nodes": [numbers[host] for host in hosts],
+            "scales": [] if table is None else [_costs(scale) for scale in table.scales],
+            "rules_text": text,
+        }
+
+    return decide
+
+
+def knowledge_of(answer: dict[str, Any], backends: list[str]) -> Knowledge:
+    """The agreed answer as a value; equal on all ranks."""
+    return Knowledge(**answer, rules=rules.parse(answer["rules_text"], backends))
+
+
+# ---- groups
+
+
+def common_candidates(values: list[list[str]]) -> list[str]:
+    """What all ranks have. Variants may differ: a host with more ranks than cores has none of ``mpi``."""
+    return [name for name in values[0] if all(name in value for value in values)]
+
+
+def keep_candidates(group: _C.ProcessGroup, common: list[str]) -> None:
+    """Take the variants from a group that some rank lacks."""
+    for name in set(group.candidates) - set(group.backends) - set(common):
+        group._disconnect(name)
+
+
+def check_rules(knowledge: Knowledge, candidates: list[str]) -> None:
+    """Raise InvalidArgumentError for a rule whose variant the default group does not have."""
+    for rule in knowledge.rules:
+        if rule.candidate not in candidates:
+            raise rules.wrong(
+                knowledge.rules_text, rule.place, f"a candidate ({', '.join(candidates)})", rule.candidate
+            )
+
+
+def tune(group: _C.ProcessGroup, knowledge: Knowledge) -> None:
+    """Give a group its part of the agreed knowledge."""
+    if len(group.candidates) < 2:
+        return
+    shape = knowledge.shape(group.ranks)
+    costs = []
+    for device in ("cpu", "cuda"):
+        scale = knowledge.scale_for(shape, device)
+        if scale is None:
+            continue
+        costs += [
+            (operation, device, types, candidate, points) for operation, types, candidate, points in scale["curves"]
+        ]
+        if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
+            _say_nearest(shape, scale, group.rank())
+    group._tune(costs, [(rule.operation, rule.start, rule.end, rule.candidate) for rule in knowledge.rules])
+
+
+_said: set[tuple[Shape, str]] = set()
+
+
+def _say_nearest(shape: Shape, scale: dict[str, Any], rank: int) -> None:
+    if rank == 0 and (shape, scale["name"]) not in _said:
+        _said.add((shape, scale["name"]))
+        _log.warning("tuning table: no measurements for %s; using those for %s", shape, scale["name"])

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is different between two tuning tables: winners, times, what only one has, host and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from mcr_dl.tuning._text import size_text, time_text
+from mcr_dl.tuning.table import Curve, Scale, Table, Winner
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOVED = 1.2  # medians whose ratio is larger than this, either way, are different
+
+Row = tuple[str, str, str, str]
+"""Where, what, in the first table, in the second."""
+
+
+def _facts(a: Table, b: Table) -> Iterator[Row]:
+    for title, one, two in (("host", a.host, b.host), ("software", a.software, b.software)):
+        left, right = asdict(one), asdict(two)
+        for name in left:
+            if left[name] != right[name]:
+                yield "table", f"{title}.{name}", str(left[name]), str(right[name])
+
+
+def _presence(where: str, kind: str, left: set[str], right: set[str]) -> Iterator[Row]:
+    for name in sorted(left ^ right):
+        there = name in left
+        yield where, f"{kind} {name}", "yes" if there else "-", "-" if there else "yes"
+
+
+def _winner_rows(where: str, one: Winner, two: Winner) -> Iterator[Row]:
+    """A row for each range of sizes where another candidate wins."""
+    starts = sorted({each.start for winner in (one, two) for each in winner.ranges})
+    pairs = [(start, one.at(start), two.at(start)) for start in starts]
+    changes = [pair for index, pair in enumerate(pairs) if index == 0 or pair[1:] != pairs[index - 1][1:]]
+    ends = [size_text(start) for start, _, _ in changes[1:]] + ["inf"]
+    for (start, left, right), end in zip(changes, ends, strict=True):
+        if left != right:
+            yield where, f"winner {size_text(start)}-{end}", left, right
+
+
+def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
+    """One row if medians have moved: how many, and the one that moved most."""
+    common = [nbytes for nbytes in one.medians if nbytes in two.medians]
+    ratios = {nbytes: two.medians[nbytes] / one.medians[nbytes] for nbytes in common}
+    moved = {nbytes: max(ratio, 1 / ratio) for nbytes, ratio in ratios.items() if max(ratio, 1 / ratio) > _MOVED}
+    if not moved:
+        return
+    worst = max(moved, key=lambda nbytes: moved[nbytes])
+    what = f"median of {one.candidate}: {len(moved)} of {len(common)} sizes, most at {size_text(worst)}"
+    right = f"{time_text(two.medians[worst])} (x{ratios[worst]:.2f})"
+    yield where, what, time_text(one.medians[worst]), right
+
+
+def _group(scale: Scale, operation: str, dtype_class: str) -> dict[str, Curve]:
+    return {curve.candidate: curve for curve in scale.curves_of(operation, dtype_class)}
+
+
+def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
+    keys = [(row.operation, row.dtype_class) for scale in (one, two) for row in scale.curves]
+    keys += [(row.operation, row.dtype_class) for scale in (one, two) for row in scale.winners]
+    for operation, dtype_class in dict.fromkeys(keys):
+        where = f"{one.name}, {operation}" + ("" if dtype_class == "any" else f", {dtype_class}")
+        left, right = _group(one, operation, dtype_class), _group(two, operation, dtype_class)
+        winners = one.winner_of(operation, dtype_class), two.winner_of(operation, dtype_class)
+        if winners[0] is not None and winners[1] is not None:
+            yield from _winner_rows(where, winners[0], winners[1])
+        yield from _presence(where, "curve of", set(left), set(right))
+        for candidate in sorted(left.keys() & right.keys()):
+            yield from _curve_rows(where, left[candidate], right[candidate])
+    excluded = [{f"{each.candidate} from {each.operation} ({each.dtype})" for each in s.excluded} for s in (one, two)]
+    yield from _presence(one.name, "excluded:", *excluded)
+
+
+def differences(a: Table, b: Table) -> list[Row]:
+    """All differences, as rows of where, what, the first table's and the second's. Times are compared as ratios."""
+    rows = list(_facts(a, b))
+    left, right = ({scale.key: scale for scale in table.scales} for table in (a, b))
+    names = [{scale.name for scale in side.values()} for side in (left, right)]
+    rows += _presence("table", "scale", *names)
+    for key in sorted(left.keys() & right.keys()):
+        rows += _scale_rows(left[key], right[key])
+    return rows
+
+
+def diff(a: Table, b: Table, console: Console) -> int:
+    """Print the differences of two tables and return how many there are.
+
+    Medians are different where one is more than 1.2 times the other; dates and settings are not compared.
+    """
+    from rich.markup import escape
+    from rich.table import Table as Grid
+
+    rows = differences(a, b)
+    grid = Grid(title=f"{len(rows)} differences", title_justify="left")
+    for title in ("where", "what", a.source or "first", b.source or "second"):
+        grid.add_column(escape(title), overflow="fold")
+    for row in rows:
+        grid.add_row(*map(escape, row))
+    console.print(grid if rows else "no differences")
+    return len(rows)

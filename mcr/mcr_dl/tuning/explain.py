@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why ``auto`` gives a call to the candidate that it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mcr_dl import _C, _runtime
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.tuning import rules
+
+ReduceOp = torch.distributed.ReduceOp
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choice for one kind of call: who, at what predicted cost, from which row of which table, and why.
+
+    ``predicted_us`` has every candidate that was compared, in microseconds (None: not measured). ``table`` is the file,
+    ``row`` the scale and curve in it; both are empty where no measurement was used.
+    """
+
+    operation: str
+    nbytes: int | None
+    candidate: str
+    predicted_us: dict[str, float | None]
+    table: str
+    row: str
+    reason: str
+
+    def __str__(self) -> str:
+        size = "any size" if self.nbytes is None else f"{self.nbytes} bytes"
+        lines = [f"{self.operation}, {size}: {self.candidate}, {self.reason}"]
+        lines += [
+            f"  {name}: " + ("not measured" if time is None else f"{time:.2f} us")
+            for name, time in self.predicted_us.items()
+        ]
+        if self.table:
+            lines.append(f"  table {self.table}, {self.row}")
+        return "\n".join(lines)
+
+
+def _times(found: dict[str, Any]) -> dict[str, float | None]:
+    costs = found["candidates"]
+    return {name: None if cost is None else 2 ** (cost / 65536) / 1000 for name, cost in costs.items()}
+
+
+def _rule(operation: str, nbytes: int | None) -> rules.Rule:
+    knowledge = _runtime.state().knowledge
+    fitting = [
+        rule
+        for rule in ([] if knowledge is None else knowledge.rules)
+        if rule.operation == operation
+        and (nbytes is None or (rule.start <= nbytes and (rule.end == rules.NO_END or nbytes < rule.end)))
+        and (nbytes is not None or (rule.start == 0 and rule.end == rules.NO_END))
+    ]
+    return fitting[-1]
+
+
+def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: dict[str, float | None]) -> str:
+    chosen = found["chosen"]
+    if found["forced"]:
+        return f"by the rule {_rule(operation, nbytes).text!r} of {rules.VARIABLE}"
+    if len(times) < 2:
+        return "the only candidate that has it natively" if times else "no candidate has it natively: emulated"
+    if not found["measured"]:
+        return "not measured: the first that has it natively, in the order given at init"
+    if nbytes is None:
+        return "the cheapest over all sizes, as ranks may differ in theirs"
+    known = {name: time for name, time in times.items() if time is not None}
+    best = min(known, key=lambda name: known[name])
+    if best == chosen:
+        return "the cheapest"
+    return f"within 2 % of the cheapest, {best}, and chosen for the sizes below"
+
+
+def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, Any], device: str) -> str:
+    knowledge = _runtime.state().knowledge
+    assert knowledge is not None
+    shape = knowledge.shape(group.ranks)
+    scale = knowledge.scale_for(shape, device)
+    assert scale is not None
+    exact = (scale["ranks"], scale["nodes"]) == (shape.ranks, shape.nodes)
+    nearest = "" if exact else f" (nearest to {shape})"
+    reduces = next(row["reduces"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
+    stands_in = " (the nearest that was measured)" if found["guessed"] else ""
+    return f"{scale['name']}{nearest}, {operation}, {_C.dtype_class(dtype) if reduces else 'any'}{stands_in}"
+
+
+def explain(
+    operation: str,
+    nbytes: int | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    op: Any = ReduceOp.SUM,
+    group: _C.ProcessGroup | None = None,
+    device: str = "cpu",
+) -> Explanation:
+    """Say what ``auto`` does with a call, and why.
+
+    Args:
+        operation: a public name, as ``all_reduce``, ``all_to_allv``, ``all_gather_into_tensor``.
+        nbytes: the message size as tables count it: the tensor; for gathers and scatters all ranks' data; for
+            all_to_all one rank's. None for a vectored call whose size the ranks do not share.
+        dtype, op: element type and reduction.
+        group: the default group if None.
+
+    Raises InvalidArgumentError for an unknown operation, a size that is missing or negative.
+    """
+    where = _C.world() if group is None else group
+    if where is None:
+        _runtime.state()  # raises NotInitializedError
+    if not isinstance(where, _C.ProcessGroup):
+        raise InvalidTypeError(f"group: expected a group of mcr_dl or None, got {type(where).__name__}")
+    name = rules.operation_of(operation)
+    if name is None:
+        message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
+        raise InvalidArgumentError(message)
+    vectored = name not in {row["name"] for row in _C.ops()}
+    if (nbytes is None and not vectored) or (nbytes is not None and nbytes < 0):
+        message = f"nbytes: expected 0 or more bytes for {name}, got {nbytes}"
+        raise InvalidArgumentError(message)
+    element = str(dtype).removeprefix("torch.")
+    found = where._explain(name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device)
+    times = _times(found)
+    knowledge = _runtime.state().knowledge
+    used = found["measured"] and not found["forced"] and knowledge is not None
+    return Explanation(
+        operation=name,
+        nbytes=nbytes,
+        candidate=found["chosen"],
+        predicted_us=times,
+        table=knowledge.source if used and knowledge is not None else "",
+        row=_row(name, element, where, found, device) if used else "",
+        reason=_reason(name, nbytes, found, times),
+    )

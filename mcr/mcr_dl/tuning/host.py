@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tuning table was measured on: the machine and the versions of the software."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from mcr_dl import _C
+
+_CPU_INFO = Path("/proc/cpuinfo")
+# The driver's own list: it names all devices, whatever CUDA_VISIBLE_DEVICES says, and starts no CUDA context.
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine. ``fingerprint`` (16 hex digits) is equal for machines of one kind; memory is in GiB."""
+
+    fingerprint: str
+    cpu: str
+    cores: int
+    memory_gib: int
+    accelerators: tuple[str, ...]
+    system: str
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions of MCR-DL, torch, Python and of the library behind each backend."""
+
+    mcr_dl: str
+    torch: str
+    python: str
+    backends: Mapping[str, str] = field(default_factory=dict)
+
+
+def fingerprint(cpu: str, cores: int, system: str, accelerators: tuple[str, ...]) -> str:
+    """16 hex digits made from what decides about speed. The host's name and its memory are no part of it."""
+    text = json.dumps([cpu, cores, system, sorted(accelerators)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _accelerators() -> tuple[str, ...]:
+    texts = [path.read_text() for path in _NVIDIA.glob("*/information")]
+    models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
+    return tuple(sorted(model.group(1).strip() for model in models if model))
+
+
+@cache
+def host() -> Host:
+    """The machine that this process runs on. Accelerators are those of NVIDIA's driver."""
+    cpu, cores, accelerators = _cpu(), os.cpu_count() or 1, _accelerators()
+    system = f"{platform.system()} {platform.machine()}"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Host(fingerprint(cpu, cores, system, accelerators), cpu, cores, round(memory / 2**30), accelerators, system)
+
+
+def software(libraries: Mapping[str, str]) -> Software:
+    """The versions that run here. ``libraries`` are those of the backends, or what ``available_backends()`` returns."""
+    usable = {
+        name: text.removeprefix("ok: ") for name, text in libraries.items() if not text.startswith("unavailable: ")
+    }
+    return Software(_C.__version__, str(torch.__version__), platform.python_version(), usable)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tuning table as a picture: the cost curves of all candidates, and the sizes where the winner changes."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from mcr_dl.tuning._text import colours, short_size_text, size_text, time_text
+from mcr_dl.tuning.show import select
+from mcr_dl.tuning.table import Scale, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 4
+_PANEL = (3.6, 2.7)  # inches
+_HEAD = 0.9  # inches, for title and legend
+_INK = "#333333"
+_STYLE: Any = {  # matplotlib's type for it names each of its settings
+    "font.size": 8.5,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+def _curves(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
+    for curve in scale.curves_of(operation, dtype_class):
+        samples = [sample for sample in curve.samples if sample.bytes > 0]
+        sizes = [sample.bytes for sample in samples]
+        shade = colour[curve.candidate]
+        band = ([sample.min_us for sample in samples], [sample.p99_us for sample in samples])
+        axes.fill_between(sizes, *band, color=shade, alpha=0.15, linewidth=0)
+        medians = [sample.median_us for sample in samples]
+        axes.plot(sizes, medians, color=shade, linewidth=1.4, marker="o", markersize=2.2)
+
+
+def _crossovers(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
+    winner = scale.winner_of(operation, dtype_class)
+    low, high = axes.get_xlim()
+    for index, each in enumerate(winner.ranges[1:] if winner else ()):
+        axes.axvline(each.start, color=colour[each.candidate], linestyle="--", linewidth=1)
+        on_left = each.start**2 > low * high  # the middle of a logarithmic axis
+        axes.annotate(
+            f"{short_size_text(each.start)} → {each.candidate}",
+            # Crossovers can be close to each other: neighbours get labels of different heights.
+            (each.start, 0.98 - 0.09 * (index % 4)),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(-3 if on_left else 3, 0),
+            textcoords="offset points",
+            ha="right" if on_left else "left",
+            va="top",
+            fontsize=7,
+            color=colour[each.candidate],
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
+        )
+    axes.set_xlim(low, high)  # a crossover may lie beyond what was measured
+
+
+def _time_axis(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: time_text(value).replace(".00", "").replace(".0 ", " "))
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+
+
+def _size_axis(axes: Axes, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    low, high = math.log2(sizes[0]), math.log2(sizes[-1])
+    step = max(1, math.ceil((high - low) / 6))
+    ticks = [2**power for power in range(math.ceil(low), math.floor(high) + 1, step)]
+    axes.set_xticks(ticks, [size_text(tick) for tick in ticks])
+    axes.xaxis.minorticks_off()
+
+
+def _points(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
+    """Of an operation without data: the median of each candidate, with its min and p99."""
+    for index, curve in enumerate(scale.curves_of(operation, dtype_class)):
+        sample, shade = curve.samples[0], colour[curve.candidate]
+        reach = ([sample.median_us - sample.min_us], [sample.p99_us - sample.median_us])
+        axes.errorbar(index, sample.median_us, reach, fmt="o", color=shade, markersize=4, capsize=3, linewidth=1.2)
+        place = (index, sample.median_us)
+        axes.annotate(time_text(sample.median_us), place, (6, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_xticks([])
+    axes.margins(x=0.4, y=0.2)
+    _time_axis(axes)
+
+
+def _panel(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
+    curves = scale.curves_of(operation, dtype_class)
+    sizes = sorted({nbytes for curve in curves for nbytes in curve.medians if nbytes > 0})
+    dtypes = ", ".join(dict.fromkeys(curve.dtype for curve in curves))
+    axes.set_title(operation if dtype_class == "any" else f"{operation}, {dtype_class} ({dtypes})", fontsize=9)
+    if not sizes:
+        _points(axes, scale, operation, dtype_class, colour)
+        return
+    _size_axis(axes, sizes)
+    _time_axis(axes)
+    _curves(axes, scale, operation, dtype_class, colour)
+    _crossovers(axes, scale, operation, dtype_class, colour)
+
+
+def _legend(figure: Figure, colour: dict[str, str]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=shade, marker="o", markersize=3, label=name) for name, shade in colour.items()]
+    place = (0.5, 1 - 0.3 / figure.get_size_inches()[1])
+    figure.legend(handles=lines, loc="upper center", bbox_to_anchor=place, ncols=max(1, len(lines)), frameon=False)
+
+
+def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | None = None) -> Figure:
+    """The picture as a matplotlib figure: one panel for each operation and class of element types of the scale."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    scale = table.scale() if scale is None else scale
+    rows = [row for row in select(table, operations) if scale.curves_of(*row)]
+    columns = min(_COLUMNS, max(1, len(rows)))
+    lines = math.ceil(len(rows) / columns) or 1
+    width, height = max(5.0, _PANEL[0] * columns), _PANEL[1] * lines + _HEAD
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), dpi=130)
+        title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
+        figure.suptitle(title, y=1 - 0.1 / height, va="top")
+        axes = [figure.add_subplot(lines, columns, index + 1) for index in range(len(rows))]
+        colour = colours(table.candidates)
+        for each, row in zip(axes, rows, strict=True):
+            _panel(each, scale, *row, colour)
+        _legend(figure, colour)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.62 / height))
+    return figure
+
+
+def plot(
+    table: Table,
+    path: str | os.PathLike[str],
+    operations: list[str] | None = None,
+    scale: Scale | None = None,
+) -> None:
+    """Draw the cost curves of one scale (None: the largest) into a picture file; its suffix says in which format.
+
+    Axes are bytes and time, both logarithmic; a dashed line marks the size from which another candidate wins.
+    InvalidArgumentError if the table has no such operation; OSError if the file cannot be written.
+    """
+    figure_of(table, operations, scale).savefig(path)

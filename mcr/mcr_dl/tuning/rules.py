@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's word on choices, ``MCR_DL_TUNE``: ``all_reduce:0-64k:mpi#all_to_all:*:gloo``.
+
+Rules are joined by ``#``; each is an operation, a range of message sizes and a candidate. An operation is a public name
+or ``*``; one that has a vectored form means both forms, and a receive goes with its send. A range is ``*`` or
+``from-to``, in bytes with k, m or g (1024), without ``to``, which may be ``inf``. Of several rules that fit a call the
+last counts. (The grammar is UCC's, less what has no meaning here.)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+
+VARIABLE = "MCR_DL_TUNE"
+NO_END = -1
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One operation (as in ``_C.operations()``), bytes from and to (without; NO_END: all), candidate, its text."""
+
+    operation: str
+    start: int
+    end: int
+    candidate: str
+    text: str
+    place: int  # of the candidate in the whole, from 0
+
+
+def wrong(whole: str, place: int, expected: str, got: str) -> InvalidArgumentError:
+    """An error that points at a character of the rules."""
+    lines = f"{VARIABLE}: character {place + 1}: expected {expected}, got {got!r}\n  {whole}\n  {' ' * place}^"
+    return InvalidArgumentError(lines)
+
+
+def operation_of(word: str) -> str | None:
+    """The name in ``_C.operations()`` of a public function; None if there is none of that name."""
+    if word in _C.operations():
+        return word
+    op = next((str(row["op"]) for row in _C.signatures() if row["name"] == word), None)
+    return "send" if op == "recv" else op
+
+
+def _operations(whole: str, place: int, word: str) -> list[str]:
+    known: list[str] = _C.operations()
+    if word == "*":
+        return known
+    name = operation_of(word)
+    if name is None:
+        raise wrong(whole, place, f"an operation ({', '.join(known)}) or *", word)
+    return [each for each in known if each in (name, f"{name}v")]
+
+
+def _size(whole: str, place: int, word: str, *, end: bool) -> int:
+    if end and word.lower() == "inf":
+        return NO_END
+    match = re.fullmatch(r"(\d+)([kmg]?)", word.lower())
+    if match is None:
+        raise wrong(whole, place, "bytes, as 0, 64k, 1m" + (" or inf" if end else ""), word)
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _range(whole: str, place: int, word: str) -> tuple[int, int]:
+    if word == "*":
+        return 0, NO_END
+    first, dash, last = word.partition("-")
+    if not dash:
+        raise wrong(whole, place, "a range of sizes, as * or 0-64k", word)
+    start = _size(whole, place, first, end=False)
+    end = _size(whole, place + len(first) + 1, last, end=True)
+    if end != NO_END and end <= start:
+        raise wrong(whole, place + len(first) + 1, f"more than {first}", last)
+    return start, end
+
+
+def parse(whole: str, backends: list[str]) -> list[Rule]:
+    """The rules in a text. Raises InvalidArgumentError that points at what is wrong; backends are those in use."""
+    rules: list[Rule] = []
+    place = 0
+    for text in whole.split("#") if whole.strip() else []:
+        words = text.split(":", 2)
+        if len(words) < 3 or not all(words):
+            raise wrong(whole, place, "operation:range:candidate", text)
+        starts = [place, place + len(words[0]) + 1, place + len(words[0]) + len(words[1]) + 2]
+        operations = _operations(whole, starts[0], words[0])
+        start, end = _range(whole, starts[1], words[1])
+        if words[2].split(":")[0] not in backends:
+            raise wrong(whole, starts[2], f"one of the backends in use ({', '.join(backends)})", words[2])
+        rules += [Rule(operation, start, end, words[2], text, starts[2]) for operation in operations]
+        place += len(text) + 1
+    return rules

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tuning table in the terminal: Table II of the MCR-DL paper (IPDPS 2023) for each operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning._text import colours, size_text, time_text
+from mcr_dl.tuning.table import Scale, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+
+def select(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
+    """Pairs of operation and class of element types that the table has, of these operations (None: of all).
+
+    InvalidArgumentError names the operations that were measured, if one of the names is not among them.
+    """
+    known = list(dict.fromkeys(operation for operation, _ in table.rows))
+    for name in names or ():
+        if name not in known:
+            raise InvalidArgumentError(f"operation: expected one of the table's ({', '.join(known)}), got {name!r}")
+    return [row for row in table.rows if names is None or row[0] in names]
+
+
+def _sizes(table: Table, operation: str, dtype_class: str) -> list[int]:
+    """All sizes that were measured or where the winner changes."""
+    sizes: set[int] = set()
+    for scale in table.scales:
+        sizes.update(*(curve.medians for curve in scale.curves_of(operation, dtype_class)))
+        winner = scale.winner_of(operation, dtype_class)
+        if winner is not None:
+            sizes.update(each.start for each in winner.ranges[1:])
+    return sorted(sizes) or [0]
+
+
+def _cell(scale: Scale, operation: str, dtype_class: str, nbytes: int, colour: dict[str, str]) -> Text:
+    from rich.text import Text
+
+    winner = scale.winner_of(operation, dtype_class)
+    if winner is None:
+        return Text("-")
+    name = winner.at(nbytes)
+    curves = {curve.candidate: curve for curve in scale.curves_of(operation, dtype_class)}
+    medians = curves[name].medians if name in curves else {}
+    time = time_text(medians[nbytes]) if nbytes in medians else ""
+    widest = max(map(len, colour))
+    return Text(f"{name:{widest}}", style=f"bold {colour[name]}").append(f"{time:>9}", style="not bold default")
+
+
+def _grid(table: Table, operation: str, dtype_class: str) -> Grid:
+    from rich.table import Table as Grid
+
+    dtypes = dict.fromkeys(curve.dtype for scale in table.scales for curve in scale.curves_of(operation, dtype_class))
+    measured = f"{dtype_class}, measured with {', '.join(dtypes)}" if dtypes else dtype_class
+    grid = Grid(title=f"{operation} ({measured})", title_justify="left")
+    grid.add_column("bytes", justify="right")
+    for scale in table.scales:
+        grid.add_column(scale.name)
+    colour = colours(table.candidates)
+    for nbytes in _sizes(table, operation, dtype_class):
+        cells = [_cell(scale, operation, dtype_class, nbytes, colour) for scale in table.scales]
+        grid.add_row(size_text(nbytes), *cells)
+    return grid
+
+
+def _facts(table: Table) -> list[tuple[str, str]]:
+    host, software = table.host, table.software
+    devices = "".join(f", {name}" for name in host.accelerators)
+    versions = {"mcr_dl": software.mcr_dl, "torch": software.torch, "Python": software.python, **software.backends}
+    rows = [
+        ("table", table.source or "not in a file"),
+        ("created", table.created),
+        ("host", f"{host.cpu}, {host.cores} cores, {host.memory_gib} GiB{devices}, {host.system} ({host.fingerprint})"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("settings", ", ".join(f"{name} {value}" for name, value in table.settings.items()) or "-"),
+    ]
+    rows += [("measured", f"{scale.name}: {scale.measured}") for scale in table.scales]
+    return rows
+
+
+def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
+    return [
+        ("excluded", f"{scale.name}: {each.candidate} from {each.operation} ({each.dtype}): {each.reason}")
+        for scale in table.scales
+        for each in scale.excluded
+        if names is None or each.operation in names
+    ]
+
+
+def show(table: Table, console: Console, operation: str | None = None) -> None:
+    """Print the table: what it was measured on, then for each operation who wins, by size and scale, and its median.
+
+    ``operation`` restricts it to one; InvalidArgumentError names those there are, if it is not among them.
+    """
+    from rich.markup import escape
+    from rich.table import Table as Grid
+
+    names = None if operation is None else [operation]
+    rows = select(table, names)
+    facts = Grid(show_header=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(style="bold")
+    facts.add_column(overflow="fold")
+    for name, text in _facts(table) + _excluded(table, names):
+        facts.add_row(name, escape(text), style="yellow" if name == "excluded" else None)
+    console.print(facts)
+    for each in rows:
+        console.print()
+        console.print(_grid(table, *each))

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads, writes, checks and joins tuning tables. The format is that of ``tuning/schema.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import _schema
+from mcr_dl.tuning._model import (
+    FORMAT,
+    VERSION,
+    Curve,
+    Exclusion,
+    Range,
+    Sample,
+    Scale,
+    Table,
+    Winner,
+    content,
+    from_document,
+)
+from mcr_dl.tuning.host import Host, Software
+
+_AGAIN = "measure again with mcr-tune"
+_LINE = 118
+
+
+def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"tuning table {path}: {where}expected {expected}, got {got}; {advice}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"expected each key once, got {twice!r} twice in an object")
+    return dict(pairs)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # NaN, Infinity, 1e999
+        raise ValueError(f"expected a finite number, got {text}")
+    return value
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+    except json.JSONDecodeError as error:
+        where, got = f"line {error.lineno}: ", f"{error.msg.lower()} in column {error.colno}"
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+            got = "the end of the file (truncated)"
+        raise _broken(path, where, "a complete JSON document", got, _AGAIN) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"tuning table {path}: {error}; correct it or {_AGAIN}") from error
+
+
+def _load(path: Path) -> Any:
+    try:
+        return _parse(path, path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise _broken(path, "", "a file", "no such file", "name another, or make it with mcr-tune") from error
+    except OSError as error:
+        got = (error.strerror or str(error)).lower()
+        raise _broken(path, "", "a file that can be read", got, "name another, or change its permissions") from error
+    except UnicodeDecodeError as error:
+        raise _broken(path, "", "JSON in UTF-8", f"another byte at {error.start}", "name another file") from error
+
+
+def _check_version(path: Path, document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        got = f"{document.get('format')!r}" if isinstance(document, dict) else f"a {type(document).__name__}"
+        raise _broken(path, "format: ", repr(FORMAT), got, "this is not a tuning table, name another file")
+    version = document.get("version")
+    if version == VERSION and isinstance(version, int):
+        return
+    advice = _AGAIN
+    if isinstance(version, int) and version > VERSION:
+        advice = f"update mcr_dl, or {_AGAIN}"
+    raise _broken(path, "version: ", str(VERSION), json.dumps(version), advice)
+
+
+def _validate(path: Path, document: dict[str, Any]) -> None:
+    fault = _schema.violation(document) or _schema.contradiction(document)
+    if fault is not None:
+        raise InvalidArgumentError(f"tuning table {path}: {fault}; correct it or {_AGAIN}")
+
+
+def read(path: str | os.PathLike[str]) -> Table:
+    """The table in a file.
+
+    Raises InvalidArgumentError, in one line that names the file, the key, what was expected and what to do: the file
+    is missing, unreadable or truncated, is no tuning table, is of another version, or violates the schema.
+    """
+    file = Path(path)
+    document = _load(file)
+    _check_version(file, document)
+    _validate(file, document)
+    return from_document(document, str(file))
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """JSON with a line for each part that fits into one, so that a difference of two tables can be read."""
+    flat = json.dumps(value, allow_nan=False)
+    if len(indent) + len(flat) <= _LINE or not isinstance(value, (dict, list)):
+        return flat
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        parts = [f"{deeper}{json.dumps(key)}: {_lines(each, deeper)}" for key, each in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(deeper + _lines(each, deeper) for each in value) + f"\n{indent}]"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the file in one step: whoever reads it meanwhile gets the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(table: Table, path: str | os.PathLike[str]) -> None:
+    """Write the table to a file, in one step, with its folders; an existing one is replaced.
+
+    Raises InvalidArgumentError, and writes nothing, if the table violates the schema, and OSError if the place cannot
+    be written to.
+    """
+    file = Path(path)
+    try:
+        document = {**content(table), "checksum": table.digest}
+    except ValueError as error:  # a NaN or an infinity
+        raise InvalidArgumentError(f"tuning table {file}: expected finite numbers, got {error}") from error
+    _validate(file, document)
+    try:
+        _replace(file, _lines(document) + "\n")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(f"tuning table {file}: cannot be written: {reason}; name another file") from error
+
+
+def default_path(host: Host) -> Path:
+    """Where the table of a machine lies in the user's cache directory: ``tuning/<fingerprint>.json``."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path("mcr_dl") / "tuning" / f"{host.fingerprint}.json"
+
+
+def shipped() -> list[Path]:
+    """The tables that are installed with the package (``tuning/tables/`` of the checkout), sorted by name."""
+    files = (file for folder in _schema.data_folders() for file in (folder / "tables").glob("*.json"))
+    return sorted({file.name: file for file in files}.values())
+
+
+def merge(old: Table, scale: Scale) -> Table:
+    """The table with this scale added, or in place of the one with equal ranks, nodes, ranks per node and device."""
+    kept = [each for each in old.scales if each.key != scale.key]
+    return replace(old, scales=tuple(sorted([*kept, scale], key=lambda each: each.key)), checksum="")
+
+
+def _version_changes(measured: Software, running: Software) -> list[str]:
+    names = ("mcr_dl", "torch", "python")
+    pairs = {name: (getattr(measured, name), getattr(running, name)) for name in names}
+    common = [name for name in measured.backends if name in running.backends]
+    pairs.update({f"backends.{name}": (measured.backends[name], running.backends[name]) for name in common})
+    return [
+        f"software.{name}: expected the running {here}, got {there}; {_AGAIN}"
+        for name, (there, here) in pairs.items()
+        if there != here
+    ]
+
+
+def _unknown_names(table: Table) -> list[str]:
+    known = _C.operations()
+    named = [
+        (f"scales[{index}].{kind}[{place}]", name)
+        for index, scale in enumerate(table.scales)
+        for kind, names in (
+            ("curves", [curve.operation for curve in scale.curves]),
+            ("winners", [winner.operation for winner in scale.winners]),
+        )
+        for place, name in enumerate(names)
+    ]
+    wanted = f"expected one of {', '.join(known)}"
+    return [f"{where}.operation: {wanted}, got {name!r}; it is not used" for where, name in named if name not in known]
+
+
+def check(table: Table, host: Host, software: Software | None = None) -> list[str]:
+    """What makes the table doubtful here, one line each; none of it forbids its use.
+
+    It was edited after it was measured, measured on another kind of machine, or (if ``software``, what runs here, is
+    given) with other versions, or names operations that there are not.
+    """
+    problems = []
+    if table.checksum and table.checksum != table.digest:
+        problems.append(f"checksum: expected {table.digest}, got {table.checksum}: edited after it was measured")
+    if table.host.fingerprint != host.fingerprint:
+        here, there = (f"{each.fingerprint} ({each.cpu}, {each.cores} cores)" for each in (host, table.host))
+        problems.append(f"host.fingerprint: expected {here}, got {there}: of another kind of machine, {_AGAIN} here")
+    problems += [] if software is None else _version_changes(table.software, software)
+    problems += _unknown_names(table)
+    return [f"tuning table {table.source or '(not in a file)'}: {problem}" for problem in problems]
+
+
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Curve",
+    "Exclusion",
+    "Host",
+    "Range",
+    "Sample",
+    "Scale",
+    "Software",
+    "Table",
+    "Winner",
+    "check",
+    "default_path",
+    "merge",
+    "read",
+    "shipped",
+    "write",
+]

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuning.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "group.h"
+#include "names.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using Points = std::vector<std::pair<int64_t, int32_t>>;
+using Costs = std::vector<std::tuple<std::string, std::string, std::string, std::string, Points>>;
+using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
+
+// Names of operations as tables have them: an op's, with a "v" for the form with counts of its own per rank. A receive
+// is part of its send.
+std::vector<std::pair<std::string, std::pair<Op, bool>>> operations() {
+  std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
+  for (std::size_t i = 0; i < kOps.size(); ++i) {
+    if (static_cast<Op>(i) == Op::recv) continue;
+    const std::string name(kOps[i].name);
+    result.push_back({name, {static_cast<Op>(i), false}});
+    if (kOps[i].is(kVectored)) result.push_back({name + "v", {static_cast<Op>(i), true}});
+  }
+  return result;
+}
+
+std::pair<Op, bool> operation_of(const std::string& name) {
+  for (const auto& [known, operation] : operations()) {
+    if (known == name) return operation;
+  }
+  throw py::value_error("unknown operation " + name);
+}
+
+CostCurve curve_of(const Points& points) {
+  std::vector<CostCurve::Point> made;
+  for (const auto& [bytes, cost] : points) made.push_back({bytes, cost});
+  return CostCurve(std::move(made));
+}
+
+DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceType::CUDA : DeviceType::CPU; }
+
+void tune(Group& group, const Costs& costs, const Rules& rules) {
+  Tuning tuning;
+  for (const auto& [operation, device, types, candidate, points] : costs) {
+    const auto [op, vectored] = operation_of(operation);
+    tuning.costs.push_back(
+        {op, vectored, device_of(device), named<DTypeClass>(kDTypeClasses, types), candidate, curve_of(points)});
+  }
+  for (const auto& [operation, from, to, candidate] : rules) {
+    const auto [op, vectored] = operation_of(operation);
+    tuning.rules.push_back({op, vectored, from, to < 0 ? Tuning::Rule::kNoEnd : to, candidate});
+  }
+  group.tune(std::move(tuning));
+}
+
+// `nbytes` < 0: not known to all ranks.
+py::dict explain(Group& group, const std::string& operation, int64_t nbytes, const std::string& dtype,
+                 const std::string& red, const std::string& device) {
+  Call call;
+  std::tie(call.op, call.vectored) = operation_of(operation);
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.red = named<RedOp>(kReductions, red);
+  call.device.type = device_of(device);
+  call.size_hint = nbytes;
+  const auto explanation = group.selector().explain(call);
+  py::dict candidates;
+  bool measured = false;
+  for (const auto& candidate : explanation.candidates) {
+    measured = measured || candidate.curve != nullptr;
+    candidates[py::str(candidate.slot->name)] =
+        candidate.curve == nullptr || nbytes < 0 ? py::object(py::none()) : py::int_(candidate.curve->at(nbytes));
+  }
+  py::dict result;
+  result["chosen"] = explanation.chosen->name;
+  result["forced"] = explanation.forced;
+  result["measured"] = measured;
+  result["guessed"] = explanation.guessed;
+  result["candidates"] = candidates;
+  return result;
+}
+
+std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& given) {
+  std::vector<CostCurve> curves;
+  for (const auto& points : given) curves.push_back(curve_of(points));
+  std::vector<const CostCurve*> compared;
+  for (const auto& curve : curves) compared.push_back(&curve);
+  std::vector<std::pair<int64_t, std::size_t>> result;
+  for (const auto& range : cheapest(compared)) result.emplace_back(range.from, range.curve);
+  return result;
+}
+
+}  // namespace
+
+void add_tuning(py::module_& module) {
+  py::type group = module.attr("ProcessGroup");
+  py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
+  py::setattr(group, "_explain",
+              py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
+                               py::arg("red"), py::arg("device")));
+  module.def(
+      "operations",
+      [] {
+        std::vector<std::string> names;
+        for (const auto& [name, operation] : operations()) names.push_back(name);
+        return names;
+      },
+      "Names of the operations as tuning tables and benchmarks have them: the ops, and their vectored forms with a v.");
+  module.def(
+      "dtype_class",
+      [](const std::string& dtype) {
+        return std::string(kDTypeClasses[static_cast<std::size_t>(class_of(named<DType>(kDTypes, dtype)))]);
+      },
+      "The class of an element type in cost tables: half, float, integer or complex.");
+  module.def("cheapest", ranges, py::arg("curves"),
+             "The ranges of message sizes as (from, place of the cheapest curve); a curve is a list of (bytes, log2 of "
+             "nanoseconds in 1/65536).");
+}
+
+}  // namespace mcr::python

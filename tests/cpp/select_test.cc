@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "select.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "group.h"
+#include "ranks.h"
+
+using namespace mcr;
+
+namespace {
+
+constexpr int kRanks = 4;
+
+// Has no reductions of integers, and a variant for all_reduce.
+class Declared : public Communicator {
+ public:
+  explicit Declared(bool variant) : variant_(variant) {}
+  bool supports(const Call& call) const override {
+    if (variant_) return call.red != RedOp::AVG;
+    return row(call.op).is(kReduces) ? call.dtype == DType::Float : call.op != Op::gather;
+  }
+  void issue(const Call&, Lane&) override {}
+  std::span<const std::string_view> variants() const override {
+    return variant_ ? std::span<const std::string_view>(kVariants) : std::span<const std::string_view>();
+  }
+  bool varies(const Call& call) const override { return call.op == Op::all_reduce; }
+
+ private:
+  static constexpr std::array<std::string_view, 1> kVariants = {"other"};
+  bool variant_;
+};
+
+// A group with the candidates one, one:other, two.
+class Chooser {
+ public:
+  explicit Chooser(Tuning tuning = {})
+      : one_([] { return std::make_unique<Declared>(true); }, kRanks, 0, "one"),
+        two_([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two") {
+    one_.group().connect(two_.backend(), 0);
+    one_.group().tune(std::move(tuning));
+  }
+  std::string choose(const Call& call) { return one_.group().choose(call).name; }
+  Group& group() { return one_.group(); }
+
+ private:
+  ranks::Alone one_, two_;
+};
+
+Call call(Op op, int64_t count, DType dtype = DType::Float) {
+  Call made;
+  made.op = op;
+  made.dtype = dtype;
+  made.in.count = made.out.count = count;
+  return made;
+}
+
+Tuning::Cost line(Op op, const std::string& candidate, int32_t small, int32_t large,
+                  DTypeClass types = DTypeClass::Float, bool vectored = false) {
+  return {op, vectored, DeviceType::CPU, types, candidate, CostCurve({{4, small * 65536}, {1 << 20, large * 65536}})};
+}
+
+}  // namespace
+
+TEST(sizes_are_what_all_ranks_know) {
+  CHECK(message_bytes(call(Op::all_reduce, 10), kRanks) == 40);
+  CHECK(message_bytes(call(Op::all_gather, 10), kRanks) == 160);
+  CHECK(message_bytes(call(Op::scatter, 10), kRanks) == 160);
+  CHECK(message_bytes(call(Op::all_to_all, 40), kRanks) == 160);
+  CHECK(message_bytes(call(Op::barrier, 0), kRanks) == 0);
+  auto vectored = call(Op::all_to_all, 40);
+  vectored.vectored = true;
+  CHECK(message_bytes(vectored, kRanks) == -1);
+  vectored.size_hint = 77;
+  CHECK(message_bytes(vectored, kRanks) == 77);
+  const std::vector<int64_t> counts = {1, 2, 3, 4};
+  auto gathered = call(Op::all_gather, 1);
+  gathered.vectored = true;
+  gathered.out_counts = counts;
+  CHECK(message_bytes(gathered, kRanks) == 40);
+}
+
+TEST(without_measurements_the_first_that_has_it) {
+  Chooser chooser;
+  CHECK(chooser.choose(call(Op::all_reduce, 1)) == "one");
+  auto average = call(Op::all_reduce, 1);
+  average.red = RedOp::AVG;  // a sum and a division
+  CHECK(chooser.choose(average) == "one");
+}
+
+TEST(the_cheapest_by_size_among_those_that_have_it) {
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "one", 5, 15), line(Op::all_reduce, "one:other", 8, 9),
+                  line(Op::all_reduce, "two", 1, 1)};
+  Chooser chooser(tuning);
+  CHECK(chooser.choose(call(Op::all_reduce, 1)) == "two");
+  // `two` has no integers; their class has not been measured, so that of floats stands for it.
+  CHECK(chooser.choose(call(Op::all_reduce, 1, DType::Int)) == "one");
+  CHECK(chooser.choose(call(Op::all_reduce, 1 << 18, DType::Int)) == "one:other");
+  auto asked = call(Op::all_reduce, 1, DType::Int);
+  const auto explained = chooser.group().selector().explain(asked);
+  CHECK(explained.guessed && !explained.forced && explained.candidates.size() == 2);
+}
+
+TEST(a_variant_is_no_candidate_where_it_does_nothing) {
+  Tuning tuning;
+  tuning.costs = {line(Op::broadcast, "one:other", 1, 1, DTypeClass::Any),
+                  line(Op::broadcast, "two", 2, 2, DTypeClass::Any)};
+  Chooser chooser(tuning);
+  CHECK(chooser.choose(call(Op::broadcast, 1)) == "two");
+}
+
+TEST(a_receive_goes_where_its_send_does) {
+  Tuning tuning;
+  tuning.costs = {line(Op::send, "one", 9, 1, DTypeClass::Any), line(Op::send, "two", 1, 9, DTypeClass::Any)};
+  Chooser chooser(tuning);
+  for (const int64_t count : {int64_t{1}, int64_t{100}, int64_t{1} << 18}) {
+    CHECK(chooser.choose(call(Op::send, count)) == chooser.choose(call(Op::recv, count)));
+  }
+  CHECK(chooser.choose(call(Op::send, 1)) == "two" && chooser.choose(call(Op::send, 1 << 18)) == "one");
+}
+
+TEST(sizes_that_ranks_may_not_share_are_not_used) {
+  Tuning tuning;
+  tuning.costs = {line(Op::all_to_all, "one", 4, 12, DTypeClass::Any, true),
+                  line(Op::all_to_all, "two", 6, 7, DTypeClass::Any, true)};
+  Chooser chooser(tuning);
+  for (const int64_t count : {int64_t{4}, int64_t{1} << 20}) {
+    auto vectored = call(Op::all_to_all, count);
+    vectored.vectored = true;
+    CHECK(chooser.choose(vectored) == "two");  // the lower mean
+    vectored.size_hint = 4;
+    CHECK(chooser.choose(vectored) == "one");
+  }
+}
+
+TEST(rules_overrule_and_the_last_one_counts) {
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "one", 1, 1), line(Op::all_reduce, "two", 5, 5)};
+  tuning.rules = {{Op::all_reduce, false, 0, 1024, "two"},
+                  {Op::all_reduce, false, 512, 2048, "one:other"},
+                  {Op::all_to_all, true, 0, Tuning::Rule::kNoEnd, "two"},
+                  {Op::gather, false, 0, 64, "absent"}};
+  Chooser chooser(tuning);
+  const auto at = [&](int64_t bytes) { return chooser.choose(call(Op::all_reduce, bytes / 4)); };
+  CHECK(at(0) == "two" && at(508) == "two");
+  CHECK(at(512) == "one:other" && at(2044) == "one:other");
+  CHECK(at(2048) == "one" && at(1 << 24) == "one");
+  auto vectored = call(Op::all_to_all, 8);
+  vectored.vectored = true;
+  CHECK(chooser.choose(vectored) == "two");
+  // As if the call named it: it need not have it.
+  tuning.rules = {{Op::all_reduce, false, 0, Tuning::Rule::kNoEnd, "two"}};
+  Chooser forced(tuning);
+  CHECK(forced.choose(call(Op::all_reduce, 4, DType::Int)) == "two");
+}
+
+TEST(new_measurements_replace_what_was_remembered) {
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "one", 1, 1), line(Op::all_reduce, "two", 5, 5)};
+  Chooser chooser(tuning);
+  CHECK(chooser.choose(call(Op::all_reduce, 4)) == "one");
+  tuning.costs = {line(Op::all_reduce, "one", 5, 5), line(Op::all_reduce, "two", 1, 1)};
+  chooser.group().tune(tuning);
+  CHECK(chooser.choose(call(Op::all_reduce, 4)) == "two");
+  chooser.group().disconnect("two");
+  CHECK(chooser.choose(call(Op::all_reduce, 4)) == "one");
+}

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `auto` chooses, on one rank: the same as on the others, whatever files and variables this rank has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl import _C
+from ranks import session
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.int32)
+
+
+def _move(name: str, count: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of a call with equal counts; `count` elements per rank."""
+    size, mine = mcr_dl.get_world_size(), torch.ones(count, dtype=dtype)
+    every = torch.ones(count * size, dtype=dtype)
+    return {
+        "all_reduce": {"tensor": mine},
+        "broadcast": {"tensor": mine, "src": count % size},
+        "reduce": {"tensor": mine, "dst": count % size},
+        "all_gather_single": {"output_tensor": every, "input_tensor": mine},
+        "reduce_scatter_single": {"output": mine, "input": every},
+        "all_to_all_single": {"output": every, "input": every.clone()},
+    }[name]
+
+
+def _vectored(name: str, draw: random.Random, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of a vectored call whose counts differ from rank to rank, over three orders of magnitude."""
+    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    matrix = [[draw.choice((0, 1, 7, 300)) for _ in range(size)] for _ in range(size)]
+    sends, receives = matrix[rank], [row[rank] for row in matrix]
+    if name == "all_gatherv":
+        counts = matrix[0]
+        return {
+            "output": torch.empty(sum(counts), dtype=dtype),
+            "input": torch.ones(counts[rank], dtype=dtype),
+            "rcounts": counts,
+        }
+    return {
+        "output": torch.empty(sum(receives), dtype=dtype),
+        "input": torch.ones(sum(sends), dtype=dtype),
+        "scounts": sends,
+        "rcounts": receives,
+    }
+
+
+_EQUAL = (
+    "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single"
+)  # fmt: skip
+
+
+def _chosen(draw: random.Random) -> str:
+    """One random call of those that all ranks draw; who did it."""
+    dtype = draw.choice(_DTYPES)
+    if draw.random() < 0.25:
+        name = draw.choice(("all_to_allv", "all_gatherv"))
+        arguments = _vectored(name, draw, dtype)
+    else:
+        name = draw.choice(_EQUAL)
+        arguments = _move(name, draw.choice((1, 3, 64, 1000)), dtype)
+    work = getattr(mcr_dl, name)(**arguments, async_op=True)
+    work.wait()
+    return str(work)
+
+
+def calls(folder: str, seed: int, count: int) -> tuple[str, dict[str, int]]:
+    """Make random calls with a table of this rank's own; the hash of all choices, and how often each name came."""
+    session.stop()
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
+    draw = random.Random(seed)
+    digest, seen = hashlib.sha256(), dict.fromkeys(mcr_dl.group.WORLD.candidates, 0)
+    for _ in range(count):
+        name = _chosen(draw).split("mcr_dl.Work ")[1].partition(".")[0]
+        seen[name] += 1
+        digest.update(name.encode())
+    session.stop()
+    return digest.hexdigest(), seen
+
+
+def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
+    """Ask for `count` choices of calls of every kind; the hash of the answers, and how many different ones."""
+    session.stop()
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
+    draw = random.Random(seed)
+    world, operations, dtypes = mcr_dl.group.WORLD, _C.operations(), _C.dtypes()
+    digest, seen = hashlib.sha256(), set()
+    for _ in range(count):
+        dtype = draw.choice(dtypes)
+        red = draw.choice([each for each in _C.reductions() if _C.reduction_defined(dtype, each)])
+        found = world._explain(draw.choice(operations), int(2 ** (draw.random() * 30)) - 1, dtype, red, "cpu")
+        digest.update(found["chosen"].encode())
+        seen.add(found["chosen"])
+    session.stop()
+    return digest.hexdigest(), len(seen)
+
+
+def start(argument: str | None, variables: dict[str, str], question: tuple[str, int | None]) -> str:
+    """Initialise with a table and variables of this rank's, and explain one call; the error's text if it raises."""
+    session.stop()
+    saved = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=argument)
+        return str(mcr_dl.explain(*question))
+    except mcr_dl.McrError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        for name, value in saved.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        session.stop()
+
+
+def start_by_rank(arguments: list[str | None], variables: list[dict[str, str]], question: Any) -> str:
+    """start() with this rank's entries."""
+    rank = mcr_dl._runtime._launch.detect().rank
+    return start(arguments[rank], variables[rank], tuple(question))
+
+
+def subgroups(path: str) -> list[tuple[int, str, str]]:
+    """Sizes of this rank's groups with the choice for a small all_reduce in each, and the row that decided."""
+    session.stop()
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=path)
+    answers = []
+    for group in session.groups().values():
+        if group is not None and group.size() > 1:
+            found = mcr_dl.explain("all_reduce", 1024, group=group)
+            answers.append((group.size(), found.candidate, found.row))
+    session.stop()
+    return answers

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`auto`: the choice is what the table says, and the same on every rank whatever the ranks' own files say."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import Pools
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import rules, table
+from mcr_dl.tuning.host import Software, host
+from ranks import choice
+
+CANDIDATES = ("mpi", "mpi:p2p", "gloo")
+SIZES = tuple(4**k for k in range(1, 13))
+_REDUCES = {row["name"]: row["reduces"] for row in _C.ops()}
+
+
+def _curve(operation: str, types: str, candidate: str, times: dict[int, float]) -> table.Curve:
+    samples = tuple(table.Sample(size, 10, time, time, time) for size, time in times.items())
+    return table.Curve(operation, types, "float32", candidate, samples)
+
+
+def _scale(ranks: int, curves: list[table.Curve]) -> table.Scale:
+    return table.Scale(ranks, 1, ranks, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
+
+
+def _table(*scales: table.Scale) -> table.Table:
+    return table.Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0", {}), {}, tuple(scales))
+
+
+def _random_table(seed: int, ranks: int) -> table.Table:
+    """Curves that cross often, for every operation; gloo seldom wins, as it takes a hundred times as long as mpi."""
+    draw = random.Random(seed)
+
+    def times(candidate: str) -> dict[int, float]:
+        return {size: draw.uniform(1.5 if candidate == "gloo" else 1, 2) * (1 + size / 4096) for size in SIZES}
+
+    curves = [
+        _curve(operation, types, candidate, times(candidate))
+        for operation in _C.operations()
+        for types in (("float", "half") if _REDUCES.get(operation.removesuffix("v"), False) else ("any",))
+        for candidate in CANDIDATES
+    ]
+    return _table(_scale(ranks, curves))
+
+
+def _flat(favourite: str, ranks: int = 2) -> table.Table:
+    """One candidate is the best everywhere."""
+    curves = [
+        _curve(
+            name, "float" if _REDUCES.get(name.removesuffix("v"), False) else "any", candidate, dict.fromkeys(SIZES, us)
+        )
+        for name in _C.operations()
+        for candidate, us in ((each, 1.0 if each == favourite else 2.0) for each in CANDIDATES)
+    ]
+    return _table(_scale(ranks, curves))
+
+
+@pytest.mark.parametrize(("world", "count"), [(2, 100_000), (3, 2_000)])
+def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
+    """Every rank has another table, vectored calls have other counts on every rank, and all still meet."""
+    for rank in range(world):
+        table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
+    answers = pools.get("processes", world).run(choice.calls, str(tmp_path), 5, count, limit=200.0)
+    assert len({digest for digest, _ in answers}) == 1
+    assert all(calls > count / 100 for calls in answers[0][1].values()), answers[0][1]
+
+
+def test_ranks_answer_alike(pools: Pools, tmp_path: Path) -> None:
+    """10^5 questions about calls of every operation, type, reduction and size have the same answers on all ranks."""
+    for rank in range(3):
+        table.write(_random_table(10 + rank, 3), tmp_path / f"{rank}.json")
+    answers = pools.get("processes", 3).run(choice.questions, str(tmp_path), 6, 100_000, limit=120.0)
+    assert len(set(answers)) == 1
+    assert answers[0][1] >= 2  # a host with more ranks than cores has no variants of mpi
+
+
+def test_the_table_decides(pools: Pools, tmp_path: Path) -> None:
+    """The chosen candidate is the cheapest of the table, and explain says from where."""
+    for favourite in CANDIDATES:
+        path = tmp_path / "table.json"
+        table.write(_flat(favourite), path)
+        said = pools.get("processes", 2).run(choice.start, str(path), {}, ("all_reduce", 4096))
+        assert all(f"all_reduce, 4096 bytes: {favourite}, the cheapest" in text for text in said)
+        assert all(str(path) in text and "2 ranks, all_reduce, float" in text for text in said)
+
+
+def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
+    """Ranks with another table, another rule or none at all use rank 0's."""
+    table.write(_flat("gloo"), tmp_path / "a.json")
+    table.write(_flat("mpi:p2p"), tmp_path / "b.json")
+    a, b = str(tmp_path / "a.json"), str(tmp_path / "b.json")
+    pool, question = pools.get("processes", 2), ("all_reduce", 64)
+    rule = {"MCR_DL_TUNE": "all_reduce:*:mpi"}
+    for first, second, mine, theirs, expected in (
+        (a, b, {}, {}, "gloo, the cheapest"),
+        (b, a, {}, {}, "mpi:p2p, the cheapest"),
+        (a, "none", {}, {}, "gloo, the cheapest"),
+        ("none", a, {}, {}, "mpi, not measured"),
+        (a, a, rule, {}, "mpi, by the rule"),
+        (a, a, {}, rule, "gloo, the cheapest"),
+    ):
+        said = pool.run(choice.start_by_rank, [first, second], [mine, theirs], question)
+        assert all(f"64 bytes: {expected}" in text for text in said), (first, second, said)
+
+
+def test_the_environment_names_a_table(pools: Pools, tmp_path: Path) -> None:
+    """MCR_DL_TUNING_TABLE is used, and the argument goes before it."""
+    table.write(_flat("gloo"), tmp_path / "a.json")
+    table.write(_flat("mpi:p2p"), tmp_path / "b.json")
+    variables = {"MCR_DL_TUNING_TABLE": str(tmp_path / "a.json")}
+    pool, question = pools.get("processes", 2), ("broadcast", 64)
+    assert all("gloo, the cheapest" in text for text in pool.run(choice.start, None, variables, question))
+    said = pool.run(choice.start, str(tmp_path / "b.json"), variables, question)
+    assert all("mpi:p2p, the cheapest" in text for text in said)
+
+
+def _damage(path: Path, what: str) -> None:
+    text = path.read_text()
+    if what == "truncated":
+        path.write_text(text[: len(text) // 2])
+    elif what == "older":
+        path.write_text(text.replace('"version": 1', '"version": 0'))
+    elif what == "a wrong key":
+        path.write_text(text.replace('"median_us": 1.0', '"median": 1.0', 1))
+    elif what == "missing":
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("what", "key"),
+    [("truncated", "truncated"), ("older", "version"), ("a wrong key", "median"), ("missing", "not")],
+)
+def test_a_broken_table_is_an_error_everywhere(pools: Pools, tmp_path: Path, what: str, key: str) -> None:
+    """One that was named: the same clear error on every rank, also where the rank's own file is good."""
+    paths = [tmp_path / "0.json", tmp_path / "1.json"]
+    for path in paths:
+        table.write(_flat("gloo"), path)
+    _damage(paths[0], what)
+    said = pools.get("processes", 2).run(choice.start_by_rank, list(map(str, paths)), [{}, {}], ("all_reduce", 4))
+    assert len(set(said)) == 1
+    assert said[0].startswith("InvalidArgumentError: tuning table")
+    assert "0.json" in said[0]
+    assert key in said[0]
+    table.write(_flat("gloo"), paths[0])
+    _damage(paths[1], what)  # rank 0's is good: that one is used
+    said = pools.get("processes", 2).run(choice.start_by_rank, list(map(str, paths)), [{}, {}], ("all_reduce", 4))
+    assert all("gloo, the cheapest" in text for text in said)
+
+
+def test_edited_and_foreign_tables_warn(pools: Pools, tmp_path: Path) -> None:
+    """They are used as they are, on all ranks, and the log says which key is doubtful."""
+    path = tmp_path / "t.json"
+    measured = _flat("gloo")
+    table.write(replace(measured, host=replace(measured.host, fingerprint="0123456789abcdef")), path)
+    path.write_text(path.read_text().replace("2026-01-01", "2026-01-02", 1))
+    pool = pools.get("processes", 2)
+    said = pool.run(choice.start, str(path), {}, ("all_reduce", 4))
+    assert all("gloo, the cheapest" in text for text in said)
+    assert "checksum" in pool.log()
+    assert "host.fingerprint" in pool.log()
+
+
+@pytest.mark.parametrize("world", [4])
+def test_nearest_scale(pools: Pools, tmp_path: Path, world: int) -> None:
+    """A group of a size that was not measured uses the nearest, and says so once."""
+    two, four = _flat("gloo", 2).scales[0], _flat("mpi", 4).scales[0]
+    table.write(_table(two, four), tmp_path / "t.json")
+    pool = pools.get("processes", world)
+    answers = {
+        size: (name, row) for rank in pool.run(choice.subgroups, str(tmp_path / "t.json")) for size, name, row in rank
+    }
+    assert answers[2] == ("gloo", "2 ranks, all_reduce, float")
+    assert answers[4] == ("mpi", "4 ranks, all_reduce, float")
+    assert answers[3][0] == "mpi"
+    assert "nearest to 3 ranks on 1 node" in answers[3][1]
+    assert "no measurements for 3 ranks on 1 node" in pool.log()
+
+
+def test_rules() -> None:
+    """The grammar: names of functions, both forms of an operation, units, the whole range, variants."""
+    (rule,) = rules.parse("all_reduce:0-64k:mpi:p2p", ["mpi"])
+    assert (rule.operation, rule.start, rule.end, rule.candidate) == ("all_reduce", 0, 65536, "mpi:p2p")
+    both = rules.parse("all_to_all:*:gloo#bcast:1m-inf:mpi", ["mpi", "gloo"])
+    assert [(each.operation, each.start, each.end) for each in both] == [
+        ("all_to_all", 0, rules.NO_END), ("all_to_allv", 0, rules.NO_END), ("broadcast", 1 << 20, rules.NO_END),
+    ]  # fmt: skip
+    assert [each.operation for each in rules.parse("irecv:*:mpi", ["mpi"])] == ["send"]
+    assert len(rules.parse("*:*:mpi", ["mpi"])) == len(_C.operations())
+    assert rules.parse("  ", ["mpi"]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "character", "part"),
+    [
+        ("all_reduc:*:mpi", 1, "all_reduce"),
+        ("all_reduce:*:mpi#bcast:64-:mpi", 27, "bytes"),
+        ("all_reduce:64k:mpi", 12, "range"),
+        ("all_reduce:2k-1k:mpi", 15, "more than 2k"),
+        ("all_reduce:*:mpj", 14, "mpi, gloo"),
+        ("all_reduce:*", 1, "operation:range:candidate"),
+        ("all_reduce:*:mpi##", 18, "operation:range:candidate"),
+    ],
+)
+def test_a_typo_in_a_rule(text: str, character: int, part: str) -> None:
+    """The error points at the character."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        rules.parse(text, ["mpi", "gloo"])
+    message = str(caught.value)
+    assert f"character {character}:" in message
+    assert part in message
+    assert message.splitlines()[2].index("^") == character + 1
+
+
+def test_a_typo_reaches_every_rank(pools: Pools) -> None:
+    """Also a variant that there is not, which is known only after the libraries have started."""
+    for text, part in (("all_reduce:*:mpi:p3p", "mpi:p2p"), ("all_reduce:x:mpi", "character 12")):
+        said = pools.get("processes", 2).run(choice.start, "none", {"MCR_DL_TUNE": text}, ("all_reduce", 4))
+        assert all(each.startswith("InvalidArgumentError: MCR_DL_TUNE") and part in each for each in said), said
+
+
+def test_a_bad_question(pools: Pools) -> None:
+    """explain names what is wrong."""
+    pool = pools.get("processes", 2)
+    for question, part in (
+        (("all_reduc", 4), "all_reduce"),
+        (("all_reduce", None), "nbytes"),
+        (("all_reduce", -1), "nbytes"),
+    ):
+        said = pool.run(choice.start, "none", {}, question)
+        assert all(each.startswith("InvalidArgumentError") and part in each for each in said), said
+
+
+def test_schema_and_json_agree() -> None:
+    """What is written is JSON that other programs can read."""
+    document = json.loads(json.dumps(table.content(_flat("gloo"))))
+    assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == SIZES[0]

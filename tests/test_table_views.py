@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of tuning tables: shown in the terminal, drawn, and compared."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mcr_dl import InvalidArgumentError
+from mcr_dl.tuning.diff import diff
+from mcr_dl.tuning.plot import figure_of, plot
+from mcr_dl.tuning.show import show
+from mcr_dl.tuning.table import Curve, Exclusion, Table
+from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
+
+
+def printed(function: Callable[[Console], Any]) -> str:
+    """What a function prints, without colours."""
+    console = Console(file=io.StringIO(), width=140)
+    function(console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def barrier(*medians: tuple[str, float]) -> tuple[Curve, ...]:
+    return tuple(curve(name, time, operation="barrier", dtype_class="any") for name, time in medians)
+
+
+def two_scales() -> Table:
+    excluded = (Exclusion("all_to_all", "bool", "gloo", "[2] wrong values"),)
+    more = (*scale().curves, *barrier(("mpi", 3.0), ("gloo", 60.0)))
+    won = (*scale().winners, winner((0, "mpi"), operation="barrier", dtype_class="any"))
+    large = scale(4, 2, curves=(curve("mpi:p2p", 7.0, 8.0, 1500.0),), winners=(winner((0, "mpi:p2p")),))
+    return make(scale(curves=more, winners=won, excluded=excluded), large)
+
+
+def test_show_is_a_table_of_winners_by_size_and_scale() -> None:
+    text = printed(lambda console: show(two_scales(), console))
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    assert [[" ".join(cell.split()) for cell in row] for row in cells] == [
+        ["4", "mpi 1.00 µs", "mpi:p2p 7.00 µs"],
+        ["64", "mpi 2.00 µs", "mpi:p2p 8.00 µs"],
+        ["512", "gloo", "mpi:p2p"],
+        ["1K", "gloo 100 µs", "mpi:p2p 1.50 ms"],
+        ["0", "mpi 3.00 µs", "-"],
+    ]
+    for part in (
+        "2 ranks",
+        "4 ranks (2x2)",
+        "all_reduce (float, measured with float32)",
+        "A CPU, 2 cores, 8 GiB",
+        TIME,
+    ):
+        assert part in text
+    assert "mcr_dl 0.1.0, torch 2.13.0, Python 3.11.7, mpi MPICH 5.0.2, gloo torch 2.13.0" in text
+    assert "2 ranks: gloo from all_to_all (bool): [2] wrong values" in text
+
+
+def test_show_of_one_operation() -> None:
+    text = printed(lambda console: show(two_scales(), console, "barrier"))
+    assert "barrier (any" in text
+    assert "all_reduce" not in text
+    with pytest.raises(
+        InvalidArgumentError, match=r"expected one of the table's \(all_reduce, barrier\), got 'reduce'"
+    ):
+        show(two_scales(), Console(file=io.StringIO()), "reduce")
+
+
+def test_show_colours_each_candidate_alike() -> None:
+    file = io.StringIO()
+    show(two_scales(), Console(file=file, width=140, force_terminal=True, color_system="truecolor"))
+    codes: dict[str, set[str]] = {}
+    for part in file.getvalue().split("\x1b[1;38;2;")[1:]:
+        code, _, rest = part.partition("m")
+        codes.setdefault(rest.split()[0].split("\x1b")[0], set()).add(code)
+    assert set(codes) == {"mpi", "gloo", "mpi:p2p"}
+    assert all(len(each) == 1 for each in codes.values())
+    assert len(set.union(*codes.values())) == 3
+
+
+def test_plot_has_a_panel_for_each_operation_and_class() -> None:
+    pytest.importorskip("matplotlib")
+    curves = (*two_scales().scales[0].curves, curve("mpi", 2.0, 3.0, dtype_class="half"))
+    axes = figure_of(make(scale(curves=curves))).axes
+    titles = ["all_reduce, float (float32)", "all_reduce, half (float32)", "barrier"]
+    assert [each.get_title() for each in axes] == titles
+    assert [text.get_text() for text in axes[0].texts] == ["512 → gloo"]
+    assert [line.get_ydata()[0] for line in axes[0].lines[:2]] == [1.0, 30.0]
+
+
+def test_plot_writes_the_operations_and_the_scale_that_are_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    whole = two_scales()
+    plot(whole, tmp_path / "all.png", scale=whole.scale(ranks=2))
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+    assert len(figure_of(whole, ["barrier"], whole.scale(ranks=2)).axes) == 1
+    assert len(figure_of(whole).axes) == 1  # the largest scale has no barrier
+    with pytest.raises(InvalidArgumentError, match="got 'reduce'"):
+        figure_of(whole, ["reduce"])
+
+
+def test_tables_that_are_equal_have_no_differences() -> None:
+    assert printed(lambda console: diff(two_scales(), two_scales(), console)) == "no differences\n"
+    assert diff(two_scales(), two_scales(), Console(file=io.StringIO())) == 0
+
+
+def test_differences_of_tables() -> None:
+    fast = (curve("mpi", 1.1, 2.0, 300.0), curve("ucc", 9.0))
+    other = make(
+        scale(curves=fast, winners=(winner((0, "mpi"), (1024, "ucc")),)),
+        scale(8),
+        host=replace(HOST, cores=4),
+        software=replace(SOFTWARE, torch="2.14.0"),
+    )
+    text = printed(
+        lambda console: diff(make(scale(excluded=(Exclusion("send", "bool", "gloo", "hung"),))), other, console)
+    )
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line[0] == "│"]
+    assert rows == [
+        ["table", "host.cores", "2", "4"],
+        ["table", "software.torch", "2.13.0", "2.14.0"],
+        ["table", "scale 8 ranks", "-", "yes"],
+        ["2 ranks, all_reduce, float", "winner 512-1K", "gloo", "mpi"],
+        ["2 ranks, all_reduce, float", "winner 1K-inf", "gloo", "ucc"],
+        ["2 ranks, all_reduce, float", "curve of gloo", "yes", "-"],
+        ["2 ranks, all_reduce, float", "curve of ucc", "-", "yes"],
+        ["2 ranks, all_reduce, float", "median of mpi: 1 of 3 sizes, most at 1K", "400 µs", "300 µs (x0.75)"],
+        ["2 ranks", "excluded: gloo from send (bool)", "yes", "-"],
+    ]
+    assert text.startswith("9 differences")
