@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m mcr_dl.bench``: the same as ``mcr-bench``."""
+
+from __future__ import annotations
+
+import sys
+
+from mcr_dl.bench.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

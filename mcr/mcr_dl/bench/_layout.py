@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each operation reads and must write on each rank, in elements of the message that it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from mcr_dl import _C
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One line of a benchmark or a table: an operation of the op table, or its form with counts."""
+
+    name: str
+    op: str
+    vectored: bool
+    rooted: bool
+    reduces: bool
+    peer: bool
+    blocks: bool  # the message is made of a block for each rank
+
+
+def _operation(row: dict[str, Any], vectored: bool) -> Operation:
+    name = row["name"] + ("v" if vectored else "")
+    return Operation(name, row["name"], vectored, row["rooted"], row["reduces"], row["peer"], row["vectored"])
+
+
+def table() -> dict[str, Operation]:
+    """All operations that are measured, from the op table. A receive is measured with its send, which comes first."""
+    result: dict[str, Operation] = {}
+    for row in _C.ops():
+        if row["peer"] and any(operation.peer for operation in result.values()):
+            continue
+        for vectored in (False, True) if row["vectored"] else (False,):
+            operation = _operation(row, vectored)
+            result[operation.name] = operation
+    return result
+
+
+class Segment(NamedTuple):
+    """A piece of an output: elements of the message of rank `source` from `start` on; None: of all ranks' reduction."""
+
+    source: int | None
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's part. The output follows its segments; `offset` is where the smaller tensor lies in the larger one."""
+
+    input: int | None = None  # elements; None: no such tensor, or (where there is an output) input and output are one
+    output: int | None = None
+    expected: tuple[Segment, ...] = ()
+    input_counts: list[int] = field(default_factory=list)
+    output_counts: list[int] = field(default_factory=list)
+    offset: int | None = None
+    peer: int | None = None
+
+
+def split(total: int, parts: int) -> list[int]:
+    """As even as possible, the larger ones first."""
+    size, larger = divmod(total, parts)
+    return [size + (index < larger) for index in range(parts)]
+
+
+class _Part:
+    """The part of one rank; one method for each operation of the op table."""
+
+    def __init__(self, count: int, rank: int, ranks: int, root: int) -> None:
+        self.count, self.rank, self.ranks, self.root = count, rank, ranks, root
+        self.counts = split(count, ranks)
+        self.starts = [0, *accumulate(self.counts)][:-1]
+        self.own, self.start = self.counts[rank], self.starts[rank]
+
+    def _one_tensor(self, *expected: Segment) -> Layout:
+        return Layout(output=self.count, expected=expected)
+
+    def broadcast(self) -> Layout:
+        return self._one_tensor(Segment(self.root, 0, self.count))
+
+    def all_reduce(self) -> Layout:
+        return self._one_tensor(Segment(None, 0, self.count))
+
+    def reduce(self) -> Layout:
+        return self.all_reduce() if self.rank == self.root else self._one_tensor()
+
+    def all_gather(self) -> Layout:
+        # each rank's message is its own block
+        segments = tuple(Segment(rank, 0, count) for rank, count in enumerate(self.counts))
+        return Layout(self.own, self.count, segments, output_counts=self.counts, offset=self.start)
+
+    def gather(self) -> Layout:
+        return self.all_gather() if self.rank == self.root else Layout(self.own, output_counts=self.counts)
+
+    def reduce_scatter(self) -> Layout:
+        segment = Segment(None, self.start, self.own)
+        return Layout(self.count, self.own, (segment,), input_counts=self.counts, offset=self.start)
+
+    def scatter(self) -> Layout:
+        segment = Segment(self.root, self.start, self.own)
+        here = self.rank == self.root
+        return Layout(
+            self.count if here else None,
+            self.own,
+            (segment,),
+            input_counts=self.counts,
+            offset=self.start if here else None,
+        )
+
+    def _row(self, rank: int) -> list[int]:
+        """What a rank sends to each one; rotated, so that all receive equally much too."""
+        return [self.counts[(other - rank) % self.ranks] for other in range(self.ranks)]
+
+    def all_to_all(self) -> Layout:
+        rows = [self._row(rank) for rank in range(self.ranks)]
+        segments = tuple(Segment(rank, sum(row[: self.rank]), row[self.rank]) for rank, row in enumerate(rows))
+        received = [row[self.rank] for row in rows]
+        return Layout(self.count, self.count, segments, input_counts=rows[self.rank], output_counts=received, offset=0)
+
+    def barrier(self) -> Layout:
+        return Layout()
+
+    def send(self) -> Layout:
+        """Ranks 0 and 1 send to each other; the others have nothing to do."""
+        if self.rank > 1:
+            return Layout()
+        other = 1 - self.rank
+        return Layout(self.count, self.count, (Segment(other, 0, self.count),), peer=other)
+
+
+def layout(op: str, count: int, rank: int, ranks: int, root: int) -> Layout:
+    """The part of group rank `rank` in an operation of the op table on a message of `count` elements."""
+    method: Callable[[], Layout] = getattr(_Part(count, rank, ranks, root), op)
+    return method()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python _rank.py CALL PARENT``: one of the processes that ``ranks.run_local`` starts.
+
+It is run as a file: as a module it would import torch, which takes seconds, before it could bind its life to its
+parent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with(parent: int) -> None:
+    """See to it that the system kills this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(call: str, parent: int) -> int:
+    """Run the call in that file, with the modules that its parent finds; returns the exit code."""
+    die_with(parent)
+    with open(call, "rb") as file:
+        sys.path[:] = pickle.load(file)
+        entry, args = pickle.load(file)
+    code = entry(*args)
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

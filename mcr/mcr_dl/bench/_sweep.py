@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures one operation after the other over a range of sizes, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mcr_dl import _C
+from mcr_dl._errors import UnsupportedError
+from mcr_dl.bench.cases import Case, Prepared, message_size, operation_of, prepare
+from mcr_dl.bench.mix import Part
+from mcr_dl.bench.timing import Statistics, TorchControl, measure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says."""
+
+    ops: tuple[str, ...]
+    backends: tuple[str, ...]  # candidates, or "all"
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+    red: str = "SUM"
+    root: int = 0
+    asynchronous: bool = False
+    in_place: bool = False
+    device: str = "cpu"
+    budget_seconds: float = 0.5
+    confidence: float = 0.025
+    check: bool = True
+    json: str | None = None
+    plot: str | None = None
+    mix: tuple[Part, ...] = ()
+
+    def case(self, operation: str, nbytes: int) -> Case:
+        """The case of one line."""
+        return Case(operation, nbytes, self.dtype, self.red, self.root, self.asynchronous, self.in_place, self.device)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate at one point. `nbytes` and `count` are what was really moved, `wrong` counts elements on all ranks.
+
+    `statistics` is None if the candidate cannot do this; `reason` says why.
+    """
+
+    case: Case
+    candidate: str
+    nbytes: int
+    count: int
+    statistics: Statistics | None = None
+    wrong: int = 0
+    reason: str = ""
+
+
+def points(settings: Settings, operation: str, ranks: int) -> list[int]:
+    """The sizes in bytes, each once after rounding up to what the operation can move."""
+    sizes = (message_size(operation, nbytes, settings.dtype, ranks)[1] for nbytes in settings.sizes)
+    return list(dict.fromkeys(sizes))
+
+
+def measure_point(
+    case: Case, names: Sequence[str], group: _C.ProcessGroup, control: TorchControl, settings: Settings
+) -> list[Row]:
+    """All candidates at one point: first checked, then timed side by side on the same memory. Collective."""
+    prepared: dict[str, Prepared] = {}
+    reasons: dict[str, str] = {}
+    for name in names:
+        try:
+            shared = next(iter(prepared.values())).tensors if prepared else None
+            prepared[name] = prepare(case, name, group, shared)
+        except UnsupportedError as error:
+            reasons[name] = str(error)
+    wrong = {name: int(sum(control.gathered(each.check()))) if settings.check else 0 for name, each in prepared.items()}
+    statistics = measure(prepared, control, settings.budget_seconds, settings.confidence)
+    count, nbytes = message_size(case.operation, case.nbytes, case.dtype, group.size())
+    return [
+        Row(case, name, nbytes, count, statistics.get(name), wrong.get(name, 0), reasons.get(name, ""))
+        for name in names
+    ]
+
+
+def sweep(
+    operation: str,
+    names: Sequence[str],
+    group: _C.ProcessGroup,
+    control: TorchControl,
+    settings: Settings,
+    advance: Callable[[], object] = lambda: None,
+) -> list[Row]:
+    """The rows of one operation, by size and candidate. Collective; `advance` is called after each size."""
+    operation_of(operation)
+    rows: list[Row] = []
+    for nbytes in points(settings, operation, group.size()):
+        rows += measure_point(settings.case(operation, nbytes), names, group, control, settings)
+        advance()
+    return rows

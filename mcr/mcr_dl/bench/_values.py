@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents of messages that every rank can compute for all others, and comparing with them.
+
+A message repeats a pattern of `PERIOD` small integers that depend on the rank and on a salt. What an operation must
+give is then a pattern too, so that expecting the result of a large reduction costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+
+import torch
+
+PERIOD = 1021  # a prime, so that no two blocks of a message begin at the same place of the pattern
+
+# Sums must be exact in bfloat16 (integers up to 256) and int8, and products in bfloat16: so many ranks take part in
+# each element, and the others hold the neutral one.
+_MOST_SUMMANDS = 120
+_MOST_FACTORS = 3
+_BIGGEST = 100  # of what is not added or multiplied
+
+_COMPARABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
+
+
+def _average(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = fold(torch.add, parts)
+    if total.dtype == torch.int64:
+        return torch.div(total, len(parts), rounding_mode="trunc")
+    return total / len(parts)
+
+
+_REDUCTIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
+    "SUM": lambda parts: fold(torch.add, parts),
+    "AVG": _average,
+    "PRODUCT": lambda parts: fold(torch.mul, parts),
+    "MIN": lambda parts: fold(torch.minimum, parts),
+    "MAX": lambda parts: fold(torch.maximum, parts),
+    "BAND": lambda parts: fold(torch.bitwise_and, parts),
+    "BOR": lambda parts: fold(torch.bitwise_or, parts),
+    "BXOR": lambda parts: fold(torch.bitwise_xor, parts),
+}
+
+
+def _integers(low: int, high: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(low, high + 1, (PERIOD,), generator=generator)
+
+
+def _magnitudes(red: str | None, rank: int, ranks: int, generator: torch.Generator) -> torch.Tensor:
+    """Integers of which the reduction is exact. No zeros are added: repeated averages would reach slow subnormals."""
+    if red in ("SUM", "AVG"):
+        most, neutral, high = _MOST_SUMMANDS, 0, min(12, max(1, _MOST_SUMMANDS // ranks))
+    elif red == "PRODUCT":
+        most, neutral, high = _MOST_FACTORS, 1, 3
+    else:
+        return _integers(0, _BIGGEST, generator)
+    values = _integers(1, high, generator)
+    takes_part = (torch.arange(PERIOD) + rank) % ranks < most
+    return torch.where(takes_part, values, torch.full_like(values, neutral))
+
+
+def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: int) -> torch.Tensor:
+    """What `rank` sends: `PERIOD` elements in the widest type of the dtype's kind; `red` None: nothing is reduced."""
+    generator = torch.Generator().manual_seed(salt * 100_003 + rank)
+    if dtype == torch.bool:
+        return _integers(0, 1, generator)
+    values = _magnitudes(red, rank, ranks, generator)
+    signed = dtype.is_floating_point or dtype.is_complex or dtype.is_signed
+    if signed and red not in ("SUM", "AVG"):
+        values = values * (2 * _integers(0, 1, generator) - 1)
+    if dtype.is_complex:
+        imaginary = _integers(-1, 1, generator)
+        if red == "PRODUCT":  # only those that take part, or the product would grow with the ranks
+            imaginary = torch.where((torch.arange(PERIOD) + rank) % ranks < _MOST_FACTORS, imaginary, 0)
+        return torch.complex(values.double(), imaginary.double())
+    return values.double() if dtype.is_floating_point else values
+
+
+def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int) -> torch.Tensor:
+    """The patterns of all ranks combined. On bool a sum is "any" and a product is "all", as in torch."""
+    result = _REDUCTIONS[red]([pattern(dtype, red, rank, ranks, salt) for rank in range(ranks)])
+    return (result != 0).long() if dtype == torch.bool else result
+
+
+def _parts(flat: torch.Tensor, values: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The repetitions of the pattern in a tensor, as rows, and what is left; each with what belongs there."""
+    period = values.roll(-start).to(flat.dtype).to(flat.device)
+    whole = flat.numel() // PERIOD * PERIOD
+    return [(flat[:whole].view(-1, PERIOD), period), (flat[whole:], period[: flat.numel() - whole])]
+
+
+def fill(flat: torch.Tensor, values: torch.Tensor, start: int = 0) -> None:
+    """Repeat a pattern over a one-dimensional tensor that begins at element `start` of a message."""
+    for part, content in _parts(flat, values, start):
+        part.copy_(content)
+
+
+def wrong(flat: torch.Tensor, values: torch.Tensor, start: int, red: str | None) -> int:
+    """How many elements differ from the pattern; averages of floating-point numbers may differ in their last places."""
+    kind = _COMPARABLE.get(flat.dtype, flat.dtype)
+    inexact = red == "AVG" and (flat.dtype.is_floating_point or flat.dtype.is_complex)
+    count = 0
+    for part, content in _parts(flat, values, start):
+        if inexact:
+            same = torch.isclose(part, content.expand_as(part), rtol=_TOLERANCE.get(flat.dtype, 1.3e-6), atol=1e-5)
+            count += int((~same).sum())
+        else:
+            count += int((part.view(kind) != content.view(kind)).sum())
+    return count

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call made ready: tensors, arguments, the call itself, and a check of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl.bench import _values
+from mcr_dl.bench._layout import Layout, Operation, layout, table
+
+_LISTS = {"inputs", "outputs"}
+_COUNTS = {"scounts", "rcounts"}
+_DEFAULTS = {"None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM, "": None}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank."""
+
+    operation: str
+    nbytes: int
+    dtype: str = "float32"
+    red: str = "SUM"
+    root: int = 0
+    asynchronous: bool = False
+    in_place: bool = False
+    device: str = "cpu"
+
+
+def operations() -> list[str]:
+    """Names of all operations that can be measured, with a "v" for those with counts, in the op table's order."""
+    return list(table())
+
+
+def operation_of(name: str) -> Operation:
+    """An operation's properties; InvalidArgumentError lists the known ones if there is none of that name."""
+    known = table()
+    if name not in known:
+        message = f"operation: expected one of {', '.join(known)}, got {name!r}"
+        raise InvalidArgumentError(message)
+    return known[name]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of one of ``_C.dtypes()``; InvalidTypeError lists them if there is none of that name."""
+    if name not in _C.dtypes():
+        message = f"dtype: expected one of {', '.join(_C.dtypes())}, got {name!r}"
+        raise InvalidTypeError(message)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[int, int]:
+    """Elements and bytes of the message after rounding up to whole elements and, where blocks are equal, whole blocks.
+
+    The message is the tensor (broadcast, all_reduce, reduce, send), the gathered total (all_gather, gather), the total
+    input (reduce_scatter, scatter), or one rank's whole input (all_to_all). A barrier has none.
+    """
+    row = operation_of(operation)
+    if row.op == "barrier":
+        return 0, 0
+    if nbytes < 1:
+        message = f"size: expected at least 1 byte, got {nbytes}"
+        raise InvalidArgumentError(message)
+    width = dtype_of(dtype).itemsize
+    count = -(-nbytes // width)
+    if row.blocks and not row.vectored:
+        count = -(-count // ranks) * ranks
+    return count, count * width
+
+
+def candidates(group: _C.ProcessGroup) -> list[str]:
+    """What a call on this group can be given to: its backends and their variants, without those that do nothing."""
+    names: list[str] = list(getattr(group, "candidates", group.backends))
+    return [name for name in names if name.partition(":")[0] not in ("null", "fake")]
+
+
+def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
+    """Raise what is wrong with a case for a candidate ("auto": for all of them); equal on all ranks.
+
+    Raises InvalidArgumentError for an unknown operation, candidate or root, InvalidTypeError for an unknown dtype or an
+    undefined reduction, UnsupportedError if the candidate cannot do it.
+    """
+    row = operation_of(case.operation)
+    dtype_of(case.dtype)
+    known = list(getattr(group, "candidates", group.backends))
+    if candidate not in (*known, "auto"):
+        message = f"backend: expected one of {', '.join(known)}, auto, got {candidate!r}"
+        raise InvalidArgumentError(message)
+    if not 0 <= case.root < group.size():
+        message = f"root: expected a rank of the group (0 to {group.size() - 1}), got {case.root}"
+        raise InvalidArgumentError(message)
+    if row.reduces and (case.red not in _C.reductions() or not _C.reduction_defined(case.dtype, case.red)):
+        defined = ", ".join(red for red in _C.reductions() if _C.reduction_defined(case.dtype, red))
+        message = f"redop: expected one of {defined} for dtype {case.dtype}, got {case.red}"
+        raise InvalidTypeError(message)
+    if row.peer and group.size() < 2:
+        message = f"{case.operation}: expected a group of at least 2 ranks, got {group.size()}"
+        raise UnsupportedError(message)
+    red = case.red if row.reduces else "SUM"
+    names = known if candidate == "auto" else [candidate]
+    if all(group._support(name, row.op, case.dtype, red, row.vectored) == "-" for name in names):
+        what = f"{case.dtype}, {red}" if row.reduces else case.dtype
+        message = f"{candidate}: {case.operation}({what}) is not supported"
+        raise UnsupportedError(message)
+
+
+def _kinds(function: dict[str, Any]) -> set[str]:
+    return {kind for _, kind, _, _ in function["params"]}
+
+
+def _function(row: Operation, op: str) -> dict[str, Any]:
+    """The public function for it: the one with counts or without, and on whole tensors rather than lists."""
+    rows = [each for each in _C.signatures() if each["op"] == op and not each["starts"]]
+    rows = [each for each in rows if bool(_kinds(each) & _COUNTS) == row.vectored]
+    return min(rows, key=lambda each: len(_kinds(each) & _LISTS))
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A rank's memory for a case, which candidates that are measured side by side may share."""
+
+    input: torch.Tensor | None
+    output: torch.Tensor | None
+
+
+def _allocate(case: Case, part: Layout) -> Tensors:
+    """Input and output, one inside the other if the case is in place and the operation has both here."""
+    dtype, device = dtype_of(case.dtype), torch.device(case.device)
+    make = partial(torch.ones, dtype=dtype, device=device)  # written to, so that the memory is there
+    if part.input is None or part.output is None or part.offset is None or not case.in_place:
+        return Tensors(
+            None if part.input is None else make(part.input), None if part.output is None else make(part.output)
+        )
+    large = make(max(part.input, part.output))
+    small = large[part.offset : part.offset + min(part.input, part.output)]
+    return Tensors(large, small) if part.input >= part.output else Tensors(small, large)
+
+
+class Prepared:
+    """A call on this rank, ready to be made again and again.
+
+    ``call()`` makes one to its end; ``messages`` is how many messages it passes one after the other (2 in a ping-pong);
+    ``apart`` says that ranks may leave it before others enter, so that a series of them wants a barrier first.
+    """
+
+    def __init__(self, case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> None:
+        require_support(case, candidate, group)
+        self.case, self.candidate, self.group = case, candidate, group
+        self.row = operation_of(case.operation)
+        self.count, self.nbytes = message_size(case.operation, case.nbytes, case.dtype, group.size())
+        self.part = layout(self.row.op, self.count, group.rank(), group.size(), case.root)
+        self.tensors = tensors or _allocate(case, self.part)
+        self.messages = 2 if self.row.peer else 1
+        self.apart = self.row.rooted
+        self._starters: list[Callable[[], _C.Work]] = []
+        self.call: Callable[[], object] = self._bind()
+        self._salt = 0
+
+    @property
+    def _red(self) -> str | None:
+        return self.case.red if self.row.reduces else None
+
+    def _arguments(self) -> dict[str, Any]:
+        """Values by the kinds of the parameters."""
+        root = self.case.root if self.part.peer is None else self.part.peer
+        source, target = self.tensors.input, self.tensors.output
+        return {
+            "tensor": target,
+            "input": source,
+            "inputs": source,
+            "output": target,
+            "outputs": target,
+            "op": getattr(ReduceOp, self.case.red),
+            "src": self.group.ranks[root],
+            "scounts": self.part.input_counts,
+            "rcounts": self.part.output_counts,
+            "group": self.group,
+        }
+
+    def _partial(self, op: str, asynchronous: bool, **changed: Any) -> partial[Any]:
+        """The public function with everything bound: arguments by place, as they cost least."""
+        row = _function(self.row, op)
+        values = {**self._arguments(), "async_op": asynchronous, **changed}
+        params = row["params"]
+        places = [values.get(kind, _DEFAULTS[default]) for _, kind, default, keyword in params if not keyword]
+        names = {name: True for name, kind, _, keyword in params if keyword and kind == "async_op" and asynchronous}
+        return partial(getattr(_C, row["name"]), self.candidate, *places, **names)
+
+    def _bind(self) -> Callable[[], object]:
+        call = self._bind_peer() if self.row.peer else self._bind_collective()
+        device = torch.device(self.case.device)
+        if device.type == "cpu":
+            return call
+        synchronize = torch.get_device_module(device).synchronize
+
+        def to_the_end() -> None:
+            call()
+            synchronize()
+
+        return to_the_end
+
+    def _bind_collective(self) -> Callable[[], object]:
+        start = self._partial(self.row.op, True)
+        self._starters = [start]
+        return (lambda: start().wait()) if self.case.asynchronous else self._partial(self.row.op, False)
+
+    def _bind_peer(self) -> Callable[[], object]:
+        """Rank 0 sends and rank 1 sends back; the others do nothing."""
+        if self.part.peer is None:
+            return lambda: None
+        names = [self.row.op, next(row["name"] for row in _C.ops() if row["peer"] and row["name"] != self.row.op)]
+        tensors = (self.tensors.input, self.tensors.output)
+        self._starters = [self._partial(name, True, tensor=t) for name, t in zip(names, tensors, strict=True)]
+        halves = [self._partial(name, False, tensor=t) for name, t in zip(names, tensors, strict=True)]
+        if self.case.asynchronous:
+            halves = [partial(_finish, start) for start in self._starters]
+        first, second = halves if self.group.rank() < self.part.peer else reversed(halves)
+
+        def ping_pong() -> None:
+            first()
+            second()
+
+        return ping_pong
+
+    def start(self) -> list[_C.Work]:
+        """Start the call without waiting; a send becomes an exchange, in which both ranks send and receive at once."""
+        return [starter() for starter in self._starters]
+
+    def fill(self) -> None:
+        """New values in the inputs, others than before, and none of what is expected in the outputs."""
+        self._salt += 1
+        dtype, ranks, rank = dtype_of(self.case.dtype), self.group.size(), self.group.rank()
+        one_tensor = not (self.row.blocks or self.row.peer)
+        message, target = self.tensors.input, self.tensors.output
+        if one_tensor:
+            message = target
+        elif target is not None:
+            _values.fill(target, _values.pattern(dtype, self._red, ranks, ranks, self._salt))
+        if message is not None:
+            _values.fill(message, _values.pattern(dtype, self._red, rank, ranks, self._salt))
+
+    def wrong(self) -> int:
+        """How many elements of this rank's output are not as they must be after `fill` and one call."""
+        dtype, ranks, done, count = dtype_of(self.case.dtype), self.group.size(), 0, 0
+        for source, start, length in self.part.expected:
+            if source is None:
+                values = _values.reduced(dtype, self.case.red, ranks, self._salt)
+            else:
+                values = _values.pattern(dtype, self._red, source, ranks, self._salt)
+            assert self.tensors.output is not None
+            count += _values.wrong(self.tensors.output[done : done + length], values, start, self._red)
+            done += length
+        return count
+
+    def check(self) -> int:
+        """Refill, make one call, and return the number of wrong elements on this rank. Collective."""
+        self.fill()
+        self.call()
+        return self.wrong()
+
+
+def _finish(start: Callable[[], _C.Work]) -> None:
+    start().wait()
+
+
+def prepare(case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> Prepared:
+    """Make a call ready for a candidate, a name of ``candidates(group)`` or "auto"; raises as `require_support` does.
+
+    `tensors` of another candidate's preparation for the same case can be shared, if their calls do not overlap.
+    """
+    return Prepared(case, candidate, group, tensors)

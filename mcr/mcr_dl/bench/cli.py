@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mcr-bench``: latency and bandwidth of every operation on every backend, with checked results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mcr_dl import _C, _launch, _runtime
+from mcr_dl._errors import InvalidArgumentError, McrError
+from mcr_dl.bench import report
+from mcr_dl.bench._arguments import (
+    INTERRUPTED,
+    Parser,
+    above,
+    candidate_names,
+    checked,
+    count,
+    device,
+    one_of,
+    operation_names,
+    output,
+    plot,
+    reductions,
+    refuse,
+    sizes,
+)
+from mcr_dl.bench._sizes import parse_size
+from mcr_dl.bench._sweep import Row, Settings, points, sweep
+from mcr_dl.bench.cases import candidates, operation_of
+from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
+from mcr_dl.bench.ranks import launched, run_local
+from mcr_dl.bench.timing import TorchControl
+
+_PROGRAM = "mcr-bench"
+_WRONG = 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=_PROGRAM,
+        description="Latency and bandwidth of every operation on every backend, with checked results.",
+        epilog="Starts its own ranks on this machine, or runs in those of torchrun, mpiexec or srun.",
+    )
+
+    def add(*names: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
+        parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
+
+    add("-n", convert=count(1), default=None, meta="RANKS", text="ranks to start here (default 2)")
+    add("--ops", convert=operation_names, default=None, meta="LIST", text="operations (all_reduce), or all")
+    add(
+        "--backends",
+        convert=candidate_names,
+        default=None,
+        meta="LIST",
+        text="backends or variants, auto, all (all)",
+    )
+    add(
+        "--min",
+        convert=parse_size,
+        default=4,
+        meta="SIZE",
+        text="smallest message in bytes (4); K, M, G: powers of 1024",
+    )
+    add("--max", convert=parse_size, default=64 << 20, meta="SIZE", text="largest message in bytes (64M)")
+    add("--factor", convert=above(1), default=2.0, meta="F", text="from one size to the next (2)")
+    add("--dtype", convert=one_of(_C.dtypes), default="float32", meta="DTYPE", text="element type (float32)")
+    add("--redop", convert=one_of(reductions), default="SUM", meta="OP", text="reduction (SUM)")
+    add("--root", convert=count(0), default=0, meta="RANK", text="root of rooted operations (0)")
+    parser.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
+    parser.add_argument("--in-place", action="store_true", help="input and output are one memory")
+    add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu (default) or cuda")
+    add("--budget", convert=above(0), default=0.5, meta="SECONDS", text="most time per size, for all backends (0.5)")
+    add(
+        "--confidence",
+        convert=above(0),
+        default=0.025,
+        meta="SHARE",
+        text="stop when medians are certain to ±SHARE (0.025)",
+    )
+    parser.add_argument("--no-check", dest="check", action="store_false", help="do not check results")
+    add("--json", convert=output, default=None, meta="FILE", text="write everything as JSON")
+    add("--plot", convert=plot, default=None, meta="FILE.png", text="draw latency over size")
+    add(
+        "--mix",
+        convert=parse_mix,
+        default=(),
+        meta="MIX",
+        text='run at once: "all_reduce:1M@gloo + all_to_all:256K@mpi"',
+    )
+    return parser
+
+
+def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
+    """The settings, and the ranks to start; raises InvalidArgumentError for what argparse cannot see."""
+    given = _parser().parse_args(argv)
+    for name in ("ops", "backends", "plot"):
+        if given.mix and getattr(given, name) is not None:
+            message = f"argument --{name}: not allowed with --mix"
+            raise InvalidArgumentError(message)
+    ops = tuple(part.operation for part in given.mix) or given.ops or ("all_reduce",)
+    if any(operation_of(op).reduces for op in ops) and not _C.reduction_defined(given.dtype, given.redop):
+        defined = ", ".join(red for red in reductions() if _C.reduction_defined(given.dtype, red))
+        message = f"argument --redop: expected one of {defined} for dtype {given.dtype}, got {given.redop}"
+        raise InvalidArgumentError(message)
+    ranks = _launch.detect().size if launched() else given.n or 2
+    if given.n not in (None, ranks):
+        message = f"argument -n: expected {ranks}, as the launcher has started so many ranks, got {given.n}"
+        raise InvalidArgumentError(message)
+    if given.root >= ranks:
+        message = f"argument --root: expected a rank of the group (0 to {ranks - 1}), got {given.root}"
+        raise InvalidArgumentError(message)
+    backends = given.backends or ("all",)
+    settings = Settings(
+        ops, backends, sizes(given.min, given.max, given.factor), given.dtype, given.redop, given.root,
+        given.asynchronous, given.in_place, given.device, given.budget, given.confidence, given.check,
+        given.json, given.plot, given.mix,
+    )  # fmt: skip
+    return settings, ranks
+
+
+# ---- on the ranks
+
+
+def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
+    """The default group, and the names of the candidates to measure on it."""
+    wanted = [part.candidate for part in settings.mix] or list(settings.backends)
+    bases = list(dict.fromkeys(name.partition(":")[0] for name in wanted))
+    _runtime.init_process_group("auto" if {"all", "auto"} & set(bases) else bases)
+    group = _C.world()
+    assert group is not None
+    known = list(getattr(group, "candidates", group.backends))
+    names = [name for each in wanted for name in (candidates(group) if each == "all" else [each])]
+    for name in names:
+        if name not in (*known, "auto"):
+            option = "--mix" if settings.mix else "--backends"
+            message = f"argument {option}: expected some of {', '.join(known)} or auto, got {name!r}"
+            raise InvalidArgumentError(message)
+    return group, list(dict.fromkeys(names))
+
+
+def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], control: TorchControl) -> list[Row]:
+    """All operations; rank 0 prints each table when it is complete."""
+    first = group.rank() == 0
+    rows: list[Row] = []
+    for operation in settings.ops:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        hidden = not (first and console.is_terminal)
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
+            task = progress.add_task(operation, total=len(points(settings, operation, group.size())))
+            done = sweep(operation, names, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
+        if first:
+            report.print_operation(done, settings, group.size())
+            sys.stdout.flush()
+        rows += done
+    return rows
+
+
+def _finish(settings: Settings, group: _C.ProcessGroup, rows: list[Row], mix: MixResult | None) -> None:
+    """Rank 0's last words and files."""
+    if mix is not None:
+        report.print_mix(mix, settings, group.size())
+    else:
+        print("\n".join(report.footer(rows, settings)))
+    if settings.json:
+        report.write_json(settings.json, report.document(rows, settings, group, mix))
+    if settings.plot and rows:
+        report.write_plot(settings.plot, rows, f"{group.size()} ranks, {settings.dtype}, {settings.device}")
+    sys.stdout.flush()
+
+
+def _measure(settings: Settings) -> int:
+    group, names = _start(settings)
+    control = TorchControl(group)
+    mix: MixResult | None = None
+    rows: list[Row] = []
+    if settings.mix:
+        like = settings.case(settings.mix[0].operation, settings.mix[0].nbytes)
+        mix = run_mix(
+            settings.mix, like, group, control, settings.budget_seconds, settings.confidence, check=settings.check
+        )
+    else:
+        rows = _measure_all(settings, group, names, control)
+    try:
+        if group.rank() == 0:
+            _finish(settings, group, rows, mix)
+    finally:
+        control.barrier()  # nobody leaves before rank 0 has reported
+        _runtime.destroy_process_group()
+    wrong = sum(row.wrong for row in rows) + (mix.wrong if mix is not None else 0)
+    return _WRONG if wrong else 0
+
+
+def run_rank(settings: Settings) -> int:
+    """What each rank does; returns the exit code."""
+    try:
+        return _measure(settings)
+    except McrError as error:
+        return refuse(_PROGRAM, str(error))
+    except BrokenPipeError:  # whoever read has seen enough, as in `mcr-bench | head`
+        os._exit(128 + signal.SIGPIPE)  # the other ranks are in the midst of a measurement: no orderly end
+
+
+# ---- the command
+
+
+def _start_ranks(settings: Settings, ranks: int) -> int:
+    """Run on ranks of our own; returns the exit code."""
+    with run_local(run_rank, (settings,), ranks) as running:
+        try:
+            running.wait()
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        failure = running.first_failure
+    if failure is None:
+        return 0
+    rank, code = failure
+    if code < 0:
+        print(f"{_PROGRAM}: error: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+        return 128 - code
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and report. Exit code 1: wrong values, 2: bad input or a failed backend, 130: interrupted."""
+    try:
+        settings, ranks = _parse(argv)
+    except McrError as error:
+        return refuse(_PROGRAM, str(error))
+    return run_rank(settings) if launched() else _start_ranks(settings, ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

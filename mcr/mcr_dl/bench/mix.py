@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations that run at once, each on a candidate of its own: what overlapping them gains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.bench._sizes import parse_size, size_text
+from mcr_dl.bench.cases import Case, Prepared, operations, prepare
+from mcr_dl.bench.timing import Statistics, TorchControl, measure
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the operations of a mix; `nbytes` as in `Case`."""
+
+    operation: str
+    nbytes: int
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}:{size_text(self.nbytes)}@{self.candidate}"
+
+
+@dataclass(frozen=True)
+class MixResult:
+    """Times of each part alone, of all one after the other, and of all at once; wrong elements on all ranks."""
+
+    parts: tuple[Part, ...]
+    alone: tuple[Statistics, ...]
+    in_turn: Statistics
+    together: Statistics
+    wrong: int
+
+    @property
+    def gain(self) -> float:
+        """How many times faster they are at once than one after the other (medians)."""
+        return self.in_turn.median_us / self.together.median_us
+
+
+def _complain(text: str, place: int, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"mix: {what}, at character {place + 1}\n  {text}\n  {' ' * place}^")
+
+
+def _parse_part(text: str, begin: int, end: int) -> Part:
+    """The part that lies between two places of the whole text."""
+    match = re.compile(r"\s*(?P<op>\w*)\s*(?P<colon>:?)(?P<size>[^@+]*)(?P<at>@?)\s*(?P<name>[\w:.-]*)\s*").match(
+        text, begin, end
+    )
+    assert match is not None  # every piece may be empty
+    if match["op"] not in operations():
+        what = f"expected one of {', '.join(operations())}, got {match['op']!r}"
+        raise _complain(text, match.start("op"), what)
+    if not match["colon"]:
+        raise _complain(text, match.start("colon"), "expected ':' and a size")
+    try:
+        nbytes = parse_size(match["size"])
+    except InvalidArgumentError as error:
+        space = len(match["size"]) - len(match["size"].lstrip())
+        raise _complain(text, match.start("size") + space, str(error)) from None
+    if not match["at"]:
+        raise _complain(text, match.start("at"), "expected '@' and a backend")
+    if not match["name"] or match.end() != end:
+        place = match.end() if match["name"] else match.start("name")
+        raise _complain(text, place, "expected the name of a backend" if not match["name"] else "expected '+'")
+    return Part(match["op"], nbytes, match["name"])
+
+
+def parse_mix(text: str) -> tuple[Part, ...]:
+    """The parts of "all_reduce:1M@gloo + all_to_all:256K@mpi".
+
+    Raises InvalidArgumentError, whose text shows the character where something else was expected.
+    """
+    places = [-1, *(match.start() for match in re.finditer(r"\+", text)), len(text)]
+    return tuple(_parse_part(text, begin + 1, end) for begin, end in pairwise(places))
+
+
+class _Calls:
+    """What `timing.measure` times here: ranks may leave it apart, so that each batch begins with a barrier."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.messages = 1
+        self.apart = True
+
+
+def _at_once(prepared: Sequence[Prepared]) -> None:
+    works = [work for each in prepared for work in each.start()]
+    for work in works:
+        work.wait()
+
+
+def _in_turn(prepared: Sequence[Prepared]) -> None:
+    for each in prepared:
+        for work in each.start():
+            work.wait()
+
+
+def _wrong(prepared: Sequence[Prepared], control: TorchControl) -> int:
+    for each in prepared:
+        each.fill()
+    _at_once(prepared)
+    return int(sum(control.gathered(sum(each.wrong() for each in prepared))))
+
+
+def run_mix(
+    parts: Sequence[Part],
+    like: Case,
+    group: _C.ProcessGroup,
+    control: TorchControl,
+    budget_seconds: float,
+    confidence: float = 0.025,
+    *,
+    check: bool = True,
+) -> MixResult:
+    """Measure the parts alone, in turn and at once, as asynchronous calls on tensors of their own. Collective.
+
+    `like` gives what the parts have in common: dtype, reduction, root, device. Raises as `prepare` does.
+    """
+    prepared = [
+        prepare(replace(like, operation=part.operation, nbytes=part.nbytes, asynchronous=True), part.candidate, group)
+        for part in parts
+    ]
+    wrong = _wrong(prepared, control) if check else 0
+    timed = {str(index): _Calls(lambda each=each: _in_turn([each])) for index, each in enumerate(prepared)}  # type: ignore[misc]
+    timed["in turn"] = _Calls(lambda: _in_turn(prepared))
+    timed["together"] = _Calls(lambda: _at_once(prepared))
+    result = measure(timed, control, budget_seconds, confidence)
+    alone = tuple(result[str(index)] for index in range(len(parts)))
+    return MixResult(tuple(parts), alone, result["in turn"], result["together"], wrong)

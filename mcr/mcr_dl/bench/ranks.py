@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks on this machine that their parent can end at once, started through torch's launcher API."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
+
+from mcr_dl import _launch
+from mcr_dl._errors import InvalidArgumentError
+
+_GRACE_SECONDS = 5.0  # for the other ranks once one has failed
+_POLL_SECONDS = 0.05
+
+
+def launched() -> bool:
+    """Whether torchrun, mpiexec or srun has started this process, so that it is a rank already."""
+    return _launch.detect().launcher != "none"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """What torchrun sets, for each rank; one computing thread each unless the user says otherwise."""
+    common = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **extra,
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
+
+
+@contextlib.contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """torch's launcher replaces the program's signal handlers and does not put them back."""
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {name: signal.getsignal(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            with contextlib.suppress(ValueError):  # not in the main thread, where torch changes nothing either
+                signal.signal(name, handler)
+
+
+class LocalRanks:
+    """Running ranks. As a context manager it ends those that are left when the block does, also on Ctrl-C.
+
+    The ranks are killed by the system if their parent dies, or the thread that started them ends.
+    """
+
+    def __init__(self, context: SubprocessContext, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self._context = context
+        self._folder = folder
+        self._first_failure: tuple[int, int] | None = None
+        self._killing = float("inf")  # when the others are killed after a failure
+
+    @property
+    def first_failure(self) -> tuple[int, int] | None:
+        """The rank that `wait` has seen fail first, and its exit code; those killed after it are not at fault."""
+        return self._first_failure
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank."""
+        return self._context.pids()
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """By rank; None while it runs, the negated signal if one has ended it."""
+        return {rank: handler.proc.poll() for rank, handler in self._context.subprocess_handlers.items()}
+
+    def poll(self) -> bool:
+        """Whether all ranks have ended."""
+        return None not in self.exit_codes().values()
+
+    def _seen_to_end(self) -> bool:
+        codes = self.exit_codes()
+        if self._first_failure is None:
+            self._first_failure = next(((rank, code) for rank, code in codes.items() if code), None)
+            if self._first_failure is not None:
+                self._killing = time.monotonic() + _GRACE_SECONDS
+        return None not in codes.values()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all have ended, for at most `timeout` seconds; whether they have.
+
+        Once a rank has failed, the others get 5 seconds and are killed then: they might wait for it forever.
+        """
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self._seen_to_end():
+            now = time.monotonic()
+            if now >= self._killing:
+                self.kill()
+            elif now >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def kill(self) -> None:
+        """End what is left of the ranks, and what they have started in their process groups, at once."""
+        for rank, code in self.exit_codes().items():
+            if code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[rank], signal.SIGKILL)  # each rank leads a session of its own
+        for handler in self._context.subprocess_handlers.values():
+            handler.proc.wait()
+
+    def close(self) -> None:
+        """Kill what is left and remove the folder of the launcher."""
+        self.kill()
+        self._context.close()
+        for handler in self._context.subprocess_handlers.values():
+            for stream in (handler._stdout, handler._stderr):  # torch closes them only where it kills itself
+                if stream is not None:
+                    stream.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> LocalRanks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_local(
+    entry: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    ranks: int = 2,
+    *,
+    environment: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> LocalRanks:
+    """Start `ranks` processes here that call ``entry(*args)``; an int that it returns is the exit code.
+
+    Args:
+        entry: a function of an importable module.
+        args: what pickle can carry.
+        environment: more variables for the ranks.
+        log: a folder for ``<rank>.out`` and ``<rank>.err``; by default the ranks write to this process's streams.
+
+    Raises:
+        InvalidArgumentError: fewer than one rank, or a function that another process cannot import.
+    """
+    if ranks < 1:
+        message = f"ranks: expected at least 1, got {ranks}"
+        raise InvalidArgumentError(message)
+    if entry.__module__ == "__main__":
+        message = f"entry: expected a function of an importable module, got {entry.__qualname__} of __main__"
+        raise InvalidArgumentError(message)
+    folder = tempfile.TemporaryDirectory(prefix="mcr-ranks-", ignore_cleanup_errors=True)
+    call = Path(folder.name, "call.pickle")
+    call.write_bytes(pickle.dumps(sys.path) + pickle.dumps((entry, args)))
+    arguments = (str(Path(__file__).with_name("_rank.py")), str(call), str(os.getpid()))
+    logs = _Logs(log_dir=folder.name, redirects=Std.NONE if log is None else Std.ALL, to=log)
+    with _signal_handlers_kept():
+        context = start_processes(
+            "mcr-ranks",
+            sys.executable,
+            dict.fromkeys(range(ranks), arguments),
+            _environments(ranks, environment or {}),
+            logs,
+        )
+    assert isinstance(context, SubprocessContext)
+    return LocalRanks(context, folder)
+
+
+class _Logs(DefaultLogsSpecs):
+    """torch's log files, at names that can be told beforehand."""
+
+    def __init__(self, log_dir: str, redirects: Std, to: Path | None) -> None:
+        super().__init__(log_dir=log_dir, redirects=redirects)
+        self._to = to
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        result = super().reify(envs)
+        if self._to is not None:
+            self._to.mkdir(parents=True, exist_ok=True)
+            result.stdouts = {rank: str(self._to / f"{rank}.out") for rank in result.stdouts}
+            result.stderrs = {rank: str(self._to / f"{rank}.err") for rank in result.stderrs}
+        return result

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results for people (tables, footers), programs (JSON) and the eye (curves)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mcr_dl import _C
+from mcr_dl.bench._sizes import size_text
+from mcr_dl.bench._sweep import Row, Settings
+from mcr_dl.bench.cases import operation_of
+from mcr_dl.bench.mix import MixResult
+from mcr_dl.bench.timing import Statistics, bandwidths
+
+_WIDTH = 120
+# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+
+
+def _number(value: float) -> str:
+    """Three or four significant digits without an exponent."""
+    if value <= 0:
+        return "0"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value < 1000 else f"{value:.0f}"
+
+
+def _rate(value: float) -> str:
+    """GB/s; what is less than 10 MB/s with four decimals."""
+    return _number(value) if value >= 0.01 else f"{value:.4f}"
+
+
+class _Console(Console):
+    """rich ends the program when nobody reads any more; here the ranks have to be told first."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def _print(table: Table, file: IO[str] | None = None) -> None:
+    """Never cut a column: what is wider than the terminal, or goes into a pipe, is printed in full."""
+    console = _Console(file=file, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    console.print(table)
+
+
+def _columns(title: str, names: Sequence[str], texts: int) -> Table:
+    """A plain table whose first `texts` columns are text and whose others are numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < texts else "right", no_wrap=True)
+    return table
+
+
+def _title(settings: Settings, operation: str, ranks: int) -> str:
+    how = ["asynchronous" if settings.asynchronous else "blocking", settings.device]
+    if settings.in_place:
+        how.append("in place")
+    return f"{operation}: {ranks} rank{'s' if ranks > 1 else ''}, {', '.join(how)}"
+
+
+def _cells(row: Row, ranks: int, fastest: bool) -> list[str]:
+    """The candidate's part of a line."""
+    if row.statistics is None:
+        return [row.candidate, *["-"] * 6]
+    times = row.statistics
+    median = _number(times.median_us)
+    rates = bandwidths(row.case.operation, row.nbytes, times.median_us, ranks)
+    return [
+        row.candidate,
+        _number(times.min_us),
+        f"[bold]{median}*[/bold]" if fastest else f"{median} ",
+        _number(times.p99_us),
+        *map(_rate, rates),
+        str(row.wrong),
+    ]
+
+
+def _fastest(rows: Iterable[Row]) -> Row | None:
+    timed = [row for row in rows if row.statistics is not None]
+    return min(timed, key=lambda row: row.statistics.median_us if row.statistics else math.inf, default=None)
+
+
+def operation_table(rows: Sequence[Row], settings: Settings, ranks: int) -> Table:
+    """A line for each size and candidate of one operation; a star (and bold type) at the fastest median of a size."""
+    operation = operation_of(rows[0].case.operation)
+    names = ("size", "count", "dtype", "redop", "root", "backend", "min µs", "median µs ", "p99 µs")
+    table = _columns(_title(settings, operation.name, ranks), (*names, "algbw GB/s", "busbw GB/s", "wrong"), texts=0)
+    for column in (2, 3, 5):
+        table.columns[column].justify = "left"
+    for nbytes, group in groupby(rows, key=lambda row: row.nbytes):
+        at_size = list(group)
+        fastest = _fastest(at_size) if len(at_size) > 1 else None
+        head = [
+            size_text(nbytes),
+            str(at_size[0].count),
+            settings.dtype,
+            settings.red if operation.reduces else "-",
+            str(settings.root) if operation.rooted else "-",
+        ]
+        for row in at_size:
+            table.add_row(*head, *_cells(row, ranks, row is fastest))
+            head = [""] * len(head)
+    return table
+
+
+def print_operation(rows: Sequence[Row], settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
+    """Print the table of one operation."""
+    _print(operation_table(rows, settings, ranks), file)
+
+
+def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
+    """What holds for the whole run: wrong values, points that are still uncertain, and what could not be measured."""
+    timed = [row for row in rows if row.statistics is not None]
+    wrong = sum(row.wrong for row in timed)
+    lines = [f"Wrong values: {wrong}" if settings.check else "Wrong values: not checked"]
+    uncertain = sum(1 for row in timed if row.statistics is not None and not row.statistics.converged)
+    if uncertain:
+        lines.append(
+            f"Not converged: {uncertain} of {len(timed)} medians are less certain than "
+            f"±{settings.confidence:.1%} after {settings.budget_seconds:g} s per size (--budget)"
+        )
+    return lines + [f"Not measured: {reason}" for reason in dict.fromkeys(row.reason for row in rows if row.reason)]
+
+
+def mix_table(result: MixResult, settings: Settings, ranks: int) -> Table:
+    """Each part alone, all in turn, all at once."""
+    names = ("what", "min µs", "median µs", "p99 µs")
+    table = _columns(f"mix: {ranks} ranks, asynchronous, {settings.dtype}, {settings.device}", names, texts=1)
+
+    def line(what: str, times: Statistics) -> None:
+        table.add_row(what, _number(times.min_us), _number(times.median_us), _number(times.p99_us))
+
+    for part, times in zip(result.parts, result.alone, strict=True):
+        line(f"{part}, alone", times)
+    line("one after the other", result.in_turn)
+    line("together", result.together)
+    return table
+
+
+def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
+    """Print the table of a mix and what overlapping gains."""
+    _print(mix_table(result, settings, ranks), file)
+    times = (*result.alone, result.in_turn, result.together)
+    print(f"Overlap gain: {result.gain:.2f} (one after the other / together)", file=file)
+    print(f"Wrong values: {result.wrong}" if settings.check else "Wrong values: not checked", file=file)
+    uncertain = sum(1 for each in times if not each.converged)
+    if uncertain:
+        print(f"Not converged: {uncertain} of {len(times)} medians (--budget)", file=file)
+
+
+def _processor() -> str:
+    """The processor's name where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _row_json(row: Row, ranks: int) -> dict[str, Any]:
+    case = {name: value for name, value in asdict(row.case).items() if name != "nbytes"}
+    result = {**case, "nbytes": row.nbytes, "count": row.count, "candidate": row.candidate}
+    if row.statistics is None:
+        return {**result, "unsupported": row.reason}
+    algbw, busbw = bandwidths(row.case.operation, row.nbytes, row.statistics.median_us, ranks)
+    return {**result, **asdict(row.statistics), "algbw_gbs": algbw, "busbw_gbs": busbw, "wrong": row.wrong}
+
+
+def _mix_json(result: MixResult) -> dict[str, Any]:
+    return {**asdict(result), "gain": result.gain}
+
+
+def document(
+    rows: Sequence[Row], settings: Settings, group: _C.ProcessGroup, mix: MixResult | None = None
+) -> dict[str, Any]:
+    """Everything about a run, as JSON can carry it. Times are in µs, bandwidths in 10^9 bytes per second."""
+    status = _C.backend_status()
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "settings": asdict(settings),
+        "ranks": group.size(),
+        "versions": {
+            "mcr_dl": _C.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "backends": {name: status.get(name, "") for name in group.backends},
+        },
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+        },
+        "rows": [_row_json(row, group.size()) for row in rows],
+        "mix": None if mix is None else _mix_json(mix),
+    }
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write a document."""
+    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def _draw(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    """One operation: a line of medians for each candidate. A message of 0 bytes is drawn at 1."""
+    for name, colour in colours.items():
+        mine = [(row.nbytes, row.statistics) for row in rows if row.candidate == name and row.statistics is not None]
+        sizes = [max(1, nbytes) for nbytes, _ in mine]
+        axes.plot(sizes, [times.median_us for _, times in mine], "o-", color=colour, ms=3, lw=1.4, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_title(rows[0].case.operation)
+    axes.grid(alpha=0.3, which="major")
+    largest = max(row.nbytes for row in rows)
+    first, last = (math.log2(max(1, nbytes)) for nbytes in (min(row.nbytes for row in rows), largest))
+    ticks = [2**power for power in range(math.floor(first), math.ceil(last) + 1, max(1, round((last - first) / 6)))]
+    axes.set_xticks(ticks, [size_text(tick) if largest else "0" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("size, bytes")
+    axes.set_ylabel("median, µs")
+
+
+def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
+    """Median time over size for each candidate, one panel per operation, as a PNG. Needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    operations = list(dict.fromkeys(row.case.operation for row in rows))
+    names = list(dict.fromkeys(row.candidate for row in rows))
+    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+    columns = min(3, len(operations))
+    lines = math.ceil(len(operations) / columns)
+    figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.4 * lines + 0.6), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel, operation in zip(panels, operations, strict=False):
+        _draw(panel, [row for row in rows if row.case.operation == operation], colours)
+    for panel in panels[len(operations) :]:
+        panel.set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(names), frameon=False)
+    figure.suptitle(title, x=0.02, ha="left", fontsize="medium")
+    figure.savefig(path, dpi=130)

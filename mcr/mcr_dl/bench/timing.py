@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of several candidates for one call, measured side by side until they are known well enough.
+
+Rounds are interleaved, so that what else the machine does hits all candidates alike; their number follows the variance,
+as in ReproMPI (Hunold, Carpen-Amarie: "Reproducible MPI Benchmarking Is Still Not as Easy as You Think", 2016).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter, perf_counter_ns
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _runtime, _torch_backends
+from mcr_dl.bench.cases import operation_of
+
+MINIMUM_ROUNDS = 5
+_BATCH_US = 200.0
+_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave some 50 µs apart
+_LEAD_US = 2000.0  # calls that are shorter get one that is not timed first
+_TRIALS = 3
+_LONGEST_BATCH = 4096
+_AGREE_SECONDS = 0.1  # rounds between two agreements take about this long
+_LEVEL = 0.95
+_EXACT = 200  # above so many samples the binomial distribution is taken as normal
+
+
+class Control(Protocol):
+    """How the ranks agree while they measure. Both methods are collective."""
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """The largest value of all ranks, place by place."""
+
+    def barrier(self) -> None:
+        """Return when all ranks are here."""
+
+
+class Timed(Protocol):
+    """What can be measured: `call` makes one call, which passes `messages` messages one after the other.
+
+    `apart`: ranks may leave a call before others have entered it.
+    """
+
+    call: Callable[[], object]
+    messages: int
+    apart: bool
+
+
+class TorchControl:
+    """Agreement over a gloo group of its own, which a broken candidate cannot disturb. Made by all ranks together."""
+
+    def __init__(self, group: _C.ProcessGroup | None = None) -> None:
+        current = _runtime.state()
+        members = group or _C.world()
+        assert members is not None  # there is one where there is a state
+        key = f"bench/{members.name()}"
+        store = torch_dist.PrefixStore(f"{key}/{current.count(key)}", current.store)
+        self._gloo: Any = _torch_backends.create("gloo", store, members.rank(), members.size(), members.timeout)
+        self._rank, self._size = members.rank(), members.size()
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """The largest value of all ranks, place by place."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        options = torch_dist.AllreduceOptions()
+        options.reduceOp = torch_dist.ReduceOp(torch_dist.ReduceOp.MAX)
+        self._gloo.allreduce([tensor], options).wait()
+        result: list[float] = tensor.tolist()
+        return result
+
+    def barrier(self) -> None:
+        """Return when all ranks are here."""
+        self.maximum([0.0])
+
+    def gathered(self, value: float) -> list[float]:
+        """The values of all ranks, in rank order."""
+        return self.maximum([value if rank == self._rank else -math.inf for rank in range(self._size)])
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Times in µs over `n` samples; a sample is the mean of a batch of calls on the rank where it took longest.
+
+    `converged`: the confidence interval of the median was as narrow as demanded.
+    """
+
+    n: int
+    min_us: float
+    median_us: float
+    p99_us: float
+    calls: int
+    converged: bool
+
+
+def _first_of_interval(n: int) -> int | None:
+    """How many of n sorted samples lie below the median's 95 % confidence interval, and above; None: n is too small."""
+    tail = (1 - _LEVEL) / 2
+    if n > _EXACT:
+        return max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2) - 1)
+    below, first = 0.0, None
+    for k in range(n // 2):
+        below += math.comb(n, k) / 2.0**n
+        if below > tail:
+            break
+        first = k
+    return first
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the median by order statistics; None below 6 samples, which cannot give one."""
+    first = _first_of_interval(len(samples))
+    if first is None:
+        return None
+    ordered = sorted(samples)
+    return ordered[first], ordered[len(ordered) - 1 - first]
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest sample that is at least as large as this share of them."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def summarize(samples: Sequence[float], calls: int, confidence: float) -> Statistics:
+    """The statistics of samples in µs, of `calls` calls in all; `confidence` is the half width, relative, of the
+    median's confidence interval up to which it counts as converged."""
+    ordered = sorted(samples)
+    median = _median(ordered)
+    interval = median_interval(ordered)
+    converged = interval is not None and max(interval[1] - median, median - interval[0]) <= confidence * median
+    return Statistics(len(ordered), ordered[0], median, _quantile(ordered, 0.99), calls, converged)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Calls that are timed together; `lead`: one more before them, which brings the ranks together."""
+
+    calls: int
+    lead: bool
+
+
+def _run(timed: Timed, batch: _Batch, control: Control) -> float:
+    """µs per message of a batch of calls on this rank."""
+    call = timed.call
+    if timed.apart:
+        control.barrier()
+    elif batch.lead:
+        call()
+    begin = perf_counter_ns()
+    for _ in repeat(None, batch.calls):
+        call()
+    return (perf_counter_ns() - begin) / (1000 * batch.calls * timed.messages)
+
+
+def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
+    """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
+
+    Warms up on the way. The best of some trials counts: one disturbance must not make the batches too short.
+    """
+    batches = dict.fromkeys(timed, _Batch(2, True))
+    for share in (0.25, 1.0):
+        local = [_run(each, batches[name], control) for _ in range(_TRIALS) for name, each in timed.items()]
+        agreed = control.maximum(local)
+        for index, (name, each) in enumerate(timed.items()):
+            taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
+            target = share * (_BATCH_APART_US if each.apart else _BATCH_US)
+            calls = min(_LONGEST_BATCH, max(1, math.ceil(target / taken)))
+            batches[name] = _Batch(calls, taken < _LEAD_US)
+    return batches
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rounds(
+    timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, shuffle: random.Random, control: Control
+) -> dict[str, list[float]]:
+    """This rank's samples of some rounds, each in another order, which is the same on all ranks."""
+    local: dict[str, list[float]] = {name: [] for name in timed}
+    order = list(timed)
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            local[name].append(_run(timed[name], batches[name], control))
+    return local
+
+
+def measure(
+    prepared: Mapping[str, Timed],
+    control: Control,
+    budget_seconds: float,
+    confidence: float = 0.025,
+    *,
+    minimum_rounds: int = MINIMUM_ROUNDS,
+    seed: int = 0,
+) -> dict[str, Statistics]:
+    """Measure all candidates in interleaved rounds. Collective: every rank calls it with the same names and numbers.
+
+    It ends when the 95 % confidence interval of each median lies within `confidence` (relative) of the median, or after
+    `budget_seconds`, but not before `minimum_rounds`. All decisions follow from values that `control` has made equal.
+    """
+    if not prepared:
+        return {}
+    begin = perf_counter()
+    shuffle = random.Random(seed)
+    samples: dict[str, list[float]] = {name: [] for name in prepared}
+    with _no_collection():
+        batches = _plan(prepared, control)
+        done, rounds = 0, minimum_rounds
+        while True:
+            local = _rounds(prepared, batches, rounds, shuffle, control)
+            flat = [value for values in local.values() for value in values]
+            elapsed, *agreed = control.maximum([perf_counter() - begin, *flat])
+            for index, values in enumerate(samples.values()):
+                values.extend(agreed[index * rounds : (index + 1) * rounds])
+            done += rounds
+            result = {name: summarize(samples[name], done * batches[name].calls, confidence) for name in prepared}
+            left = budget_seconds - elapsed
+            if left <= 0 or all(statistics.converged for statistics in result.values()):
+                return result
+            per_round = elapsed / done
+            rounds = max(1, min(done, int(_AGREE_SECONDS / per_round), int(left / per_round)))
+
+
+# Bus bandwidth over algorithm bandwidth on n ranks, by operation of the op table. Source: nccl-tests, PERFORMANCE.md
+# and getBw() of each test; a barrier moves nothing.
+_BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "broadcast": lambda _: 1.0,
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce": lambda _: 1.0,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "barrier": lambda _: 0.0,
+    "send": lambda _: 1.0,
+}
+
+
+def bandwidths(operation: str, nbytes: int, median_us: float, ranks: int) -> tuple[float, float]:
+    """Algorithm and bus bandwidth in GB/s (10^9 bytes per second) of a message of `nbytes` that takes `median_us`."""
+    algbw = nbytes / median_us / 1000
+    return algbw, algbw * _BUS_FACTORS[operation_of(operation).op](ranks)

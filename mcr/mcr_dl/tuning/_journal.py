@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a tuning run: what shall be measured, and what has happened so far.
+
+Rank 0 appends a line before each step and after each result, so that whoever reads the file knows what was under way
+when the ranks hung or died, and a run that was interrupted can go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mcr_dl._errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One operation with one element type at some sizes in bytes."""
+
+    operation: str
+    dtype: str
+    sizes: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells units apart."""
+        return self.operation, self.dtype
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one scale's run measures. ``budget_seconds`` is for all candidates at one size."""
+
+    ranks: int
+    backends: tuple[str, ...]
+    units: tuple[Unit, ...]
+    budget_seconds: float
+    confidence: float
+    device: str = "cpu"
+
+    @property
+    def points(self) -> int:
+        """The number of sizes over all units."""
+        return sum(len(unit.sizes) for unit in self.units)
+
+
+@dataclass
+class Progress:
+    """What a journal says: results, who is out and why, what is done, and the step that was under way."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    excluded: list[dict[str, str]] = field(default_factory=list)
+    done: set[tuple[str, str]] = field(default_factory=set)
+    apart: set[tuple[str, str]] = field(default_factory=set)
+    step: dict[str, Any] | None = None
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add one line of the journal."""
+        kind = event.pop("event")
+        if kind == "ready":
+            self.facts = event
+        elif kind == "step":
+            self.step = event
+        elif kind == "sample":
+            self.samples.append(event)
+        elif kind == "excluded":
+            self.excluded.append(event)
+        elif kind == "apart":
+            self.apart.add((event["operation"], event["dtype"]))
+        elif kind == "done":
+            self.done.add((event["operation"], event["dtype"]))
+            self.step = None
+
+    def out(self, operation: str) -> set[str]:
+        """Candidates that this operation is not tried on any more."""
+        return {each["candidate"] for each in self.excluded if each["operation"] == operation}
+
+    def results(self, operation: str, dtype: str) -> list[dict[str, Any]]:
+        """The samples of one unit without those of candidates that are out; of a size, the last."""
+        gone = self.out(operation)
+        found = {
+            (each["candidate"], each["bytes"]): each
+            for each in self.samples
+            if (each["operation"], each["dtype"]) == (operation, dtype) and each["candidate"] not in gone
+        }
+        return [found[key] for key in sorted(found)]
+
+
+class Journal:
+    """The file. Lines are JSON objects; the first is the plan."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+
+    def begin(self, plan: Plan) -> None:
+        """Start anew."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(asdict(plan)) + "\n")
+        self._read = self.path.stat().st_size
+
+    def resume(self, plan: Plan) -> Progress:
+        """What an interrupted run of the same plan has done; InvalidArgumentError if there is none, or of another."""
+        if not self.path.exists():
+            raise InvalidArgumentError(f"--resume: no interrupted run is recorded in {self.path}")
+        lines = self._lines()
+        recorded = next(lines, {})
+        wanted = json.loads(json.dumps(asdict(plan)))
+        for key, value in wanted.items():
+            if recorded.get(key) != value:
+                shown = "other ones" if key == "units" else recorded.get(key)
+                message = f"--resume: the interrupted run was started with other settings: {key}: expected "
+                raise InvalidArgumentError(message + f"{'the same' if key == 'units' else value}, got {shown}")
+        progress = Progress()
+        for event in lines:
+            progress.take(event)
+        return progress
+
+    def add(self, event: str, **values: Any) -> None:
+        """Append a line; it is in the file when this returns."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Whole lines that have not been read yet; a line that somebody was killed in the middle of is left out."""
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    continue
+
+    def news(self) -> list[dict[str, Any]]:
+        """Events since the last look."""
+        return list(self._lines())

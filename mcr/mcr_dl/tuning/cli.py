@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mcr-tune``: measures every candidate for every operation, and writes the table that ``auto`` goes by."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Grid
+
+from mcr_dl import _C, _backends, _launch
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, McrError
+from mcr_dl.bench import _arguments as arguments
+from mcr_dl.bench._sizes import parse_size
+from mcr_dl.bench.ranks import launched
+from mcr_dl.tuning import _views as views
+from mcr_dl.tuning import table as tables
+from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+from mcr_dl.tuning._text import size_text
+from mcr_dl.tuning.host import host, software
+from mcr_dl.tuning.table import Scale, Table
+
+_PROGRAM = "mcr-tune"
+_USABLE = "all"
+_REAL = ("null", "fake")  # backends that move nothing are no candidates
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the command line says about a measurement."""
+
+    ranks: tuple[int, ...]
+    operations: tuple[str, ...]
+    backends: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    budget_seconds: float
+    confidence: float
+    limit: float
+    device: str
+    output: Path | None
+    resume: bool
+    quick: bool
+
+    def plan(self, ranks: int, backends: list[str]) -> Plan:
+        """What is measured with so many ranks."""
+        reduces = {row["name"] for row in _C.ops() if row["reduces"]}
+        units = []
+        for operation in self.operations:
+            several = operation in reduces or operation.removesuffix("v") in reduces
+            sizes = (0,) if operation == "barrier" else self.sizes
+            units += [Unit(operation, dtype, sizes) for dtype in (self.dtypes if several else self.dtypes[:1])]
+        return Plan(ranks, tuple(backends), tuple(units), self.budget_seconds, self.confidence, self.device)
+
+
+# ---- the command line
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    return tuple(arguments.one_of(_C.dtypes)(name) for name in arguments.name_list(text))
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    return tuple(arguments.count(2)(name) for name in arguments.name_list(text))
+
+
+def _measure_parser() -> argparse.ArgumentParser:
+    parser = arguments.Parser(
+        prog=_PROGRAM,
+        description="Measure every backend and variant for every operation, and write the table that `auto` goes by.",
+        epilog="Starts its own ranks on this machine, or runs in those of torchrun, mpiexec or srun. See also: "
+        + ", ".join(f"{_PROGRAM} {name}" for name in views.NAMES),
+    )
+
+    def add(name: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
+        parser.add_argument(name, type=arguments.checked(convert), default=default, metavar=meta, help=text)
+
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and types and less time: under two minutes")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (2)")
+    add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (all)")
+    add("--backends", arguments.name_list, (_USABLE,), "LIST", "backends, each with its variants (all that work here)")
+    add("--dtypes", _dtypes, None, "LIST", "element types (float32,bfloat16,int32,complex64; quick: the first two)")
+    add("--min", parse_size, 4, "SIZE", "smallest message in bytes (4); K, M, G: powers of 1024")
+    add("--max", parse_size, None, "SIZE", "largest message in bytes (64M; quick: 16M)")
+    add("--factor", arguments.above(1), None, "F", "from one size to the next (2; quick: 4)")
+    add("--budget", arguments.above(0), None, "SECONDS", "most time per size, for all candidates (1.0; quick: 0.4)")
+    add("--confidence", arguments.above(0), 0.025, "SHARE", "stop when medians are certain to ±SHARE (0.025)")
+    add("--limit", arguments.above(0), 30.0, "SECONDS", "time without progress after which a candidate hangs (30)")
+    add("--device", arguments.device, "cpu", "DEVICE", "cpu (default) or cuda")
+    add("--output", arguments.output, None, "FILE", "the table (this machine's in the user's cache)")
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> _Settings:
+    given = _measure_parser().parse_args(argv)
+    quick = given.quick
+    launch = _launch.detect()
+    ranks = (launch.size,) if launched() else given.n or (2,)
+    if given.n not in (None, ranks):
+        message = f"argument -n: expected {ranks[0]}, as the launcher has started so many ranks, got {given.n}"
+        raise InvalidArgumentError(message)
+    largest = given.max or (16 << 20 if quick else 64 << 20)
+    return _Settings(
+        ranks=ranks,
+        operations=given.ops,
+        backends=given.backends,
+        dtypes=given.dtypes or ("float32", "bfloat16", *(() if quick else ("int32", "complex64"))),
+        sizes=arguments.sizes(given.min, largest, given.factor or (4.0 if quick else 2.0)),
+        budget_seconds=given.budget or (0.4 if quick else 1.0),
+        confidence=given.confidence,
+        limit=given.limit,
+        device=given.device,
+        output=None if given.output is None else Path(given.output),
+        resume=given.resume,
+        quick=quick,
+    )
+
+
+def _usable_backends(wanted: tuple[str, ...]) -> list[str]:
+    """The backends to measure. Named ones must be usable; of all, those are taken that are."""
+    names = [name for name in _backends.known_names() if name not in _REAL] if wanted == (_USABLE,) else list(wanted)
+    usable = []
+    for name in names:
+        try:
+            _backends.load(name)
+        except BackendUnavailableError as error:
+            if wanted != (_USABLE,):
+                raise InvalidArgumentError(f"argument --backends: {error}") from error
+            continue
+        usable.append(name)
+    return usable
+
+
+# ---- where the table goes
+
+
+def _target(output: Path | None) -> Path:
+    """The file to write: the one named, else this machine's in the cache, else one here if the cache cannot be used."""
+    if output is not None:
+        return output
+    path = tables.default_path(host())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        usable = os.access(path.parent, os.W_OK)
+    except OSError:
+        usable = False
+    if usable:
+        return path
+    here = Path.cwd() / path.name
+    _say(f"the cache folder {path.parent} cannot be written; the table goes to {here}: set MCR_DL_TUNING_TABLE to it")
+    return here
+
+
+def _say(text: str) -> None:
+    print(f"{_PROGRAM}: {text}", file=sys.stderr, flush=True)
+
+
+def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str, float | str | bool]) -> Table:
+    """The file's table with this scale in it; a new one if the file's is of another machine or other versions."""
+    from mcr_dl.tuning.tuner import now
+
+    running = software(progress.facts.get("libraries", {}))
+    fresh = Table(created=now(), host=host(), software=running, settings=settings, scales=())
+    if path.exists():
+        try:
+            old = tables.read(path)
+        except InvalidArgumentError as error:
+            _say(f"replacing what was there: {error}")
+            return tables.merge(fresh, scale)
+        if (old.host.fingerprint, old.software) == (fresh.host.fingerprint, fresh.software):
+            return tables.merge(replace(old, created=fresh.created, settings=settings), scale)
+        _say(f"replacing {path}, which is of another machine or other versions")
+    return tables.merge(fresh, scale)
+
+
+# ---- what people see
+
+
+class _Display:
+    """A bar on a terminal, a line per operation elsewhere; and a line for whoever is left out."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self.console = Console(stderr=True)
+        columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bars = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        done = sum(len(unit.sizes) for unit in plan.units if unit.key in progress.done)
+        self.task = self.bars.add_task(f"starting {plan.ranks} ranks", total=plan.points, completed=done)
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def __enter__(self) -> _Display:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Show one event of the run."""
+        kind = event["event"]
+        if kind == "step" and event["phase"] == "time":
+            point = (event["operation"], event["dtype"], event["bytes"])
+            text = f"{event['operation']} {event['dtype']} {size_text(event['bytes'])}"
+            self.bars.update(self.task, description=text, advance=0 if point in self._seen else 1)
+            self._seen.add(point)
+        elif kind == "excluded":
+            text = f"{event['candidate']} is left out of {event['operation']}: {event['reason']}"
+            self.console.print(f"{_PROGRAM}: {text}", style="yellow", highlight=False, soft_wrap=True)
+        elif kind == "done" and not self.console.is_terminal:
+            self.console.print(f"{event['operation']} ({event['dtype']}): done", highlight=False)
+
+
+def _summary(scale: Scale, path: Path, seconds: float) -> None:
+    """Who wins what, in one table."""
+    grid = Grid(title=f"{scale.name}, {scale.device}: the cheapest by message size", title_justify="left")
+    for name in ("operation", "types", "from 0, then from the size given"):
+        grid.add_column(name)
+    for winner in scale.winners:
+        steps = [
+            f"{each.candidate}" if each.start == 0 else f"{size_text(each.start)}: {each.candidate}"
+            for each in winner.ranges
+        ]
+        grid.add_row(winner.operation, winner.dtype_class, ", ".join(steps))
+    console = Console()
+    console.print(grid)
+    for each in scale.excluded:
+        console.print(f"left out: {each.candidate} for {each.operation} ({each.dtype}): {each.reason}", highlight=False)
+    console.print(f"{seconds:.0f} s; table: {path}", highlight=False, soft_wrap=True)
+
+
+# ---- commands
+
+
+def _measure(settings: _Settings) -> int:
+    backends = _usable_backends(settings.backends)
+    path = _target(settings.output)
+    for ranks in settings.ranks:
+        plan = settings.plan(ranks, backends)
+        begin = time.monotonic()
+        progress = _run(plan, path.with_suffix(f".{ranks}-ranks.journal"), settings)
+        if progress is None:  # a rank other than 0 of somebody's launcher
+            return 0
+        from mcr_dl.tuning.tuner import scale_of
+
+        scale = scale_of(plan, progress)
+        facts: dict[str, float | str | bool] = {
+            "quick": settings.quick,
+            "budget_seconds": settings.budget_seconds,
+            "confidence": settings.confidence,
+        }
+        tables.write(_table_with(path, scale, progress, facts), path)
+        path.with_suffix(f".{ranks}-ranks.journal").unlink(missing_ok=True)
+        _summary(scale, path, time.monotonic() - begin)
+    return 0
+
+
+def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
+    journal = Journal(record)
+    if launched():
+        from mcr_dl.tuning import launched as inside
+
+        return inside.run(plan, journal, settings.limit, resume=settings.resume)
+    from mcr_dl.tuning.tuner import Tuner
+
+    progress = Progress()
+    if settings.resume:
+        progress = journal.resume(plan)
+    else:
+        if record.exists():
+            _say("starting anew; --resume would have gone on with the run that was interrupted")
+        journal.begin(plan)
+    with _Display(plan, progress) as display:
+        return Tuner(plan, journal, progress, limit=settings.limit, report=display.take).run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, or show what was measured. Exit code 1: `diff` found differences; 2: bad input or nothing starts."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return views.run(given) if given and given[0] in views.NAMES else _measure(_parse(given))
+    except (McrError, OSError) as error:
+        return arguments.refuse(_PROGRAM, str(error))
+    except KeyboardInterrupt:
+        _say("interrupted; --resume goes on from here")
+        return arguments.INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mcr-tune`` in ranks that torchrun, mpiexec or srun has started.
+
+These cannot be killed and started again from here. A step that hangs or crashes ends the job; it is in the journal, so
+that the same command with ``--resume`` goes on without the candidate that was at work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from mcr_dl import _C, _runtime
+from mcr_dl.bench._arguments import FAILED
+from mcr_dl.tuning._journal import Journal, Plan, Progress
+from mcr_dl.tuning.worker import Worker
+
+_LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
+
+
+class _Watched(Worker):
+    """A worker whose ranks leave when a step takes too long; rank 0 writes down whose it was."""
+
+    def __init__(self, plan: Plan, progress: Progress, journal: Journal, limit: float) -> None:
+        super().__init__(plan, progress, journal)
+        self.limit = limit
+        self._heard = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def note(self, event: str, **values: Any) -> None:
+        """As Worker.note; it also counts as a sign of life."""
+        self._heard = time.monotonic()
+        super().note(event, **values)
+
+    def _watch(self) -> None:
+        patience = self.limit + (0 if self.journal is not None else _LATER_SECONDS)
+        while time.monotonic() - self._heard < patience:
+            time.sleep(0.2)
+        if self.journal is not None:
+            reason = f"no progress for {self.limit:.0f} s"
+            print(f"mcr-tune: {blame(self.journal, self.progress, reason)}", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # its threads are inside the library that hangs
+
+
+def blame(journal: Journal, progress: Progress, reason: str) -> str:
+    """Write down who was at work when the ranks hung or died; what to tell the user."""
+    step = progress.step
+    if step is None:
+        return reason
+    where = {"operation": step["operation"], "dtype": step["dtype"]}
+    names = step["candidates"]
+    if len(names) > 1:
+        journal.add("apart", **where)
+    else:
+        journal.add("excluded", **where, candidate=names[0], reason=reason)
+    return f"{step['operation']} on {', '.join(names)}: {reason}; run it again with --resume to go on without"
+
+
+def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
+    """Rank 0's journal as all ranks know it, through the store: the others may not see its file."""
+    store, rank = _runtime.state().store, _runtime.state().launch.rank
+    if rank == 0:
+        progress = Progress()
+        if resume:
+            progress = journal.resume(plan)
+            if progress.step is not None:
+                blame(journal, progress, "the ranks died")
+        else:
+            journal.begin(plan)
+        for event in journal.news():
+            progress.take(event)
+        document = asdict(progress)
+        store.set("tune/progress", json.dumps({**document, "done": list(progress.done), "apart": list(progress.apart)}))
+    document = json.loads(store.get("tune/progress"))
+    for name in ("done", "apart"):
+        document[name] = {tuple(each) for each in document[name]}
+    return Progress(**document)
+
+
+def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
+    """Measure in this process, which is a rank. The progress on rank 0, None on the others."""
+    _runtime.init_process_group(list(plan.backends), tuning_table="none")
+    worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
+    worker.run()
+    first = _C.world().rank() == 0  # type: ignore[union-attr]
+    _runtime.destroy_process_group()
+    worker.limit = float("inf")
+    return worker.progress if first else None

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the measurements of ``mcr-tune`` in ranks that can be killed: what hangs, crashes or is wrong is left out.
+
+Every step is written down before it is taken. When nothing new is written for too long, or a rank dies, the ranks are
+killed, the candidate of that step is out for that operation, and fresh ranks go on. A failure while several candidates
+are timed in turn names none of them: that operation is then timed one candidate at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl._errors import BackendUnavailableError
+from mcr_dl.bench.ranks import LocalRanks, run_local
+from mcr_dl.tuning import worker
+from mcr_dl.tuning._journal import Journal, Plan, Progress
+from mcr_dl.tuning._text import size_text
+from mcr_dl.tuning.table import Curve, Exclusion, Range, Sample, Scale, Winner
+
+_LOOK_SECONDS = 0.05
+_START_SECONDS = 60.0  # importing torch on a busy machine
+_TAIL = 600
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Tuner:
+    """One scale's run, on ranks of this machine.
+
+    Args:
+        limit: seconds without news after which a step counts as hung.
+        report: gets every event (for progress bars); also what is found out here.
+        entry: what a rank runs; tests put faults in front of it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: Journal,
+        progress: Progress,
+        *,
+        limit: float,
+        report: Report = lambda _: None,
+        entry: Callable[..., int] = worker.work,
+    ) -> None:
+        self.plan, self.journal, self.progress = plan, journal, progress
+        self.limit, self.report, self.entry = limit, report, entry
+
+    def run(self) -> Progress:
+        """Measure all that is not done. Raises BackendUnavailableError if the ranks cannot be started at all."""
+        while any(unit.key not in self.progress.done for unit in self.plan.units):
+            before = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
+            reason = self._once()
+            if reason:
+                self._blame(reason)
+                after = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
+                if after == before:
+                    raise BackendUnavailableError(f"mcr-tune: no progress: {reason}")
+        return self.progress
+
+    def _once(self) -> str:
+        """Start ranks and watch them to their end or failure; what went wrong, or nothing."""
+        self.progress.step = None
+        with tempfile.TemporaryDirectory(prefix="mcr-tune-") as folder:
+            log = Path(folder)
+            args = (self.plan, self.progress, self.journal.path, self.limit)
+            with run_local(self.entry, args, self.plan.ranks, log=log) as ranks:
+                reason = self._watch(ranks)
+            self._take_news()
+            return reason and reason + self._last_words(log, ranks)
+
+    def _watch(self, ranks: LocalRanks) -> str:
+        last, heard = time.monotonic(), False
+        while not ranks.wait(_LOOK_SECONDS):
+            if self._take_news():
+                last, heard = time.monotonic(), True
+            limit = self.limit if heard else max(self.limit, _START_SECONDS)
+            # Once a rank has failed, wait() sees to the others.
+            if ranks.first_failure is None and time.monotonic() - last > limit:
+                return f"no progress for {limit:.0f} s"
+        self._take_news()
+        failure = ranks.first_failure
+        if failure is None:
+            return ""
+        rank, code = failure
+        return f"rank {rank} ended with " + (f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def _take_news(self) -> bool:
+        events = self.journal.news()
+        for event in events:
+            self.report(dict(event))
+            self.progress.take(event)
+        return bool(events)
+
+    @staticmethod
+    def _last_words(log: Path, ranks: LocalRanks) -> str:
+        """The last line that the rank that failed has written to stderr."""
+        if ranks.first_failure is None:
+            return ""
+        errors = log / f"{ranks.first_failure[0]}.err"
+        lines = errors.read_text(errors="replace")[-_TAIL:].strip().splitlines() if errors.exists() else []
+        return f": {lines[-1].strip()}" if lines else ""
+
+    def _note(self, event: str, **values: Any) -> None:
+        self.journal.add(event, **values)
+        self._take_news()
+
+    def _blame(self, reason: str) -> None:
+        """Exclude who was at work; where several were, have them work alone."""
+        step = self.progress.step
+        if step is None:
+            raise BackendUnavailableError(f"mcr-tune: the ranks did not start: {reason}; {self._who_starts()}")
+        where = {"operation": step["operation"], "dtype": step["dtype"]}
+        if len(step["candidates"]) > 1:
+            self._note("apart", **where)
+            return
+        doing = f"{reason} ({step['phase']}, {size_text(step['bytes'])} bytes)"
+        self._note("excluded", **where, candidate=step["candidates"][0], reason=doing)
+
+    def _who_starts(self) -> str:
+        """Which backends start alone."""
+        said = []
+        for name in self.plan.backends:
+            with (
+                tempfile.TemporaryDirectory(prefix="mcr-tune-") as folder,
+                run_local(worker.start_alone, (name, self.limit), self.plan.ranks, log=Path(folder)) as ranks,
+            ):
+                good = ranks.wait(_START_SECONDS) and ranks.first_failure is None
+                said.append(f"{name} {'starts' if good else 'does not start'} alone")
+        return ", ".join(said)
+
+
+# ---- from the journal to the table
+
+
+def _curves(progress: Progress, plan: Plan) -> list[Curve]:
+    curves = []
+    reduces = {row["name"]: row["reduces"] for row in _C.ops()}
+    for unit in plan.units:
+        base = unit.operation if unit.operation in reduces else unit.operation.removesuffix("v")
+        types = _C.dtype_class(unit.dtype) if reduces[base] else "any"
+        results = progress.results(unit.operation, unit.dtype)
+        for candidate in dict.fromkeys(each["candidate"] for each in results):
+            samples = [
+                Sample(*(each[key] for key in ("bytes", "n", "min_us", "median_us", "p99_us")))
+                for each in results
+                if each["candidate"] == candidate
+            ]
+            curves.append(Curve(unit.operation, types, unit.dtype, candidate, tuple(samples)))
+    return curves
+
+
+def cost_of(microseconds: float) -> int:
+    """A time as the core compares it: log2 of nanoseconds in 1/65536 (src/curve.h)."""
+    return round(math.log2(max(microseconds, 0.001) * 1000) * 65536)
+
+
+def winners_of(curves: list[Curve]) -> list[Winner]:
+    """Who `auto` chooses by size, computed by the code that chooses."""
+    winners = []
+    for key in dict.fromkeys((curve.operation, curve.dtype_class) for curve in curves):
+        compared = [curve for curve in curves if (curve.operation, curve.dtype_class) == key]
+        points = [[(sample.bytes, cost_of(sample.median_us)) for sample in curve.samples] for curve in compared]
+        ranges = [Range(start, compared[index].candidate) for start, index in _C.cheapest(points)]
+        winners.append(Winner(*key, tuple(ranges)))
+    return winners
+
+
+def now() -> str:
+    """The time in UTC, as tables have it."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def scale_of(plan: Plan, progress: Progress) -> Scale:
+    """What a finished run has measured."""
+    curves = _curves(progress, plan)
+    return Scale(
+        ranks=plan.ranks,
+        nodes=progress.facts.get("nodes", 1),
+        ranks_per_node=progress.facts.get("ranks_per_node", plan.ranks),
+        device=plan.device,
+        measured=now(),
+        curves=tuple(curves),
+        winners=tuple(winners_of(curves)),
+        excluded=tuple(Exclusion(**each) for each in progress.excluded),
+    )

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks' side of ``mcr-tune``: checks and times every candidate, and writes down each step before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _C, _backends, _runtime
+from mcr_dl.bench.cases import Case, Prepared, prepare
+from mcr_dl.bench.timing import TorchControl, measure
+from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+
+_RED = "SUM"
+
+
+class Worker:
+    """One rank while it measures; all ranks do the same in the same order."""
+
+    def __init__(self, plan: Plan, progress: Progress, journal: Journal) -> None:
+        world = _C.world()
+        assert world is not None
+        self.plan, self.progress, self.group = plan, progress, world
+        self.control = TorchControl()
+        self.journal = journal if world.rank() == 0 else None
+
+    def note(self, event: str, **values: Any) -> None:
+        """Write an event down (rank 0) and remember it (all ranks)."""
+        if self.journal is not None:
+            self.journal.add(event, **values)
+        self.progress.take({"event": event, **values})
+
+    def candidates(self, unit: Unit) -> list[str]:
+        """Those that `auto` would compare for this operation, less those that are out."""
+        known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device)["candidates"]
+        gone = self.progress.out(unit.operation)
+        return [name for name in known if name not in gone]
+
+    def run(self) -> None:
+        """All units that are not done."""
+        knowledge = _runtime.state().knowledge
+        shape = knowledge.shape(self.group.ranks) if knowledge is not None else None
+        self.note(
+            "ready",
+            ranks=self.group.size(),
+            nodes=shape.nodes if shape else 1,
+            ranks_per_node=shape.ranks_per_node if shape else self.group.size(),
+            libraries=_C.backend_status(),
+        )
+        for unit in self.plan.units:
+            if unit.key in self.progress.done:
+                continue
+            for nbytes in unit.sizes:
+                self.point(unit, nbytes)
+            self.note("done", operation=unit.operation, dtype=unit.dtype)
+
+    def point(self, unit: Unit, nbytes: int) -> None:
+        """One size: first the results, then the times of all that were right; one by one where they failed together."""
+        names = self.candidates(unit)
+        prepared = self.checked(unit, nbytes, names)
+        together = [prepared] if unit.key not in self.progress.apart else [{k: v} for k, v in prepared.items()]
+        for part in together:
+            if not part:
+                continue
+            self.step(unit, nbytes, "time", part)
+            budget = self.plan.budget_seconds * len(part) / len(prepared)
+            for name, found in measure(part, self.control, budget, self.plan.confidence).items():
+                times = {"min_us": found.min_us, "median_us": found.median_us, "p99_us": found.p99_us}
+                where = {"operation": unit.operation, "dtype": unit.dtype, "candidate": name}
+                self.note("sample", **where, bytes=part[name].nbytes, n=found.n, **times)
+
+    def step(self, unit: Unit, nbytes: int, phase: str, names: Iterable[str]) -> None:
+        """Write down what comes next."""
+        where = {"operation": unit.operation, "dtype": unit.dtype, "bytes": nbytes}
+        self.note("step", **where, phase=phase, candidates=list(names))
+
+    def checked(self, unit: Unit, nbytes: int, names: list[str]) -> dict[str, Prepared]:
+        """The candidates whose results are right, ready to be timed on the same memory."""
+        prepared: dict[str, Prepared] = {}
+        for name in names:
+            self.step(unit, nbytes, "check", [name])
+            case = Case(unit.operation, nbytes, unit.dtype, _RED, device=self.plan.device)
+            shared = next(iter(prepared.values())).tensors if prepared else None
+            ready = prepare(case, name, self.group, shared)
+            wrong = int(sum(self.control.gathered(ready.check())))
+            if wrong:
+                self.exclude(unit, name, f"{wrong} wrong elements at {ready.nbytes} bytes")
+            else:
+                prepared[name] = ready
+        return prepared
+
+    def exclude(self, unit: Unit, candidate: str, reason: str) -> None:
+        """Out for this operation; equal on all ranks, as the number of wrong elements is."""
+        self.note("excluded", operation=unit.operation, dtype=unit.dtype, candidate=candidate, reason=reason)
+
+
+def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
+    """What a rank process runs. Nothing is chosen by a table here: candidates are named."""
+    _runtime.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
+    Worker(plan, progress, Journal(journal)).run()
+    _runtime.destroy_process_group()
+    return 0
+
+
+def start_alone(backend: str, limit: float) -> int:
+    """Start one backend and make one call on it: whether it works here at all."""
+    _backends.load(backend)
+    _runtime.init_process_group([backend], timeout=timedelta(seconds=limit), tuning_table="none")
+    _C.barrier(backend=backend)
+    _runtime.destroy_process_group()
+    return 0

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measuring code on ranks: prepared calls and their checks, agreement, mixes."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+
+import mcr_dl
+from harness.position import note
+from mcr_dl import _C
+from mcr_dl.bench import cases, mix, timing
+from mcr_dl.bench.cases import Case
+from ranks import session
+from ranks.expect import expect
+
+_SIZES = (1, 12_345)  # less than a block for each rank; more than one period of the values, and no multiple of anything
+
+
+def _group() -> _C.ProcessGroup:
+    session.start()
+    group = _C.world()
+    assert group is not None
+    return group
+
+
+def _check(case: Case, candidate: str) -> None:
+    note(f"{candidate} {case}")
+    prepared = cases.prepare(case, candidate, _group())
+    assert prepared.nbytes >= case.nbytes or case.operation == "barrier"
+    assert prepared.check() == 0, f"{candidate}: {case}"
+    assert prepared.check() == 0, f"{candidate}, second time: {case}"
+
+
+def checks(candidate: str) -> int:
+    """Every operation gives what its check expects: blocking or not, in place or not, from any root."""
+    roots = range(_group().size())
+    all_cases = [
+        Case(operation, nbytes, "float32", "SUM", root, asynchronous, in_place)
+        for operation, nbytes, asynchronous, in_place in product(
+            cases.operations(), _SIZES, (False, True), (False, True)
+        )
+        for root in (roots if cases.operation_of(operation).rooted else (0,))
+    ]
+    for case in all_cases:
+        _check(case, candidate)
+    return len(all_cases)
+
+
+def checks_of_types(candidate: str) -> int:
+    """Every element type, with every reduction that is defined for it."""
+    done = 0
+    for operation, dtype in product(cases.operations(), _C.dtypes()):
+        reduces = cases.operation_of(operation).reduces
+        for red in [r for r in _C.reductions() if _C.reduction_defined(dtype, r)] if reduces else ["SUM"]:
+            _check(Case(operation, 3000, dtype, red, in_place=True), candidate)
+            done += 1
+    return done
+
+
+def counts_wrong_results(candidate: str) -> None:
+    """A result that is wrong in some places is counted just so; where no call was made, nearly all of it is wrong."""
+    group = _group()
+    for operation in cases.operations():
+        for dtype in ("float32", "uint16", "complex64"):
+            prepared = cases.prepare(Case(operation, 40_000, dtype), candidate, group)
+            assert prepared.check() == 0
+            if not prepared.part.expected:
+                continue  # barrier, or nothing arrives on this rank
+            target = prepared.tensors.output
+            assert target is not None
+            for place in (0, target.numel() // 2, target.numel() - 1):
+                target.view(torch.uint8)[place * target.itemsize] ^= 255
+            assert prepared.wrong() == 3, f"{operation} {dtype}"
+            if prepared.part.expected[0].source == group.rank() and prepared.tensors.input is None:
+                continue  # the root of a broadcast has the result beforehand
+            prepared.fill()
+            assert prepared.wrong() > target.numel() // 2, f"{operation} {dtype}"
+
+
+def refuses(candidate: str) -> None:
+    """What cannot be measured is refused with the library's own errors, the same on all ranks."""
+    group = _group()
+
+    def preparing(name: str = candidate, **changed: object) -> None:
+        cases.prepare(Case(**{"operation": "all_reduce", "nbytes": 4, **changed}), name, group)  # type: ignore[arg-type]
+
+    preparing()
+    expect(mcr_dl.InvalidArgumentError, lambda: preparing(operation="all_redcue"), "all_reduce", "'all_redcue'")
+    expect(mcr_dl.InvalidArgumentError, lambda: preparing("nobody"), "expected", "gloo", "'nobody'")
+    expect(mcr_dl.InvalidArgumentError, lambda: preparing(root=group.size()), "root", str(group.size()))
+    expect(mcr_dl.InvalidArgumentError, lambda: preparing(nbytes=0), "size", "at least 1", "0")
+    expect(mcr_dl.InvalidTypeError, lambda: preparing(dtype="float31"), "float32", "'float31'")
+    expect(mcr_dl.InvalidTypeError, lambda: preparing(red="BAND"), "SUM", "float32", "BAND")
+
+
+def measures() -> list[tuple[str, int, int]]:
+    """Statistics of both backends, and of what calls give to `auto`; the ranks must have agreed on all of it."""
+    group = _group()
+    control = timing.TorchControl(group)
+    assert control.maximum([float(group.rank()), -float(group.rank())]) == [group.size() - 1, 0]
+    assert control.gathered(float(group.rank())) == list(range(group.size()))
+    result = []
+    for operation in ("all_reduce", "broadcast", "send", "all_to_allv", "barrier"):
+        names = (*session.BACKENDS, "auto")
+        prepared = {name: cases.prepare(Case(operation, 4096), name, group) for name in names}
+        for name, times in timing.measure(prepared, control, 0.05, 0.2).items():
+            assert 0 < times.min_us <= times.median_us <= times.p99_us
+            assert times.n >= timing.MINIMUM_ROUNDS
+            assert times.calls >= times.n
+            result.append((f"{operation} on {name}", times.n, times.calls))
+    return result
+
+
+def mixes() -> None:
+    """All operations at once, on both backends in turn, give right results; a wrong one is counted."""
+    group = _group()
+    names = cases.operations()
+    parts = [mix.Part(name, 4000, session.BACKENDS[index % 2]) for index, name in enumerate(names)]
+    control = timing.TorchControl(group)
+    result = mix.run_mix(parts, Case("barrier", 0, "int32"), group, control, 0.01)
+    assert result.wrong == 0
+    assert len(result.alone) == len(parts)
+    assert result.gain > 0

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of mcr-tune in which gloo misbehaves: the tuner has to notice, kill them, and go on without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _launch
+from mcr_dl.bench.cases import Prepared
+from mcr_dl.tuning import worker
+from mcr_dl.tuning._journal import Plan, Progress
+
+
+def _hang(_: Prepared) -> None:
+    time.sleep(1000)
+
+
+def _crash(_: Prepared) -> None:
+    if _launch.detect().rank == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(1000)
+
+
+def _wrong(prepared: Prepared) -> None:
+    if prepared.tensors.output is not None and _launch.detect().rank == 0:
+        prepared.tensors.output[-1] += 1
+
+
+_FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "wrong": _wrong}
+
+
+def faulty(fault: str, operation: str, after: int, plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
+    """worker.work(), but gloo's `operation` goes wrong in one way from its call number `after` on."""
+
+    def prepare(*arguments: Any) -> Prepared:
+        prepared = Prepared(*arguments)
+        if prepared.candidate == "gloo" and prepared.case.operation == operation:
+            inner, calls = prepared.call, 0
+
+            def call() -> None:
+                nonlocal calls
+                calls += 1
+                inner()
+                if calls > after:
+                    _FAULTS[fault](prepared)
+
+            prepared.call = call
+        return prepared
+
+    worker.prepare = prepare
+    return worker.work(plan, progress, journal, limit)
+
+
+def all_gather_hangs(*arguments: Any) -> int:
+    """At the first call, which is the check of its result."""
+    return faulty("hang", "all_gather", 0, *arguments)
+
+
+def all_gather_crashes(*arguments: Any) -> int:
+    """At the first call."""
+    return faulty("crash", "all_gather", 0, *arguments)
+
+
+def all_gather_is_wrong(*arguments: Any) -> int:
+    """At every call."""
+    return faulty("wrong", "all_gather", 0, *arguments)
+
+
+def all_gather_hangs_later(*arguments: Any) -> int:
+    """While it is timed beside the others."""
+    return faulty("hang", "all_gather", 5, *arguments)
+
+
+def never_starts(*_: Any) -> int:
+    """A backend that ends the process before anything is measured."""
+    raise RuntimeError("no such device")

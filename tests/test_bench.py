@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mcr-bench: calls with checked results, statistics, ranks that can be killed, and the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import Pools, launchers
+from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.bench import _values, cases, cli, timing
+from mcr_dl.bench._layout import layout, split
+from mcr_dl.bench._sizes import parse_size, size_text
+from mcr_dl.bench.cases import message_size
+from mcr_dl.bench.mix import Part, parse_mix
+from mcr_dl.bench.ranks import run_local
+from ranks import bench, session
+
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+sizes = pytest.mark.parametrize("size", [2, 3])
+
+# ---- cases
+
+
+def test_operations_are_those_of_the_op_table() -> None:
+    """Each once, the vectored ones with a "v" too; a receive is measured with its send."""
+    names = cases.operations()
+    assert len(set(names)) == len(names)
+    assert {"all_reduce", "all_gatherv", "barrier", "send"} <= set(names)
+    assert {cases.operation_of(name).op for name in names} == {row["name"] for row in _C.ops()} - {"recv"}
+    assert {name[:-1] for name in names if cases.operation_of(name).vectored} == {
+        row["name"] for row in _C.ops() if row["vectored"]
+    }
+
+
+@sizes
+@backends
+def test_checks(pools: Pools, backend: str, size: int) -> None:
+    """What `ranks.bench.checks` says."""
+    assert min(pools.get("processes", size).run(bench.checks, backend)) > 100
+
+
+@backends
+def test_checks_of_types(pools: Pools, backend: str) -> None:
+    """What `ranks.bench.checks_of_types` says."""
+    assert min(pools.get("processes", 2).run(bench.checks_of_types, backend)) > 300
+
+
+ON_RANKS: dict[str, tuple[Callable[..., object], int, tuple[str, ...]]] = {
+    "wrong results, mpi": (bench.counts_wrong_results, 2, ("mpi",)),
+    "wrong results, gloo": (bench.counts_wrong_results, 3, ("gloo",)),
+    "refuses": (bench.refuses, 2, ("gloo",)),
+    "measures": (bench.measures, 3, ()),
+    "mixes": (bench.mixes, 2, ()),
+}
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_on_ranks(pools: Pools, name: str) -> None:
+    """What `ranks.bench` says in its docstrings."""
+    function, size, arguments = ON_RANKS[name]
+    results = pools.get("processes", size).run(function, *arguments)
+    assert all(result == results[0] for result in results)  # all ranks have decided alike
+
+
+@pytest.mark.parametrize(
+    ("operation", "nbytes", "dtype", "ranks", "count"),
+    [
+        ("all_reduce", 4, "float32", 4, 1),
+        ("all_reduce", 5, "float32", 4, 2),
+        ("all_gather", 4, "float32", 4, 4),
+        ("all_gatherv", 4, "float32", 4, 1),
+        ("reduce_scatter", 36, "float32", 4, 12),
+        ("all_to_all", 100, "uint8", 3, 102),
+        ("send", 100, "complex128", 3, 7),
+        ("barrier", 100, "float32", 3, 0),
+    ],
+)
+def test_message_size(operation: str, nbytes: int, dtype: str, ranks: int, count: int) -> None:
+    """Rounded up to whole elements, and to whole blocks where they must be equal."""
+    width = cases.dtype_of(dtype).itemsize
+    assert message_size(operation, nbytes, dtype, ranks) == (count, count * width)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_counts_are_as_even_as_possible(ranks: int) -> None:
+    """Blocks differ by one element at most; in all_to_allv all ranks send and receive equally much."""
+    for total in (0, 1, ranks, 10 * ranks + 1):
+        counts = split(total, ranks)
+        assert sum(counts) == total
+        assert max(counts) - min(counts) <= 1
+        parts = [layout("all_to_all", total, rank, ranks, 0) for rank in range(ranks)]
+        for rank, part in enumerate(parts):
+            assert sum(part.input_counts) == sum(part.output_counts) == total
+            assert part.output_counts == [other.input_counts[rank] for other in parts]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "bool", "uint8", "complex64"])
+def test_reductions_are_exact(dtype: str) -> None:
+    """What ranks send is such that their own type can hold every result, up to many ranks."""
+    torch_dtype = cases.dtype_of(dtype)
+    for ranks in (1, 2, 7, 300):
+        for red in ("SUM", "PRODUCT"):
+            exact = _values.reduced(torch_dtype, red, ranks, 1)
+            assert (exact.to(torch_dtype).to(exact.dtype) == exact).all()
+
+
+# ---- statistics
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "factor"),
+    [
+        ("all_reduce", 4, 1.5),
+        ("all_gather", 4, 0.75),
+        ("all_gatherv", 4, 0.75),
+        ("reduce_scatterv", 4, 0.75),
+        ("all_to_all", 2, 0.5),
+        ("gather", 4, 0.75),
+        ("scatterv", 4, 0.75),
+        ("broadcast", 4, 1.0),
+        ("reduce", 4, 1.0),
+        ("send", 4, 1.0),
+        ("barrier", 4, 0.0),
+    ],
+)
+def test_bandwidths(operation: str, ranks: int, factor: float) -> None:
+    """2 MB in 1 ms are 2 GB/s; on the bus as nccl-tests counts."""
+    algbw, busbw = timing.bandwidths(operation, 2_000_000, 1000.0, ranks)
+    assert algbw == pytest.approx(2.0)
+    assert busbw == pytest.approx(2.0 * factor)
+
+
+def test_every_operation_has_a_bus_factor() -> None:
+    """None of the op table is forgotten."""
+    for operation in cases.operations():
+        timing.bandwidths(operation, 4, 1.0, 2)
+
+
+def test_median_interval() -> None:
+    """Order statistics of the binomial distribution: the places are those of any table for the sign test."""
+    assert timing.median_interval(range(5)) is None  # 94 % at most
+    assert timing.median_interval(range(6)) == (0, 5)
+    assert timing.median_interval(range(10)) == (1, 8)
+    assert timing.median_interval(range(20)) == (5, 14)
+    assert timing.median_interval(range(100)) == (39, 60)
+    low, high = timing.median_interval(range(1000)) or (0, 0)  # the normal approximation
+    assert (low, high) == pytest.approx((468, 531), abs=1.5)
+
+
+def test_median_interval_covers() -> None:
+    """It holds the true median about 19 times in 20."""
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        low, high = timing.median_interval([generator.expovariate(1.0) for _ in range(30)]) or (0, 0)
+        hits += low <= 0.6931 <= high
+    assert 0.94 < hits / 2000 < 0.99
+
+
+def test_summarize() -> None:
+    """Minimum, median, the 99th percentile, and whether the median is certain."""
+    times = timing.summarize([*range(1, 101)], 700, 0.025)
+    assert (times.n, times.min_us, times.median_us, times.p99_us, times.calls) == (100, 1, 50.5, 99, 700)
+    assert not times.converged
+    assert timing.summarize([*range(1, 101)], 700, 0.25).converged
+    assert timing.summarize([5.0] * 6, 6, 0.0).converged
+    assert not timing.summarize([5.0] * 5, 5, 0.5).converged
+
+
+class Scripted:
+    """A control whose agreed values follow a script: what all ranks together took, whatever this process took."""
+
+    def __init__(self, elapsed_per_agreement: float, sample: Callable[[int], float]) -> None:
+        self.elapsed, self.step, self.sample = 0.0, elapsed_per_agreement, sample
+        self.planning, self.drawn, self.barriers = 2, 0, 0
+
+    def maximum(self, values: list[float]) -> list[float]:
+        if self.planning:
+            self.planning -= 1
+            return [300.0 for _ in values]  # long enough for batches of one call, once for each place
+        self.elapsed += self.step
+        self.drawn += len(values) - 1
+        return [self.elapsed, *(self.sample(self.drawn - index) for index in range(len(values) - 1))]
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+
+class Recorded:
+    """A call that writes down when its turn is."""
+
+    def __init__(self, name: str, log: list[str], apart: bool = False) -> None:
+        self.messages, self.apart = 1, apart
+        self.call = lambda: log.append(name)
+
+
+def _measure(control: Scripted, log: list[str], apart: bool = False) -> dict[str, timing.Statistics]:
+    calls = {name: Recorded(name, log, apart) for name in "abc"}
+    return timing.measure(calls, control, 10.0, 0.025)
+
+
+def test_measure_ends_when_all_are_certain() -> None:
+    """Long before the budget is spent, but not before five rounds cannot tell."""
+    result = _measure(Scripted(0.01, lambda _: 300.0), [])
+    assert all(times.converged and times.median_us == 300.0 and times.n == 10 for times in result.values())
+
+
+def test_measure_ends_when_the_budget_is_spent() -> None:
+    """Samples that scatter widely never converge; the agreed time ends it, not the clock of one rank."""
+    result = _measure(Scripted(3.0, lambda index: 100.0 + 500.0 * (index % 2)), [])
+    assert all(not times.converged and times.n >= timing.MINIMUM_ROUNDS for times in result.values())
+    late = _measure(Scripted(11.0, lambda _: 300.0), [])
+    assert all(times.n == timing.MINIMUM_ROUNDS and not times.converged for times in late.values())
+
+
+def test_measure_interleaves_in_the_same_order_everywhere() -> None:
+    """Two ranks that get the same agreed values make the same calls in the same order, in rounds that are shuffled."""
+    logs: list[list[str]] = [[], []]
+    for log in logs:
+        _measure(Scripted(0.01, lambda _: 300.0), log)
+    assert logs[0] == logs[1]
+    # a call that is not timed comes before each one that is, so that ranks enter that together
+    turns = logs[0][-2 * 3 * 10 :: 2]
+    rounds = ["".join(turns[index : index + 3]) for index in range(0, len(turns), 3)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_calls_that_ranks_leave_apart_begin_with_a_barrier() -> None:
+    """Rooted operations: every batch, those of planning included."""
+    control = Scripted(0.01, lambda _: 1000.0)
+    result = _measure(control, [], apart=True)
+    assert control.barriers >= sum(times.n for times in result.values())
+
+
+# ---- sizes and mixes
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("4", 4), ("64K", 65536), ("1m", 1 << 20), ("2GiB", 2 << 30), ("1.5K", 1536), (" 7 B ", 7)]
+)
+def test_sizes(text: str, nbytes: int) -> None:
+    """Units are powers of 1024."""
+    assert parse_size(text) == nbytes
+    assert parse_size(size_text(nbytes)) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "K", "4Q", "-4", "0", "4 4", "1e3"])
+def test_bad_sizes(text: str) -> None:
+    """The message shows what a size looks like."""
+    with pytest.raises(InvalidArgumentError, match="expected bytes as in 4, 64K"):
+        parse_size(text)
+
+
+def test_mix() -> None:
+    """Variants have a colon in their name too."""
+    assert parse_mix("all_reduce:1M@gloo+ all_to_allv : 256K @ mpi:p2p ") == (
+        Part("all_reduce", 1 << 20, "gloo"),
+        Part("all_to_allv", 256 << 10, "mpi:p2p"),
+    )
+    assert [str(part) for part in parse_mix("barrier:4@mpi")] == ["barrier:4@mpi"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("^all_redcue:1M@gloo", "expected one of broadcast"),
+        ("all_reduce:1M@gloo + ^al:4@mpi", "got 'al'"),
+        ("all_reduce^ 1M@gloo", "expected ':'"),
+        ("all_reduce:^1Q@gloo", "expected bytes"),
+        ("all_reduce:1M^", "expected '@'"),
+        ("all_reduce:1M@^", "expected the name of a backend"),
+        ("all_reduce:1M@gloo ^barrier:4@mpi", "expected '+'"),
+    ],
+)
+def test_bad_mix(text: str, words: str) -> None:
+    """The message points at the character (here ^) where something else was expected."""
+    plain = text.replace("^", "")
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_mix(plain)
+    message, shown, pointer = str(caught.value).splitlines()
+    assert words in message
+    assert shown.strip() == plain
+    place = pointer.index("^") - 2
+    expected = text.index("^")
+    assert place == expected or not plain[expected:place].strip()
+    assert f"at character {place + 1}" in message
+
+
+# ---- ranks
+
+
+def test_ranks_have_torchruns_environment(tmp_path: Path) -> None:
+    """And what the caller adds; their output goes where the caller wants it."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "MINE")
+    code = f"import os; print(*(os.environ[name] for name in {names}))"
+    with run_local(exec, (code,), 2, environment={"MINE": "x"}, log=tmp_path) as running:
+        assert running.wait(60)
+        assert running.exit_codes() == {0: 0, 1: 0}
+        assert running.first_failure is None
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.out").read_text() == f"{rank} 2 {rank} 2 127.0.0.1 {threads} x\n"
+
+
+def test_a_failed_rank_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could wait for it forever; who has failed first is known."""
+    monkeypatch.setattr("mcr_dl.bench.ranks._GRACE_SECONDS", 0.1)
+    code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)"
+    with run_local(exec, (code,), 3) as running:
+        assert running.wait(60)
+        assert running.exit_codes() == {0: -signal.SIGKILL, 1: 7, 2: -signal.SIGKILL}
+        assert running.first_failure == (1, 7)
+
+
+def test_a_rank_that_hangs_is_killed() -> None:
+    """wait() comes back when its time is up, and kill() ends all at once."""
+    with run_local(time.sleep, (600,), 2) as running:
+        pids = list(running.pids.values())
+        assert not running.wait(0.1)
+        assert not running.poll()
+        running.kill()
+        assert running.exit_codes() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert not any(_alive(pid) for pid in pids)
+
+
+def test_ranks_die_with_their_parent() -> None:
+    """Also if it has no time to end them."""
+    program = (
+        "import time; from mcr_dl.bench.ranks import run_local\n"
+        "running = run_local(time.sleep, (600,), 2)\nprint(*running.pids.values(), flush=True)\nrunning.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], env=launchers.environment(), stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 60
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "ranks outlived their parent"
+        time.sleep(0.1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _of_main() -> None: ...
+
+
+def test_entry_must_be_importable() -> None:
+    """A function of the program itself cannot be found by another process."""
+    _of_main.__module__ = "__main__"
+    with pytest.raises(InvalidArgumentError, match="importable"):
+        run_local(_of_main)
+    with pytest.raises(InvalidArgumentError, match="at least 1"):
+        run_local(time.sleep, (0,), 0)
+
+
+# ---- the command
+
+
+def _bench(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *launcher, "mcr_dl.bench", *arguments],
+        env=launchers.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_command(tmp_path: Path) -> None:
+    """Tables that a pipe gets in full, a document, a picture."""
+    document, picture = tmp_path / "out.json", tmp_path / "out.png"
+    result = _bench(
+        *(
+            "-n",
+            "2",
+            "--ops",
+            "all_reduce,scatterv,barrier",
+            "--backends",
+            "gloo,mpi,auto",
+            "--min",
+            "4",
+            "--max",
+            "1K",
+        ),
+        *("--factor", "16", "--budget", "0.02", "--json", str(document), "--plot", str(picture)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "Wrong values: 0" in result.stdout
+    for word in ("median µs", "busbw GB/s", "all_reduce: 2 ranks", "scatterv", "barrier", "gloo", "auto", "float32"):
+        assert word in result.stdout
+    assert "…" not in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 120
+    content = json.loads(document.read_text())
+    assert content["ranks"] == 2
+    assert content["settings"]["sizes"] == [4, 64, 1024]
+    assert set(content["versions"]["backends"]) >= {"gloo", "mpi"}
+    points = [(row["operation"], row["nbytes"], row["candidate"]) for row in content["rows"]]
+    assert len(set(points)) == len(points) == (3 + 3 + 1) * 3
+    assert all(row["wrong"] == 0 and row["min_us"] <= row["median_us"] <= row["p99_us"] for row in content["rows"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_command_under_torchrun() -> None:
+    """It runs in the ranks that it finds, and rank 0 alone speaks."""
+    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(launchers.free_port()), "-m")
+    result = _bench("--mix", "all_reduce:64K@gloo + all_to_all:4K@mpi", "--budget", "0.05", launcher=launcher)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Overlap gain") == 1
+    assert "all_to_all:4K@mpi, alone" in result.stdout
+    assert "Wrong values: 0" in result.stdout
+
+
+def test_command_with_wrong_results() -> None:
+    """A backend that moves nothing is found out, and the exit code says so."""
+    result = _bench("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Wrong values: 0" not in result.stdout
+    assert "Wrong values: " in result.stdout
+
+
+def test_command_with_unsupported_operation() -> None:
+    """What cannot be measured is shown as such, with the reason, and is no failure."""
+    result = _bench("-n", "1", "--ops", "send", "--backends", "gloo", "--max", "4")
+    assert result.returncode == 0, result.stderr
+    assert "Not measured: send: expected a group of at least 2 ranks, got 1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--ops all_redcue", "all_reduce, reduce,"),
+        ("--backends nobody", "mpi, gloo"),
+        ("--dtype float31", "float32"),
+        ("--redop BAND", "SUM, AVG"),
+        ("--min 4Q", "64K"),
+        ("--min 8 --max 4", "--max"),
+        ("--factor 1", "above 1"),
+        ("--root 2", "0 to 1"),
+        ("--budget nan", "above 0"),
+        ("-n 0", "from 1 on"),
+        ("--json /nowhere/out.json", "can be written"),
+        ("--mix all_reduce:4", "'@'"),
+        ("--mix barrier:4@mpi --ops send", "--ops: not allowed with --mix"),
+        ("--wat", "--wat"),
+    ],
+)
+def test_bad_input(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that says what was expected, and exit code 2, before any rank is started."""
+    try:
+        code: object = cli.main(arguments.split())
+    except SystemExit as stop:
+        code = stop.code
+    text = capsys.readouterr().err
+    assert code == 2
+    assert words in text
+    assert text.startswith("mcr-bench: error: ")
+    assert len(text.splitlines()) == (3 if "^" in text else 1)
+
+
+def test_bad_variant() -> None:
+    """Whether a backend has a variant is known once the group is made; still one line, from one rank."""
+    result = _bench("--backends", "gloo:fast")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert "'gloo:fast'" in result.stderr
+
+
+def test_cuda_without_cuda(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clear error."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["--device", "cuda"])
+    assert "no CUDA device" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mcr-tune: a table is measured, whoever misbehaves is left out by name, and an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcr_dl import _C
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.tuning import table, tuner, worker
+from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+from ranks import faults
+
+SIZES = (4, 4096)
+PLAN = Plan(
+    2,
+    ("mpi", "gloo"),
+    (Unit("all_gather", "float32", SIZES), Unit("all_reduce", "bfloat16", SIZES), Unit("barrier", "float32", (0,))),
+    budget_seconds=0.02,
+    confidence=0.5,
+)
+
+
+def _tune(folder: Path, entry: Callable[..., int], plan: Plan = PLAN, limit: float = 3.0) -> Progress:
+    journal = Journal(folder / "journal")
+    journal.begin(plan)
+    return tuner.Tuner(plan, journal, Progress(), limit=limit, entry=entry).run()
+
+
+def _candidates(progress: Progress, operation: str, dtype: str) -> set[str]:
+    return {each["candidate"] for each in progress.results(operation, dtype)}
+
+
+def test_everything_is_measured(tmp_path: Path) -> None:
+    """Every candidate at every size, with a winner for each operation that the measurements make the cheapest."""
+    scale = tuner.scale_of(PLAN, _tune(tmp_path, worker.work))
+    assert (scale.ranks, scale.nodes, scale.ranks_per_node, scale.excluded) == (2, 1, 2, ())
+    curves = {(curve.operation, curve.candidate): curve for curve in scale.curves}
+    assert {"mpi", "gloo"} <= {name for operation, name in curves if operation == "all_gather"}
+    assert curves["all_reduce", "gloo"].dtype_class == "half"
+    assert curves["all_gather", "mpi"].dtype_class == "any"
+    for curve in scale.curves:
+        # What is gathered is a whole element per rank at least.
+        expected = {"barrier": [0], "all_gather": [8, 4096]}.get(curve.operation, [4, 4096])
+        assert [sample.bytes for sample in curve.samples] == expected
+        assert all(0 < sample.min_us <= sample.median_us <= sample.p99_us for sample in curve.samples)
+    for winner in scale.winners:
+        compared = scale.curves_of(winner.operation, winner.dtype_class)
+        first = min(compared, key=lambda curve: curve.samples[0].median_us)
+        assert winner.at(0) == first.candidate
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (faults.all_gather_hangs, "no progress for 3 s"),
+        (faults.all_gather_crashes, "signal 11"),
+        (faults.all_gather_is_wrong, "wrong elements"),
+        (faults.all_gather_hangs_later, "no progress for 3 s"),
+    ],
+)
+def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[..., int], reason: str) -> None:
+    """The candidate is out for that operation alone, also if it fails only while others are timed beside it."""
+    progress = _tune(tmp_path, entry)
+    (excluded,) = progress.excluded
+    assert (excluded["operation"], excluded["candidate"]) == ("all_gather", "gloo")
+    assert reason in excluded["reason"]
+    assert "mpi" in _candidates(progress, "all_gather", "float32")
+    assert "gloo" not in _candidates(progress, "all_gather", "float32")
+    assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
+    scale = tuner.scale_of(PLAN, progress)
+    assert [each.candidate for each in scale.excluded] == ["gloo"]
+    assert scale.winner_of("all_gather", "any").at(4) != "gloo"  # type: ignore[union-attr]
+
+
+def test_ranks_that_do_not_start(tmp_path: Path) -> None:
+    """One error, with the ranks' own words and which backends start alone."""
+    with pytest.raises(BackendUnavailableError, match=r"no such device.*mpi starts alone, gloo starts alone"):
+        _tune(tmp_path, faults.never_starts)
+
+
+def test_resume(tmp_path: Path) -> None:
+    """What is done is not measured again, what was under way is."""
+    journal = Journal(tmp_path / "journal")
+    journal.begin(PLAN)
+    where = {"operation": "all_gather", "dtype": "float32"}
+    times = {"n": 1, "min_us": 1.0, "median_us": 123456.0, "p99_us": 2e6}
+    for size in SIZES:
+        journal.add("sample", **where, candidate="mpi", bytes=size, **times)
+    journal.add("done", **where)
+    with journal.path.open("a") as file:
+        file.write('{"event": "sam')  # killed in the middle of a line
+    again = Journal(journal.path)
+    progress = tuner.Tuner(PLAN, again, again.resume(PLAN), limit=10.0).run()
+    assert [each["median_us"] for each in progress.results("all_gather", "float32")] == [123456.0] * 2
+    assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
+
+
+def test_resume_of_something_else(tmp_path: Path) -> None:
+    """Another plan, or no journal, is an error that says so."""
+    with pytest.raises(InvalidArgumentError, match="no interrupted run"):
+        Journal(tmp_path / "journal").resume(PLAN)
+    Journal(tmp_path / "journal").begin(PLAN)
+    other = Plan(3, PLAN.backends, PLAN.units, PLAN.budget_seconds, PLAN.confidence)
+    with pytest.raises(InvalidArgumentError, match="ranks: expected 3, got 2"):
+        Journal(tmp_path / "journal").resume(other)
+
+
+# ---- the command
+
+QUICK = ["--ops", "all_reduce,barrier", "--max", "64", "--factor", "4", "--dtypes", "float32", "--budget", "0.02"]
+
+
+def _command(*arguments: str, cache: Path | None = None, launcher: list[str] | None = None) -> tuple[int, str, str]:
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": ""}
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = str(cache)
+    command = [*(launcher or [sys.executable, "-m"]), "mcr_dl.tuning", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """It writes this machine's table to the cache, from where a program takes it; show, plot and diff read it."""
+    code, out, err = _command(*QUICK, cache=tmp_path)
+    assert code == 0, err
+    (path,) = tmp_path.rglob("*.json")
+    measured = table.read(path)
+    assert str(path) in out.replace("\n", "")
+    assert [scale.name for scale in measured.scales] == ["2 ranks"]
+    assert not list(tmp_path.rglob("*.journal"))
+    program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl.explain('all_reduce', 16).table)"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("MCR_DL_TUNING_TABLE", None)
+    run = [sys.executable, "-c", program]
+    assert subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.strip() == str(path)
+    code, out, _ = _command("show", "all_reduce", cache=tmp_path)
+    assert code == 0
+    assert "2 ranks" in out
+    assert "all_reduce" in out
+    assert _command("plot", str(tmp_path / "p.png"), cache=tmp_path)[0] == 0
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    assert _command("diff", str(path), str(path))[0] == 0
+
+
+def test_other_scales_join_the_table(tmp_path: Path) -> None:
+    """A second run with more ranks adds its scale to the file."""
+    path = str(tmp_path / "t.json")
+    assert _command(*QUICK, "--output", path)[0] == 0
+    assert _command(*QUICK, "--output", path, "-n", "3")[0] == 0
+    assert [scale.ranks for scale in table.read(path).scales] == [2, 3]
+
+
+def test_under_a_launcher(tmp_path: Path) -> None:
+    """Under torchrun it measures in the ranks that it is."""
+    # "--": else torchrun takes --max for one of its own options (argparse before Python 3.12).
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--"]
+    path = tmp_path / "t.json"
+    code, _, err = _command(*QUICK, "--output", str(path), launcher=torchrun)
+    assert code == 0, err
+    assert table.read(path).scales[0].ranks == 2
+
+
+def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
+    """Killed in the middle, it goes on with --resume, without measuring again what is in the journal."""
+    arguments = [*QUICK, "--output", str(tmp_path / "t.json"), "--budget", "0.5", "--confidence", "0.0001"]
+    command = [sys.executable, "-m", "mcr_dl.tuning", *arguments]
+    journal = tmp_path / "t.2-ranks.journal"
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while '"event": "done"' not in (journal.read_text() if journal.exists() else "") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    events = [json.loads(line) for line in journal.read_text().splitlines()[1:] if line.endswith("}")]
+    kept = next(event for event in events if event["event"] == "sample")
+    code, _, err = _command(*arguments, "--resume")
+    assert code == 0, err
+    curves = table.read(tmp_path / "t.json").scales[0].curves_of("all_reduce", "float")
+    medians = next(curve.medians for curve in curves if curve.candidate == kept["candidate"])
+    assert medians[kept["bytes"]] == kept["median_us"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--ops", "all_reduc"], "all_reduce"),
+        (["--backends", "mpj"], "mpi, gloo"),
+        (["--dtypes", "float23"], "float32"),
+        (["-n", "1"], "2"),
+        (["show", "--table", "/nowhere/t.json"], "/nowhere/t.json"),
+        (["diff", "a"], "B"),
+        (["--resume", "--output", "nothing-here.json"], "no interrupted run"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], part: str) -> None:
+    """One line that names what is known, and exit code 2."""
+    code, _, err = _command(*arguments)
+    assert code == 2
+    assert part in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_unwritable_cache(tmp_path: Path) -> None:
+    """It is said before anything is measured, and the table is written here instead."""
+    blocked = tmp_path / "cache"
+    blocked.write_text("a file where the folder should be")
+    command = [sys.executable, "-m", "mcr_dl.tuning", *QUICK]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(blocked)}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stderr
+    (path,) = tmp_path.glob("*.json")
+    assert table.read(path).scales
+
+
+def test_the_list_of_operations_is_the_op_tables() -> None:
+    """No list of its own: what can be measured is what there is."""
+    names = [row["name"] + form for row in _C.ops() for form in ("", "v") if row["vectored"] or not form]
+    assert _C.operations() == [name for name in names if name != "recv"]
