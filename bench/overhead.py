@@ -245,9 +245,10 @@ def machine_text() -> str:
 
 def run(arguments: argparse.Namespace) -> None:
     """One rank."""
+    import choosing
     import mcr_dl
 
-    mcr_dl.init_process_group(["mpi", "gloo"])
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")  # all on mpi, by its own choice of algorithms
     from mcr_dl import _mpi_library
 
     os.environ["MPI4PY_LIBMPI"] = _mpi_library.find().path
@@ -261,7 +262,7 @@ def run(arguments: argparse.Namespace) -> None:
     report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}
     report["libraries"] = f"{mcr_dl.available_backends()['mpi'].removeprefix('ok: ')}, torch {pair.torch.__version__}"
     with Progress(disable=pair.rank != 0) as progress:
-        task = progress.add_task("measuring", total=(len(OPS) + 1) * len(SIZES) + 3)
+        task = progress.add_task("measuring", total=(len(OPS) + 1) * len(SIZES) + 4)
         for op in (*OPS, ASYNC):
             report["mpi"][op] = {}
             for nbytes in SIZES:
@@ -274,6 +275,9 @@ def run(arguments: argparse.Namespace) -> None:
         progress.advance(task)
         report["memory"] = measure_memory(pair, arguments.calls)
         progress.advance(task)
+        mcr_dl.destroy_process_group()
+        report["choosing_ns"] = choosing.measure()
+        progress.advance(task)
     if pair.rank == 0:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "overhead.json").write_text(json.dumps(report, indent=1) + "\n")
@@ -282,7 +286,6 @@ def run(arguments: argparse.Namespace) -> None:
         from rich.markdown import Markdown
 
         Console().print(Markdown(markdown(report)))
-    mcr_dl.destroy_process_group()
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from markdown_text import size_text, table
+
 INTRODUCTION = """\
 # What MCR-DL adds to a call
 
@@ -26,14 +28,6 @@ def summarize(blocks: dict[str, list[float]]) -> dict[str, float]:
     return row
 
 
-def size_text(nbytes: int) -> str:
-    """4 B, 64 KiB, 16 MiB."""
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes // scale} {unit}"
-    return f"{nbytes} B"
-
-
 def verdict(row: dict[str, float], nbytes: int) -> str:
     """Whether the target holds at this size; empty where there is none."""
     if nbytes <= 1024:
@@ -41,12 +35,6 @@ def verdict(row: dict[str, float], nbytes: int) -> str:
     if nbytes >= 65536:
         return "yes" if row["mcr_dl added"] <= 0.01 * row["C"] else "no"
     return ""
-
-
-def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table whose first column is text and whose others are numbers."""
-    align = ["---"] + ["---:"] * (len(header) - 1)
-    return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows)] + [""]
 
 
 def _mpi(report: dict[str, Any]) -> list[str]:
@@ -91,7 +79,20 @@ def _memory(report: dict[str, Any]) -> list[str]:
     ]
 
 
+def _choosing(report: dict[str, Any]) -> list[str]:
+    rows = [[way, f"{nanoseconds:.0f}"] for way, nanoseconds in report["choosing_ns"].items()]
+    text = "The whole call on the backend that does nothing, one process, in ns. Target: `auto` at most 20 ns above naming."
+    return ["## Choosing", "", text, "", *table(["", "ns"], rows)]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The whole report."""
-    lines = [INTRODUCTION.format(**report), *_mpi(report), *_gloo(report), *_overlap(report), *_memory(report)]
+    lines = [
+        INTRODUCTION.format(**report),
+        *_mpi(report),
+        *_gloo(report),
+        *_overlap(report),
+        *_memory(report),
+        *_choosing(report),
+    ]
     return "\n".join(lines)

@@ -158,8 +158,8 @@ Group::Slot* backend_slot(Group& group, PyObject* value) {
   const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
   if (text == nullptr) wrong(ErrorCode::InvalidType, "backend", "the name of a backend", text_of(value));
   const std::string_view name(text, static_cast<std::size_t>(length));
-  if (auto* slot = group.find(name)) return slot;
   if (name == "auto") return nullptr;
+  if (auto* slot = group.find(name)) return slot;
   no_such_backend(group, std::string(name));
 }
 

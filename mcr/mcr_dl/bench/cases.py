@@ -79,8 +79,14 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
 
 def candidates(group: _C.ProcessGroup) -> list[str]:
     """What a call on this group can be given to: its backends and their variants, without those that do nothing."""
-    names: list[str] = list(getattr(group, "candidates", group.backends))
-    return [name for name in names if name.partition(":")[0] not in ("null", "fake")]
+    return [name for name in group.candidates if name.partition(":")[0] not in ("null", "fake")]
+
+
+def differs(group: _C.ProcessGroup, candidate: str, operation: str, dtype: str) -> bool:
+    """Whether the candidate does this in a way of its own: a backend does, a variant may be the backend's way again."""
+    if ":" not in candidate:
+        return True
+    return candidate in group._explain(operation, 0, dtype, "SUM", "cpu")["candidates"]
 
 
 def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
@@ -91,7 +97,7 @@ def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
     """
     row = operation_of(case.operation)
     dtype_of(case.dtype)
-    known = list(getattr(group, "candidates", group.backends))
+    known = group.candidates
     if candidate not in (*known, "auto"):
         message = f"backend: expected one of {', '.join(known)}, auto, got {candidate!r}"
         raise InvalidArgumentError(message)

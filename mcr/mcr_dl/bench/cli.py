@@ -33,7 +33,7 @@ from mcr_dl.bench._arguments import (
 )
 from mcr_dl.bench._sizes import parse_size
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
-from mcr_dl.bench.cases import candidates, operation_of
+from mcr_dl.bench.cases import candidates, differs, operation_of
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import launched, run_local
 from mcr_dl.bench.timing import TorchControl
@@ -135,7 +135,7 @@ def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
     _runtime.init_process_group("auto" if {"all", "auto"} & set(bases) else bases)
     group = _C.world()
     assert group is not None
-    known = list(getattr(group, "candidates", group.backends))
+    known = group.candidates
     names = [name for each in wanted for name in (candidates(group) if each == "all" else [each])]
     for name in names:
         if name not in (*known, "auto"):
@@ -147,7 +147,7 @@ def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
 
 def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], control: TorchControl) -> list[Row]:
     """All operations; rank 0 prints each table when it is complete."""
-    first = group.rank() == 0
+    first, dtype = group.rank() == 0, settings.dtype
     rows: list[Row] = []
     for operation in settings.ops:
         console = Console(stderr=True)
@@ -155,7 +155,8 @@ def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], c
         hidden = not (first and console.is_terminal)
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
             task = progress.add_task(operation, total=len(points(settings, operation, group.size())))
-            done = sweep(operation, names, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
+            own = [name for name in names if "all" not in settings.backends or differs(group, name, operation, dtype)]
+            done = sweep(operation, own, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
         if first:
             report.print_operation(done, settings, group.size())
             sys.stdout.flush()

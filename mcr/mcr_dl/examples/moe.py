@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a mixture-of-experts language model on real text, with gloo, with MPI, and with both at once.
+"""Trains a mixture-of-experts language model on real text, with gloo, with MPI, with both at once, and with `auto`.
 
     python -m mcr_dl.examples.moe --nproc 2          # starts its own ranks
     torchrun --nproc-per-node 2 -m mcr_dl.examples.moe
     mpiexec -n 2 python -m mcr_dl.examples.moe
 
-One program holds three models, made from one seed and trained on the same text. They differ in nothing but the backends
-that their collectives name: all on gloo, all on mpi, or all_to_all on one and all_reduce on the other. The three take
-turns of some steps, so that a disturbance of the machine meets all of them. The losses must agree in the end.
+One program holds four models, made from one seed and trained on the same text. They differ in nothing but the backends
+that their collectives name: all on gloo, all on mpi, all_to_all on one and all_reduce on the other, or `auto`, which
+chooses by this machine's tuning table (`mcr-tune --quick`). They take turns of some steps, so that a disturbance of the
+machine meets all of them. The losses must agree in the end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import mcr_dl as dist
 from mcr_dl import _launch
 from mcr_dl.examples import moe_data, moe_report
 from mcr_dl.examples.moe_model import LanguageModel, Shape
-from mcr_dl.examples.moe_parallel import Comm, GradientAverage, best_mix, measure
+from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL, Comm, GradientAverage, best_mix, measure
 
 BACKENDS = ("gloo", "mpi")
 SEED = 2023
@@ -107,7 +108,7 @@ def rounded_up(number: int, factor: int) -> int:
 
 
 def choose(shape: Shape, windows: int, console: Console) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
-    """The three modes; which backend carries what in the mixed one is measured at the model's own sizes."""
+    """The modes; which backend carries what in the mixed one is measured at the model's own sizes."""
     tokens = windows * shape.context
     buckets = GradientAverage(
         LanguageModel(shape, Comm("gloo", "gloo"), SEED), Comm("gloo", "gloo"), BUCKET_BYTES
@@ -120,7 +121,8 @@ def choose(shape: Shape, windows: int, console: Console) -> tuple[dict[str, Comm
     )
     mix = best_mix(seconds)
     moe_report.show_choice(console, seconds, mix)
-    return {"gloo": Comm("gloo", "gloo"), "mpi": Comm("mpi", "mpi"), "mixed": Comm(*mix)}, seconds
+    modes = {"gloo": ("gloo", "gloo"), "mpi": ("mpi", "mpi"), "mixed": mix, "auto": ("auto", "auto")}
+    return {mode: Comm(*names) for mode, names in modes.items()}, seconds
 
 
 def train(trainers: Sequence[Trainer], options: Options, console: Console) -> None:
@@ -161,6 +163,7 @@ def describe(
         exchanges=4 * shape.expert_blocks,
         exchange_bytes=4 * shape.experts * shape.slots(windows * shape.context) * shape.width,
         buckets=len(buckets),
+        largest_bucket_bytes=max(bucket.flat.nbytes for bucket in buckets),
         reduce_bytes=sum(bucket.flat.nbytes for bucket in buckets),
         reduce_dtype=str(trainer.gradients.dtype).removeprefix("torch."),
         turn=options.turn,
@@ -184,6 +187,8 @@ def run(options: Options) -> int:
     trainers = [Trainer(mode, comm, shape, corpus, windows) for mode, comm in modes.items()]
     setting = describe(trainers[0], corpus, shape, windows, options, seconds)
     moe_report.show_setting(console, setting)
+    for operation, nbytes in ((ALL_TO_ALL, setting.exchange_bytes), (ALL_REDUCE, setting.largest_bucket_bytes)):
+        console.print(f"auto: {dist.explain(operation, nbytes, dtype=trainers[0].gradients.dtype)}", highlight=False)
     train(trainers, options, console)
     records = [trainer.record.averaged() for trainer in trainers]
     problems = moe_report.problems(records, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
@@ -200,7 +205,7 @@ def run(options: Options) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; ends the program with a message if something in it is wrong."""
-    summary = "Train a mixture-of-experts language model with gloo, with MPI, and with both at once."
+    summary = "Train a mixture-of-experts language model with gloo, with MPI, with both at once, and with auto."
     parser = argparse.ArgumentParser(prog="python -m mcr_dl.examples.moe", description=summary)
     parser.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
     parser.add_argument(

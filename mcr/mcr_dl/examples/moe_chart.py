@@ -13,7 +13,7 @@ from mcr_dl.examples.moe_report import Record, Setting, spread, tokens_per_secon
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c"}
+COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
 SHADES = {ALL_TO_ALL: 1.0, ALL_REDUCE: 0.55}
 INK = "#333333"
 
@@ -92,7 +92,7 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
-    styles = (("-", 3.5), ("--", 2.0), (":", 2.0))
+    styles = (("-", 3.5), ("--", 2.0), (":", 2.0), ("-.", 1.0))
     for record, (line, width) in zip(records, styles, strict=False):
         steps = range(1, len(record.curve) + 1)
         axes.plot(steps, record.curve, line, color=COLORS[record.mode], linewidth=width, label=record.mode)

@@ -41,6 +41,7 @@ class Setting:
     exchanges: int
     reduce_bytes: int
     buckets: int
+    largest_bucket_bytes: int
     reduce_dtype: str
     turn: int
     trial_seconds: dict[str, float]

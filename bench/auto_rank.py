@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of auto.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mcr_dl
+from mcr_dl import _C
+from mcr_dl.bench.cases import Case, prepare
+from mcr_dl.bench.timing import TorchControl, measure
+
+SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
+PEER = "all_reduce"  # the operation that others are measured on too
+Times = dict[str, dict[int, dict[str, float]]]  # operation -> bytes -> who -> median µs
+
+
+def candidates(group: Any, operation: str) -> list[str]:
+    """Those that `auto` compares for this operation."""
+    return list(group._explain(operation, 0, "float32", "SUM", "cpu")["candidates"])
+
+
+def _measure_point(operation: str, nbytes: int, group: Any, control: TorchControl, budget: float) -> dict[str, float]:
+    case = Case(operation, nbytes)
+    prepared: dict[str, Any] = {}
+    for name in ("auto", *candidates(group, operation)):
+        shared = prepared["auto"].tensors if prepared else None
+        prepared[name] = prepare(case, name, group, shared)
+        wrong = prepared[name].check()
+        assert wrong == 0, (operation, nbytes, name, wrong)
+    found = measure(prepared, control, budget, confidence=0.01, minimum_rounds=7)
+    return {name: statistics.median_us for name, statistics in found.items()}
+
+
+def measure_all(operations: list[str], table: str | None, budget: float, output: str) -> None:
+    """What each rank does in one pass."""
+    mcr_dl.init_process_group("auto", tuning_table=table)
+    group = mcr_dl.group.WORLD
+    control = TorchControl()
+    times: Times = {}
+    for operation in operations:
+        sizes = [0] if operation == "barrier" else SIZES
+        times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in sizes}
+        if group.rank() == 0:
+            print(f"  {operation}", flush=True)
+    if group.rank() == 0:
+        source = mcr_dl.explain(PEER, 4).table
+        Path(output).write_text(json.dumps({"times": times, "table": source, "libraries": _C.backend_status()}))
+    mcr_dl.finalize()

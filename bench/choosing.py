@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What choosing costs: calls that name their backend, beside calls that leave it to `auto`, on the backend that does
+nothing. For overhead.py."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import timeit
+from pathlib import Path
+
+import torch
+
+import mcr_dl
+from mcr_dl.tuning import table
+from mcr_dl.tuning.host import Software, host
+
+_CALLS = 100_000
+_ROUNDS = 21
+# Interleaved; "auto" in the paper's spelling and torch's, each beside the same spelling with a name.
+WAYS = {
+    "named": 'f("null", x)',
+    "auto": 'f("auto", x)',
+    "named by keyword": 'f(x, backend="null")',
+    "auto by keyword": 'f(x, backend="auto")',
+    "not named": "f(x)",
+}
+
+
+def _table() -> table.Table:
+    """Curves that cross twice: three ranges to search, as real tables have."""
+    times = {
+        "null": {4: 1.0, 1024: 1.0, 65536: 9.0, 1 << 20: 10.0},
+        "gloo": {4: 2.0, 1024: 2.0, 65536: 3.0, 1 << 20: 90.0},
+    }
+    curves = [
+        table.Curve(
+            "all_reduce", "float", "float32", name, tuple(table.Sample(n, 1, us, us, us) for n, us in points.items())
+        )
+        for name, points in times.items()
+    ]
+    scale = table.Scale(1, 1, 1, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
+    return table.Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0"), {}, (scale,))
+
+
+def measure() -> dict[str, float]:
+    """Median ns per call by way. Starts and ends a runtime of this process alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.json"
+        table.write(_table(), path)
+        store = mcr_dl.HashStore()
+        mcr_dl.init_process_group(["null", "gloo"], store=store, rank=0, world_size=1, tuning_table=path)
+    names = {"f": mcr_dl.all_reduce, "x": torch.ones(4)}
+    assert mcr_dl.explain("all_reduce", 16).candidate == "null"
+    timers = {
+        way: timeit.Timer(statement, "f = _f; x = _x", globals={f"_{k}": v for k, v in names.items()})
+        for way, statement in WAYS.items()
+    }
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(_ROUNDS):
+        for way, timer in timers.items():
+            taken[way].append(timer.timeit(_CALLS) / _CALLS * 1e9)
+    mcr_dl.destroy_process_group()
+    return {way: statistics.median(values) for way, values in taken.items()}
+
+
+if __name__ == "__main__":
+    for name, nanoseconds in measure().items():
+        print(f"{name:20} {nanoseconds:6.1f} ns")

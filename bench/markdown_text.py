@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of the reports in docs/results."""
+
+from __future__ import annotations
+
+
+def size_text(nbytes: int) -> str:
+    """4 B, 64 KiB, 16 MiB."""
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes // scale} {unit}"
+    return f"{nbytes} B"
+
+
+def table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """A Markdown table whose first column is text and whose others are numbers."""
+    align = ["---"] + ["---:"] * (len(header) - 1)
+    return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows)] + [""]
