@@ -13,7 +13,7 @@ import torch
 
 import mcr_dl
 from mcr_dl.tuning import table
-from mcr_dl.tuning.host import Software, host
+from mcr_dl.tuning.host import host, software
 
 _CALLS = 100_000
 _ROUNDS = 21
@@ -40,7 +40,7 @@ def _table() -> table.Table:
         for name, points in times.items()
     ]
     scale = table.Scale(1, 1, 1, "cpu", "2026-01-01T00:00:00Z", tuple(curves))
-    return table.Table("2026-01-01T00:00:00Z", host(), Software("0", "0", "0"), {}, (scale,))
+    return table.Table("2026-01-01T00:00:00Z", host(), software({}), {}, (scale,))
 
 
 def measure() -> dict[str, float]:
@@ -52,10 +52,8 @@ def measure() -> dict[str, float]:
         mcr_dl.init_process_group(["null", "gloo"], store=store, rank=0, world_size=1, tuning_table=path)
     names = {"f": mcr_dl.all_reduce, "x": torch.ones(4)}
     assert mcr_dl.explain("all_reduce", 16).candidate == "null"
-    timers = {
-        way: timeit.Timer(statement, "f = _f; x = _x", globals={f"_{k}": v for k, v in names.items()})
-        for way, statement in WAYS.items()
-    }
+    known = {f"_{name}": value for name, value in names.items()}
+    timers = {way: timeit.Timer(statement, "f = _f; x = _x", globals=known) for way, statement in WAYS.items()}
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(_ROUNDS):
         for way, timer in timers.items():

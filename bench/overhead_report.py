@@ -81,18 +81,11 @@ def _memory(report: dict[str, Any]) -> list[str]:
 
 def _choosing(report: dict[str, Any]) -> list[str]:
     rows = [[way, f"{nanoseconds:.0f}"] for way, nanoseconds in report["choosing_ns"].items()]
-    text = "The whole call on the backend that does nothing, one process, in ns. Target: `auto` at most 20 ns above naming."
+    text = "The whole call on the backend that does nothing, one process. Target: `auto` at most 20 ns above naming."
     return ["## Choosing", "", text, "", *table(["", "ns"], rows)]
 
 
 def markdown(report: dict[str, Any]) -> str:
     """The whole report."""
-    lines = [
-        INTRODUCTION.format(**report),
-        *_mpi(report),
-        *_gloo(report),
-        *_overlap(report),
-        *_memory(report),
-        *_choosing(report),
-    ]
-    return "\n".join(lines)
+    parts = (_mpi, _gloo, _overlap, _memory, _choosing)
+    return "\n".join([INTRODUCTION.format(**report), *(line for part in parts for line in part(report))])
