@@ -82,8 +82,8 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
         return None
     if named:
         return Path(named)
-    from mcr_dl.tuning.table import default_path
     from mcr_dl.tuning.host import host
+    from mcr_dl.tuning.table import default_path
 
     path = default_path(host())
     return path if path.exists() else None
@@ -216,7 +216,7 @@ def tune(group: _C.ProcessGroup, knowledge: Knowledge) -> None:
         return
     shape = knowledge.shape(group.ranks)
     costs = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # alone there is nothing to win
         scale = knowledge.scale_for(shape, device)
         if scale is None:
             continue
