@@ -48,6 +48,12 @@ int32_t fixed_log2(int64_t value) {
   return result;
 }
 
+int size_class(int64_t bytes) {
+  if (bytes < 4) return static_cast<int>(bytes);
+  const int top = std::bit_width(static_cast<uint64_t>(bytes)) - 1;
+  return top * 4 + static_cast<int>((bytes >> (top - 2)) & 3);
+}
+
 int32_t CostCurve::at(int64_t bytes) const {
   if (points_.empty()) return std::numeric_limits<int32_t>::max();
   if (bytes <= points_.front().bytes) return points_.front().cost;
@@ -60,6 +66,13 @@ int32_t CostCurve::at(int64_t bytes) const {
   const int64_t width = fixed_log2(above->bytes) - low;
   if (width == 0) return above->cost;
   return static_cast<int32_t>(below.cost + (int64_t{above->cost} - below.cost) * (place - low) / width);
+}
+
+void CostCurve::put(Point point) {
+  std::erase_if(points_, [&](const Point& old) { return size_class(old.bytes) == size_class(point.bytes); });
+  const auto above =
+      std::find_if(points_.begin(), points_.end(), [&](const Point& p) { return p.bytes > point.bytes; });
+  points_.insert(above, point);
 }
 
 std::vector<CostRange> cheapest(std::span<const CostCurve* const> curves) {

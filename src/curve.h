@@ -13,6 +13,9 @@ namespace mcr {
 /// log2 with 16 fractional bits; of 0 as of 1.
 int32_t fixed_log2(int64_t value);
 
+/// Sizes that count as about the same: four classes for each power of two.
+int size_class(int64_t bytes);
+
 /// How long a candidate takes, by message size. Between its points it is interpolated in log-log coordinates; below the
 /// first it is constant, beyond the last it grows with the size.
 class CostCurve {
@@ -28,6 +31,8 @@ class CostCurve {
   bool known() const { return !points_.empty(); }
   int32_t at(int64_t bytes) const;
   const std::vector<Point>& points() const { return points_; }
+  /// Adds a point, in the place of those of its size class.
+  void put(Point point);
 
  private:
   std::vector<Point> points_;

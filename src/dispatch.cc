@@ -66,6 +66,7 @@ struct Issue {
   Group::Slot*& slot;
   Call& call;
   Plan& plan;
+  Stopwatch* stopwatch = nullptr;  // of a blocking call
 
   Route prepare(bool& average) {
     if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
@@ -74,7 +75,7 @@ struct Issue {
     if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
     if (empty(call)) return Route::Nothing;
     lower_bool(call);
-    if (slot == nullptr) slot = &group.choose(call);
+    if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
     separate(call, plan);
     if (call.vectored && slot->communicator->packed()) pack(call, plan);
@@ -122,7 +123,8 @@ struct Issue {
 }  // namespace
 
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
-  Issue issue{group, slot, call, plan};
+  Stopwatch stopwatch;
+  Issue issue{group, slot, call, plan, &stopwatch};
   bool average = false;
   Route route = Route::Nothing;
   // Point-to-point calls and emulations are started and polled, so that other threads may use the library meanwhile.
@@ -135,6 +137,7 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
     issue.issue(route, average, lane);
     if (lane.blocking()) {
       for (auto& step : plan.finish) step();
+      stopwatch.stop();
       return lane.source();
     }
   } catch (const Error& error) {

@@ -32,6 +32,10 @@ class Group {
   Selector& selector() { return selector_; }
   /// The candidate of a call that names none.
   Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
+  /// That of a call that is about to run to its end.
+  Slot& choose(const Call& call, Stopwatch& watch) {
+    return slots_.size() == 1 ? slots_.front() : selector_.choose(call, watch);
+  }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 

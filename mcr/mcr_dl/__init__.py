@@ -70,6 +70,7 @@ from mcr_dl._runtime import (
 )
 from mcr_dl._signature import attach as _attach
 from mcr_dl.tuning.explain import Explanation, explain
+from mcr_dl.tuning.refine import Change, refine, refine_step
 
 _attach()
 init = init_process_group
@@ -94,6 +95,7 @@ class group(metaclass=_GroupType):  # torch's name
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
+    "Change",
     "CollectiveTimeoutError",
     "Explanation",
     "FileStore",
@@ -143,6 +145,8 @@ __all__ = [
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "recv_object_list",
+    "refine",
+    "refine_step",
     "scatter_object_list",
     "send_object_list",
     "split_group",

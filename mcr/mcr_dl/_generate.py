@@ -112,6 +112,9 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _group_rank(self, global_rank: int) -> int:",
         "def _tune(self, costs: list[Any], rules: list[tuple[str, int, int, str]]) -> None:",
         "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str) -> dict[str, Any]:",
+        "def _refine(self, period: int) -> None:",
+        "def _refinement(self) -> tuple[int, int, list[int]]:",
+        "def _adopt(self, costs: list[int]) -> list[tuple[str, int, str, str]]:",
     ),
 }
 

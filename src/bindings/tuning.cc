@@ -75,8 +75,10 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   const auto explanation = group.selector().explain(call);
   py::dict candidates;
   bool measured = false;
+  bool refined = false;
   for (const auto& candidate : explanation.candidates) {
     measured = measured || candidate.curve != nullptr;
+    refined = refined || candidate.refined;
     candidates[py::str(candidate.slot->name)] =
         candidate.curve == nullptr || nbytes < 0 ? py::object(py::none()) : py::int_(candidate.curve->at(nbytes));
   }
@@ -85,7 +87,33 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   result["forced"] = explanation.forced;
   result["measured"] = measured;
   result["guessed"] = explanation.guessed;
+  result["refined"] = refined;
   result["candidates"] = candidates;
+  return result;
+}
+
+// Period (0: off), fingerprint of the calls counted, costs.
+std::tuple<int64_t, int64_t, std::vector<int64_t>> refinement(Group& group) {
+  const auto* found = group.selector().refinement();
+  if (found == nullptr) return {};
+  return {found->period(), found->fingerprint(), found->costs()};
+}
+
+std::vector<std::tuple<std::string, int64_t, std::string, std::string>> adopt(Group& group,
+                                                                              const std::vector<int64_t>& costs) {
+  const auto* found = group.selector().refinement();
+  if (found == nullptr || found->buckets().size() * group.slots().size() != costs.size()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "costs: expected one for each bucket and candidate, got " + std::to_string(costs.size()));
+  }
+  std::vector<std::tuple<std::string, int64_t, std::string, std::string>> result;
+  for (const auto& change : group.selector().adopt(costs)) {
+    for (const auto& [name, operation] : operations()) {
+      if (operation == std::pair(change.op, change.vectored)) {
+        result.emplace_back(name, change.bytes, change.from, change.to);
+      }
+    }
+  }
   return result;
 }
 
@@ -107,6 +135,11 @@ void add_tuning(py::module_& module) {
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
                                py::arg("red"), py::arg("device")));
+  py::setattr(group, "_refine",
+              py::cpp_function([](Group& self, int64_t period) { self.selector().refine(period); },
+                               py::is_method(group), py::arg("period")));
+  py::setattr(group, "_refinement", py::cpp_function(refinement, py::is_method(group)));
+  py::setattr(group, "_adopt", py::cpp_function(adopt, py::is_method(group), py::arg("costs")));
   module.def(
       "operations",
       [] {

@@ -20,7 +20,8 @@ class Explanation:
     """The choice for one kind of call: who, at what predicted cost, from which row of which table, and why.
 
     ``predicted_us`` has every candidate that was compared, in microseconds (None: not measured). ``table`` is the file,
-    ``row`` the scale and curve in it; both are empty where no measurement was used.
+    ``row`` the scale and curve in it; both are empty where no measurement was used. What refinement has learnt without
+    a table has a row alone.
     """
 
     operation: str
@@ -38,8 +39,8 @@ class Explanation:
             f"  {name}: " + ("not measured" if time is None else f"{time:.2f} us")
             for name, time in self.predicted_us.items()
         ]
-        if self.table:
-            lines.append(f"  table {self.table}, {self.row}")
+        if self.row:
+            lines.append("  " + (f"table {self.table}, " if self.table else "") + self.row)
         return "\n".join(lines)
 
 
@@ -72,9 +73,10 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
         return "the cheapest over all sizes, as ranks may differ in theirs"
     known = {name: time for name, time in times.items() if time is not None}
     best = min(known, key=lambda name: known[name])
+    refined = ", refined while running" if found["refined"] else ""
     if best == chosen:
-        return "the cheapest"
-    return f"within 2 % of the cheapest, {best}, and chosen for the sizes below"
+        return f"the cheapest{refined}"
+    return f"within 2 % of the cheapest, {best}, and chosen for the sizes below{refined}"
 
 
 def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, Any], device: str) -> str:
@@ -82,12 +84,15 @@ def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, An
     assert knowledge is not None
     shape = knowledge.shape(group.ranks)
     scale = knowledge.scale_for(shape, device)
-    assert scale is not None
-    exact = (scale["ranks"], scale["nodes"]) == (shape.ranks, shape.nodes)
-    nearest = "" if exact else f" (nearest to {shape})"
     reduces = next(row["reduces"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
     stands_in = " (the nearest that was measured)" if found["guessed"] else ""
-    return f"{scale['name']}{nearest}, {operation}, {_C.dtype_class(dtype) if reduces else 'any'}{stands_in}"
+    refined = " (refined while running)" if found["refined"] else ""
+    curve = f"{operation}, {_C.dtype_class(dtype) if reduces else 'any'}{stands_in}{refined}"
+    if scale is None:
+        return curve
+    exact = (scale["ranks"], scale["nodes"]) == (shape.ranks, shape.nodes)
+    nearest = "" if exact else f" (nearest to {shape})"
+    return f"{scale['name']}{nearest}, {curve}"
 
 
 def explain(

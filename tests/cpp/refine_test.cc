@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "refine.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "group.h"
+#include "ranks.h"
+
+using namespace mcr;
+
+namespace {
+
+using Part = Refinement::Part;
+
+constexpr int kRanks = 4;
+constexpr int64_t kPeriod = 10;
+
+Call call(Op op, int64_t count, DType dtype = DType::Float) {
+  Call made;
+  made.op = op;
+  made.dtype = dtype;
+  made.in.count = made.out.count = count;
+  return made;
+}
+
+// Does whatever it is asked on the spot, and counts.
+class Instant : public Communicator {
+ public:
+  explicit Instant(int& calls) : calls_(calls) {}
+  bool supports(const Call& call) const override { return call.dtype == DType::Float || call.dtype == DType::Long; }
+  void issue(const Call&, Lane& lane) override {
+    ++calls_;
+    if (!lane.blocking()) lane.track(std::make_unique<Done>());
+  }
+
+ private:
+  struct Done : Request {
+    bool poll() override { return true; }
+  };
+  int& calls_;
+};
+
+// A group with the candidates a, b and c.
+class Trio {
+ public:
+  explicit Trio(Tuning tuning = {})
+      : a_(maker("a"), kRanks, 0, "a"), b_(maker("b"), kRanks, 0, "b"), c_(maker("c"), kRanks, 0, "c") {
+    group().connect(b_.backend(), 0);
+    group().connect(c_.backend(), 0);
+    group().tune(std::move(tuning));
+  }
+  Group& group() { return a_.group(); }
+  Selector& selector() { return group().selector(); }
+  std::string choose(const Call& call) { return group().choose(call).name; }
+
+  /// Runs the call that many times; how often each candidate got it.
+  std::map<std::string, int> run(Call call, int times, Group::Slot* slot = nullptr) {
+    std::vector<std::byte> data(static_cast<std::size_t>(call.out.count * size_of(call.dtype)));
+    call.out.data = call.in.data = data.data();
+    clear();
+    for (int i = 0; i < times; ++i) ranks::run(group(), call, slot);
+    return calls_;
+  }
+  std::map<std::string, int>& calls() { return calls_; }
+  void clear() {
+    for (auto& [name, count] : calls_) count = 0;
+  }
+
+ private:
+  ranks::Alone::Make maker(const std::string& name) {
+    return [this, name] { return std::make_unique<Instant>(calls_[name]); };
+  }
+
+  std::map<std::string, int> calls_;
+  ranks::Alone a_, b_, c_;
+};
+
+Tuning::Cost flat(Op op, const std::string& candidate, int32_t cost, DTypeClass types = DTypeClass::Float) {
+  const CostCurve curve({{4, cost * 65536}, {1 << 20, cost * 65536}});
+  return {op, false, DeviceType::CPU, types, candidate, curve};
+}
+
+// a takes 2 units of log2, b 3, c 4.
+Tuning known() {
+  Tuning tuning;
+  tuning.costs = {flat(Op::all_reduce, "a", 2), flat(Op::all_reduce, "b", 3), flat(Op::all_reduce, "c", 4)};
+  return tuning;
+}
+
+constexpr int64_t kNone = Refinement::kUnknown;
+constexpr int64_t unit(int64_t cost) { return cost * 65536; }
+
+}  // namespace
+
+TEST(one_call_of_a_period_is_a_trial_and_one_is_timed) {
+  for (const int64_t period : {int64_t{2}, int64_t{3}, int64_t{50}}) {
+    Refinement refinement(period, 2);
+    for (int window = 0; window < 20; ++window) {
+      int trials = 0, timed = 0;
+      for (int i = 0; i < period; ++i) {
+        const auto part = refinement.next(call(Op::all_reduce, 8), 32).part;
+        trials += part == Part::Trial ? 1 : 0;
+        timed += part == Part::Timed ? 1 : 0;
+      }
+      CHECK(trials == 1 && timed == 1);
+    }
+  }
+}
+
+TEST(buckets_are_op_form_types_and_about_one_size) {
+  Refinement refinement(kPeriod, 2);
+  auto vectored = call(Op::all_gather, 8);
+  vectored.vectored = true;
+  refinement.next(call(Op::all_reduce, 8), 1024);
+  refinement.next(call(Op::all_reduce, 8, DType::Double), 1100);  // the class of floats, less than a quarter octave on
+  CHECK(refinement.buckets().size() == 1 && refinement.buckets()[0]->calls == 2);
+  refinement.next(call(Op::all_reduce, 8, DType::Half), 1024);
+  refinement.next(call(Op::all_reduce, 8), 1300);
+  refinement.next(call(Op::all_gather, 8), 1024);
+  refinement.next(call(Op::all_gather, 8, DType::Int), 1024);  // moves data: all types alike
+  refinement.next(vectored, 1024);
+  CHECK(refinement.buckets().size() == 5);
+}
+
+TEST(trials_go_to_who_has_waited_longest_and_seldom_to_the_slow) {
+  Refinement refinement(2, 4);
+  const Refinement::Option mine{0, true, unit(5)};
+  const std::vector<Refinement::Option> others = {{1, true, unit(8)}, {2, true, unit(5)}, {3, true, unit(30)}};
+  std::vector<int> tries(4);
+  for (int i = 0; i < 2 * 1000; ++i) {
+    const auto turn = refinement.next(call(Op::all_reduce, 8), 32);
+    if (turn.part != Part::Trial) continue;
+    if (const auto* picked = refinement.pick(*turn.bucket, mine, others)) ++tries[picked->candidate];
+  }
+  CHECK(tries[0] == 0);
+  CHECK(tries[1] >= 110 && tries[1] <= 125);  // 2^3 times as slow: every 8th window, or the next
+  CHECK(tries[2] > 800);                      // what the others leave
+  CHECK(tries[3] >= 15 && tries[3] <= 16);    // 2^25 times as slow: every 64th all the same
+  CHECK(tries[1] + tries[2] + tries[3] <= 1000);
+}
+
+TEST(who_has_no_curve_goes_first_until_there_is_enough_for_one) {
+  Refinement refinement(2, 3);
+  const Refinement::Option mine{0, true, unit(5)};
+  const std::vector<Refinement::Option> others = {{1, true, unit(5)}, {2, false, 0}};
+  std::string order;
+  for (int i = 0; i < 2 * 12; ++i) {
+    const auto turn = refinement.next(call(Op::all_reduce, 8), 32);
+    if (turn.part != Part::Trial) continue;
+    const auto* picked = refinement.pick(*turn.bucket, mine, others);
+    order += picked == nullptr ? '-' : static_cast<char>('0' + picked->candidate);
+  }
+  CHECK(order == "222222222111");
+}
+
+TEST(costs_are_medians_of_the_last_times_once_there_are_enough) {
+  Refinement refinement(2, 2);
+  auto& series = refinement.next(call(Op::all_reduce, 8), 32).bucket->series[1];
+  for (std::size_t i = 1; i < Refinement::kEnough; ++i) refinement.add(series, std::chrono::nanoseconds(1024));
+  CHECK(refinement.costs() == std::vector<int64_t>{kNone, kNone});
+  refinement.add(series, std::chrono::nanoseconds(1 << 30));
+  CHECK(refinement.costs() == std::vector<int64_t>{kNone, unit(10)});
+  for (std::size_t i = 0; i < Refinement::kKept; ++i) refinement.add(series, std::chrono::nanoseconds(64));
+  CHECK(refinement.costs()[1] == unit(6));
+}
+
+TEST(the_same_calls_have_the_same_turns_whatever_the_times) {
+  Refinement one(7, 3), two(7, 3);
+  const Refinement::Option mine{0, true, unit(5)};
+  const std::vector<Refinement::Option> others = {{1, true, unit(6)}, {2, false, 0}};
+  for (int i = 0; i < 5000; ++i) {
+    const auto made = call(i % 3 == 0 ? Op::all_reduce : Op::broadcast, 8);
+    const int64_t bytes = 1 << (i * 7 % 11);
+    const auto a = one.next(made, bytes), b = two.next(made, bytes);
+    CHECK(a.part == b.part);
+    if (a.part == Part::Nothing) continue;
+    const auto* picked = a.part == Part::Trial ? one.pick(*a.bucket, mine, others) : &mine;
+    const auto* other = b.part == Part::Trial ? two.pick(*b.bucket, mine, others) : &mine;
+    CHECK(picked == other);
+    if (picked == nullptr) continue;
+    one.add(a.bucket->series[picked->candidate], std::chrono::nanoseconds(100 + i));
+    two.add(b.bucket->series[picked->candidate], std::chrono::nanoseconds(100000 - i));
+  }
+  CHECK(one.fingerprint() == two.fingerprint() && one.fingerprint() >= 0);
+  CHECK(one.costs().size() == two.costs().size() && one.costs() != two.costs());
+  two.next(call(Op::all_reduce, 8), 1);
+  CHECK(one.fingerprint() != two.fingerprint());
+}
+
+TEST(blocking_calls_that_name_nobody_take_part) {
+  Trio trio(known());
+  CHECK(trio.run(call(Op::all_reduce, 8), 100)["a"] == 100);  // off by default
+  trio.selector().refine(kPeriod);
+  const auto counts = trio.run(call(Op::all_reduce, 8), 1000);
+  CHECK(counts.at("a") >= 900 && counts.at("b") >= 40 && counts.at("c") >= 20);
+  CHECK(trio.run(call(Op::all_reduce, 8), 100, trio.group().find("a"))["a"] == 100);
+  trio.selector().refine(0);
+  CHECK(trio.run(call(Op::all_reduce, 8), 100)["a"] == 100);
+}
+
+TEST(forced_unsized_asynchronous_and_point_to_point_calls_never_do) {
+  auto tuning = known();
+  tuning.rules = {{Op::broadcast, false, 0, Tuning::Rule::kNoEnd, "c"}};
+  Trio trio(tuning);
+  trio.selector().refine(2);
+  CHECK(trio.run(call(Op::broadcast, 8), 100)["c"] == 100);
+  auto vectored = call(Op::all_to_all, 4);
+  const std::vector<int64_t> counts = {1, 1, 1, 1}, places = {0, 1, 2, 3};
+  vectored.vectored = true;
+  vectored.in_counts = vectored.out_counts = counts;
+  vectored.in_displs = vectored.out_displs = places;
+  std::vector<float> in(4), out(4);
+  vectored.in = ranks::buffer(in);
+  vectored.out = ranks::buffer(out);
+  trio.clear();
+  for (int i = 0; i < 100; ++i) ranks::run(trio.group(), vectored);
+  CHECK(trio.calls()["a"] == 100);
+  trio.clear();
+  auto reduced = call(Op::all_reduce, 4);
+  reduced.out = ranks::buffer(out);
+  for (int i = 0; i < 100; ++i) ranks::start(trio.group(), reduced);
+  CHECK(trio.calls()["a"] == 100);
+  auto message = call(Op::send, 4);
+  message.out = ranks::buffer(out);
+  message.root = 1;
+  trio.clear();
+  for (int i = 0; i < 100; ++i) ranks::run(trio.group(), message);
+  CHECK(trio.calls()["a"] == 100);
+  CHECK(trio.selector().refinement()->buckets().empty());
+}
+
+TEST(agreed_costs_change_the_choice_and_change_it_back) {
+  Trio trio(known());
+  trio.selector().refine(kPeriod);
+  const auto asked = call(Op::all_reduce, 256);
+  trio.run(asked, 1);
+  const auto adopt = [&](int64_t a, int64_t b, int64_t c) { return trio.selector().adopt(std::vector{a, b, c}); };
+  CHECK(adopt(unit(9), kNone, kNone).empty() && trio.choose(asked) == "a");  // nobody to compare with
+  const auto changes = adopt(unit(6), unit(5), kNone);
+  CHECK(changes.size() == 1 && changes[0].from == "a" && changes[0].to == "b" && changes[0].bytes == 1024);
+  CHECK(trio.choose(asked) == "b");
+  CHECK(trio.choose(call(Op::all_reduce, 1 << 18)) == "a");  // as the table says
+  const auto explained = trio.selector().explain(asked);
+  CHECK(explained.candidates[0].refined && explained.candidates[1].refined && !explained.candidates[2].refined);
+  // c was not measured: it moved as a did, from 4 to 8; later as b does, from 8 to 6.
+  CHECK(explained.candidates[2].curve->at(1024) == unit(8));
+  CHECK(adopt(unit(2), unit(3), kNone).size() == 1 && trio.choose(asked) == "a");
+  CHECK(trio.selector().explain(asked).candidates[2].curve->at(1024) == unit(6));
+  CHECK(adopt(unit(2), unit(3), kNone).empty());
+}
+
+TEST(a_class_without_curves_gets_its_own) {
+  Trio trio(known());
+  trio.selector().refine(kPeriod);
+  const auto asked = call(Op::all_reduce, 128, DType::Long);  // goes by the curves of floats
+  trio.run(asked, 1);
+  trio.selector().adopt(std::vector{unit(6), unit(5), kNone});
+  CHECK(trio.choose(asked) == "b" && trio.choose(call(Op::all_reduce, 256)) == "a");
+  CHECK(trio.choose(call(Op::all_reduce, 1 << 17, DType::Long)) == "a");
+  Trio bare;
+  bare.selector().refine(kPeriod);
+  bare.run(asked, 1);
+  CHECK(bare.selector().adopt(std::vector{unit(6), kNone, unit(5)}).size() == 1);
+  CHECK(bare.choose(asked) == "c");
+}
+
+TEST(times_that_were_used_are_forgotten_the_others_kept) {
+  Trio trio(known());
+  trio.selector().refine(kPeriod);
+  trio.run(call(Op::all_reduce, 256), 2000);
+  auto costs = trio.selector().refinement()->costs();
+  CHECK(costs.size() == 3 && std::count(costs.begin(), costs.end(), kNone) == 0);
+  costs[2] = kNone;  // another rank has not enough
+  trio.selector().adopt(costs);
+  const auto left = trio.selector().refinement()->costs();
+  CHECK(left[0] == kNone && left[1] == kNone && left[2] != kNone);
+}
+
+TEST(new_candidates_start_it_anew) {
+  Trio trio(known());
+  trio.selector().refine(kPeriod);
+  trio.run(call(Op::all_reduce, 8), 25);
+  trio.group().disconnect("b");
+  CHECK(trio.selector().refinement()->period() == kPeriod && trio.selector().refinement()->buckets().empty());
+  const auto counts = trio.run(call(Op::all_reduce, 8), 200);
+  CHECK(counts.at("a") >= 180 && counts.at("c") >= 4 && counts.at("b") == 0);
+}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refinement: a wrong table is put right while the program runs, on all ranks alike, and no result changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import Pools
+from mcr_dl.tuning import table
+from ranks import refine
+from test_auto import _flat, _random_table
+
+
+def test_a_wrong_table_is_put_right(pools: Pools, tmp_path: Path) -> None:
+    """It takes gloo for the fastest at small messages, where it is slower than MPI by far."""
+    path = tmp_path / "wrong.json"
+    table.write(_flat("gloo"), path)
+    answers = pools.get("processes", 2).run(refine.correct, str(path), 0.2, 1000)
+    assert answers[0] == answers[1]
+    changes, chosen, text, total = answers[0]
+    assert chosen.partition(":")[0] == "mpi"
+    assert [(each.operation, each.nbytes, each.old, each.new) for each in changes] == [
+        ("all_reduce", refine.SIZE, "gloo", chosen)
+    ]
+    assert "refined while running" in text
+    assert total == 1000 * (refine.SIZE // 4) * 3
+
+
+@pytest.mark.parametrize(("world", "count"), [(2, 1500), (3, 500)])
+def test_results_and_choices_are_equal(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
+    """Random calls, many of them trials, with a step every hundred: nobody hangs, and every rank learns the same."""
+    for rank in range(world):
+        table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
+    answers = pools.get("processes", world).run(refine.storm, str(tmp_path), 3, count, limit=100.0)
+    assert all(same for same, _ in answers)
+    assert len({digest for _, digest in answers}) == 1
+
+
+def test_it_learns_without_a_table(pools: Pools) -> None:
+    """Then the first backend gets all calls until the others have been timed."""
+    answers = pools.get("processes", 2).run(refine.correct, "none", 0.5, 200)
+    assert answers[0] == answers[1]
+    assert "refined while running" in answers[0][2]
+    assert "not measured" not in answers[0][2]
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ([0.1, 0.2], ("share", "the same on all ranks", "0.2", "0.1")),
+        ([0.1, 0.0], ("share", "the same on all ranks")),
+        ([0.1, 0.7], ("share", "0 to 0.5")),
+        ([-1.0, 0.1], ("share", "0 to 0.5")),
+        ([float("nan"), float("nan")], ("share", "0 to 0.5", "nan")),
+        ([0.02, 0.02], ("none",)),
+        ([0.0, 0.0], ("none",)),
+        ([1e-300, 1e-300], ("none",)),
+    ],
+)
+def test_shares(pools: Pools, values: list[float], parts: tuple[str, ...]) -> None:
+    """A wrong or different share is an error on every rank, and the group works on."""
+    for text in pools.get("processes", 2).run(refine.shares, values):
+        assert all(part in text for part in parts), text
+        assert text == "none" or text.startswith("InvalidArgumentError")
+
+
+@pytest.mark.parametrize("what", ["named on one", "off on one"])
+def test_different_calls_are_reported(pools: Pools, what: str) -> None:
+    """Every rank gets the error at the step; refinement is off then, and the group works on."""
+    for text, later, total in pools.get("processes", 2).run(refine.different, what):
+        assert "the same blocking collectives" in text
+        assert "refinement is off now" in text
+        assert later == []
+        assert total == 3
+
+
+def test_the_same_calls_are_not(pools: Pools) -> None:
+    """The control of the test above."""
+    assert [text for text, _, _ in pools.get("processes", 2).run(refine.different, "nothing")] == ["none", "none"]
+
+
+def test_it_is_off_by_default(pools: Pools, tmp_path: Path) -> None:
+    """The wrong table stays as it is."""
+    path = tmp_path / "wrong.json"
+    table.write(_flat("gloo"), path)
+    assert pools.get("processes", 2).run(refine.quiet, str(path), 300) == [(0, [], "gloo")] * 2
+
+
+def test_groups_are_refined_apart(pools: Pools, tmp_path: Path) -> None:
+    """What one group learns another does not, and the members' other calls do not count."""
+    path = tmp_path / "wrong.json"
+    table.write(_flat("gloo"), path)
+    for world, pair in pools.get("processes", 2).run(refine.apart, str(path)):
+        assert "refined while running" in world
+        assert pair == "the cheapest"
