@@ -182,7 +182,7 @@ class Scripted:
 
     def __init__(self, elapsed_per_agreement: float, sample: Callable[[int], float]) -> None:
         self.elapsed, self.step, self.sample = 0.0, elapsed_per_agreement, sample
-        self.planning, self.drawn, self.barriers = 2, 0, 0
+        self.planning, self.drawn = 2, 0
 
     def maximum(self, values: list[float]) -> list[float]:
         if self.planning:
@@ -193,14 +193,15 @@ class Scripted:
         return [self.elapsed, *(self.sample(self.drawn - index) for index in range(len(values) - 1))]
 
     def barrier(self) -> None:
-        self.barriers += 1
+        raise AssertionError("batches begin with the candidate's own barrier")
 
 
 class Recorded:
     """A call that writes down when its turn is."""
 
     def __init__(self, name: str, log: list[str], apart: bool = False) -> None:
-        self.messages, self.apart = 1, apart
+        self.messages = 1
+        self.meet = (lambda: log.append("meet")) if apart else None
         self.call = lambda: log.append(name)
 
 
@@ -238,9 +239,10 @@ def test_measure_interleaves_in_the_same_order_everywhere() -> None:
 
 def test_calls_that_ranks_leave_apart_begin_with_a_barrier() -> None:
     """Rooted operations: every batch, those of planning included."""
-    control = Scripted(0.01, lambda _: 1000.0)
-    result = _measure(control, [], apart=True)
-    assert control.barriers >= sum(times.n for times in result.values())
+    log: list[str] = []
+    result = _measure(Scripted(0.01, lambda _: 1000.0), log, apart=True)
+    assert log.count("meet") >= sum(times.n for times in result.values())
+    assert all(log[index + 1] != "meet" for index, name in enumerate(log) if name == "meet")
 
 
 # ---- sizes and mixes

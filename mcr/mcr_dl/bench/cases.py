@@ -155,7 +155,7 @@ class Prepared:
     """A call on this rank, ready to be made again and again.
 
     ``call()`` makes one to its end; ``messages`` is how many messages it passes one after the other (2 in a ping-pong);
-    ``apart`` says that ranks may leave it before others enter, so that a series of them wants a barrier first.
+    ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else None.
     """
 
     def __init__(self, case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> None:
@@ -166,7 +166,7 @@ class Prepared:
         self.part = layout(self.row.op, self.count, group.rank(), group.size(), case.root)
         self.tensors = tensors or _allocate(case, self.part)
         self.messages = 2 if self.row.peer else 1
-        self.apart = self.row.rooted
+        self.meet: Callable[[], object] | None = partial(_C.barrier, candidate, group) if self.row.rooted else None
         self._starters: list[Callable[[], _C.Work]] = []
         self.call: Callable[[], object] = self._bind()
         self._salt = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from mcr_dl import _C
@@ -83,10 +84,10 @@ def parse_mix(text: str) -> tuple[Part, ...]:
 class _Calls:
     """What `timing.measure` times here: ranks may leave it apart, so that each batch begins with a barrier."""
 
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], object], meet: Callable[[], object]) -> None:
         self.call = call
+        self.meet: Callable[[], object] | None = meet
         self.messages = 1
-        self.apart = True
 
 
 def _at_once(prepared: Sequence[Prepared]) -> None:
@@ -127,9 +128,12 @@ def run_mix(
         for part in parts
     ]
     wrong = _wrong(prepared, control) if check else 0
-    timed = {str(index): _Calls(lambda each=each: _in_turn([each])) for index, each in enumerate(prepared)}  # type: ignore[misc]
-    timed["in turn"] = _Calls(lambda: _in_turn(prepared))
-    timed["together"] = _Calls(lambda: _at_once(prepared))
+    calls: dict[str, Callable[[], object]] = {
+        str(index): partial(_in_turn, [each]) for index, each in enumerate(prepared)
+    }
+    calls |= {"in turn": partial(_in_turn, prepared), "together": partial(_at_once, prepared)}
+    meet = partial(_C.barrier, parts[0].candidate, group)
+    timed = {name: _Calls(call, meet) for name, call in calls.items()}
     result = measure(timed, control, budget_seconds, confidence)
     alone = tuple(result[str(index)] for index in range(len(parts)))
     return MixResult(tuple(parts), alone, result["in turn"], result["together"], wrong)

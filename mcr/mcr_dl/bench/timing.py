@@ -25,7 +25,7 @@ from mcr_dl.bench.cases import operation_of
 
 MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
-_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave some 50 µs apart
+_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart
 _LEAD_US = 20_000.0  # calls that are shorter get one that is not timed first: it meets the caches as it leaves them
 _TRIALS = 3
 _LONGEST_BATCH = 4096
@@ -47,12 +47,13 @@ class Control(Protocol):
 class Timed(Protocol):
     """What can be measured: `call` makes one call, which passes `messages` messages one after the other.
 
-    `apart`: ranks may leave a call before others have entered it.
+    `meet` brings the ranks together before a batch, if ranks may leave a call before others have entered it. It is the
+    candidate's own barrier: one that sleeps would have the scheduler put both ranks on one core for a while.
     """
 
     call: Callable[[], object]
     messages: int
-    apart: bool
+    meet: Callable[[], object] | None
 
 
 class TorchControl:
@@ -151,13 +152,13 @@ class _Batch:
     lead: bool
 
 
-def _run(timed: Timed, batch: _Batch, control: Control) -> float:
+def _run(timed: Timed, batch: _Batch) -> float:
     """µs per message of a batch of calls on this rank."""
     call = timed.call
-    if timed.apart:
-        control.barrier()
-    elif batch.lead:
+    if batch.lead:
         call()
+    if timed.meet is not None:
+        timed.meet()
     begin = perf_counter_ns()
     for _ in repeat(None, batch.calls):
         call()
@@ -171,11 +172,11 @@ def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
     """
     batches = dict.fromkeys(timed, _Batch(2, True))
     for share in (0.25, 1.0):
-        local = [_run(each, batches[name], control) for _ in range(_TRIALS) for name, each in timed.items()]
+        local = [_run(each, batches[name]) for _ in range(_TRIALS) for name, each in timed.items()]
         agreed = control.maximum(local)
         for index, (name, each) in enumerate(timed.items()):
             taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
-            target = share * (_BATCH_APART_US if each.apart else _BATCH_US)
+            target = share * (_BATCH_APART_US if each.meet else _BATCH_US)
             calls = min(_LONGEST_BATCH, max(1, math.ceil(target / taken)))
             batches[name] = _Batch(calls, taken < _LEAD_US)
     return batches
@@ -193,7 +194,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _rounds(
-    timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, shuffle: random.Random, control: Control
+    timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, shuffle: random.Random
 ) -> dict[str, list[float]]:
     """This rank's samples of some rounds, each in another order, which is the same on all ranks."""
     local: dict[str, list[float]] = {name: [] for name in timed}
@@ -201,8 +202,64 @@ def _rounds(
     for _ in range(rounds):
         shuffle.shuffle(order)
         for name in order:
-            local[name].append(_run(timed[name], batches[name], control))
+            local[name].append(_run(timed[name], batches[name]))
     return local
+
+
+class Sampling:
+    """Samples of all candidates for one call, taken in one or several visits. Collective: every rank makes the same
+    calls with the same names and numbers, and all decisions follow from values that `control` has made equal.
+
+    Several visits with other work in between keep a bad spell of the machine from spoiling all samples of a point.
+    """
+
+    def __init__(
+        self, prepared: Mapping[str, Timed], control: Control, confidence: float = 0.025, seed: int = 0
+    ) -> None:
+        self._prepared, self._control, self._confidence = dict(prepared), control, confidence
+        self._shuffle = random.Random(seed)
+        self._samples: dict[str, list[float]] = {name: [] for name in prepared}
+        self._batches: dict[str, _Batch] = {}
+        self._done = 0  # rounds
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Of all samples so far."""
+        return {
+            name: summarize(samples, self._done * self._batches[name].calls, self._confidence)
+            for name, samples in self._samples.items()
+        }
+
+    def extend(self, budget_seconds: float, minimum_rounds: int = MINIMUM_ROUNDS) -> dict[str, Statistics]:
+        """Take samples in interleaved rounds; returns the statistics of all.
+
+        It ends when the 95 % confidence interval of each median lies within `confidence` (relative) of the median, or
+        after `budget_seconds`, but not before `minimum_rounds`.
+        """
+        if not self._prepared:
+            return {}
+        begin, done, rounds = perf_counter(), 0, minimum_rounds
+        with _no_collection():
+            if not self._batches:
+                self._batches = _plan(self._prepared, self._control)
+            while True:
+                elapsed = self._round(rounds, begin)
+                done += rounds
+                result = self.statistics()
+                left = budget_seconds - elapsed
+                if left <= 0 or all(statistics.converged for statistics in result.values()):
+                    return result
+                per_round = elapsed / done
+                rounds = max(1, min(done, int(_AGREE_SECONDS / per_round), int(left / per_round)))
+
+    def _round(self, rounds: int, begin: float) -> float:
+        """Some rounds; the time since `begin` on the rank where it is longest."""
+        local = _rounds(self._prepared, self._batches, rounds, self._shuffle)
+        flat = [value for values in local.values() for value in values]
+        elapsed, *agreed = self._control.maximum([perf_counter() - begin, *flat])
+        for index, values in enumerate(self._samples.values()):
+            values.extend(agreed[index * rounds : (index + 1) * rounds])
+        self._done += rounds
+        return elapsed
 
 
 def measure(
@@ -214,32 +271,8 @@ def measure(
     minimum_rounds: int = MINIMUM_ROUNDS,
     seed: int = 0,
 ) -> dict[str, Statistics]:
-    """Measure all candidates in interleaved rounds. Collective: every rank calls it with the same names and numbers.
-
-    It ends when the 95 % confidence interval of each median lies within `confidence` (relative) of the median, or after
-    `budget_seconds`, but not before `minimum_rounds`. All decisions follow from values that `control` has made equal.
-    """
-    if not prepared:
-        return {}
-    begin = perf_counter()
-    shuffle = random.Random(seed)
-    samples: dict[str, list[float]] = {name: [] for name in prepared}
-    with _no_collection():
-        batches = _plan(prepared, control)
-        done, rounds = 0, minimum_rounds
-        while True:
-            local = _rounds(prepared, batches, rounds, shuffle, control)
-            flat = [value for values in local.values() for value in values]
-            elapsed, *agreed = control.maximum([perf_counter() - begin, *flat])
-            for index, values in enumerate(samples.values()):
-                values.extend(agreed[index * rounds : (index + 1) * rounds])
-            done += rounds
-            result = {name: summarize(samples[name], done * batches[name].calls, confidence) for name in prepared}
-            left = budget_seconds - elapsed
-            if left <= 0 or all(statistics.converged for statistics in result.values()):
-                return result
-            per_round = elapsed / done
-            rounds = max(1, min(done, int(_AGREE_SECONDS / per_round), int(left / per_round)))
+    """Measure all candidates in one visit (Sampling). Collective."""
+    return Sampling(prepared, control, confidence, seed).extend(budget_seconds, minimum_rounds)
 
 
 # Bus bandwidth over algorithm bandwidth on n ranks, by operation of the op table. Source: nccl-tests, PERFORMANCE.md

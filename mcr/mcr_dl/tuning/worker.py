@@ -10,10 +10,11 @@ from typing import Any
 
 from mcr_dl import _C, _backends, _runtime
 from mcr_dl.bench.cases import Case, Prepared, prepare
-from mcr_dl.bench.timing import TorchControl, measure
+from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 
 _RED = "SUM"
+VISITS = 3  # to each size, with the others in between
 
 
 class Worker:
@@ -52,24 +53,34 @@ class Worker:
         for unit in self.plan.units:
             if unit.key in self.progress.done:
                 continue
-            for nbytes in unit.sizes:
-                self.point(unit, nbytes)
+            self.unit(unit)
             self.note("done", operation=unit.operation, dtype=unit.dtype)
 
-    def point(self, unit: Unit, nbytes: int) -> None:
-        """One size: first the results, then the times of all that were right; one by one where they failed together."""
-        names = self.candidates(unit)
-        prepared = self.checked(unit, nbytes, names)
-        together = [prepared] if unit.key not in self.progress.apart else [{k: v} for k, v in prepared.items()]
-        for part in together:
-            if not part:
-                continue
-            self.step(unit, nbytes, "time", part)
-            budget = self.plan.budget_seconds * len(part) / len(prepared)
-            for name, found in measure(part, self.control, budget, self.plan.confidence).items():
-                times = {"min_us": found.min_us, "median_us": found.median_us, "p99_us": found.p99_us}
-                where = {"operation": unit.operation, "dtype": unit.dtype, "candidate": name}
-                self.note("sample", **where, bytes=part[name].nbytes, n=found.n, **times)
+    def unit(self, unit: Unit) -> None:
+        """One operation and type: first the results at every size, then the times, in several visits to each size."""
+        ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit)) for nbytes in unit.sizes}
+        gone = self.progress.out(unit.operation)
+        samplings = []
+        for nbytes, prepared in ready.items():
+            right = {name: each for name, each in prepared.items() if name not in gone}
+            together = [right] if unit.key not in self.progress.apart else [{name: right[name]} for name in right]
+            samplings += [
+                (nbytes, part, Sampling(part, self.control, self.plan.confidence)) for part in together if part
+            ]
+        for visit in range(VISITS):
+            for nbytes, part, sampling in samplings:
+                self.step(unit, nbytes, "time", part)
+                budget = self.plan.budget_seconds * len(part) / len(ready[nbytes]) / VISITS
+                found = sampling.extend(budget, MINIMUM_ROUNDS if visit == 0 else 2)
+                if visit == VISITS - 1:
+                    self.results(unit, part, found)
+
+    def results(self, unit: Unit, part: dict[str, Prepared], found: dict[str, Statistics]) -> None:
+        """Write down the times of one size."""
+        for name, statistics in found.items():
+            times = {key: getattr(statistics, key) for key in ("n", "min_us", "median_us", "p99_us")}
+            where = {"operation": unit.operation, "dtype": unit.dtype, "candidate": name}
+            self.note("sample", **where, bytes=part[name].nbytes, **times)
 
     def step(self, unit: Unit, nbytes: int, phase: str, names: Iterable[str]) -> None:
         """Write down what comes next."""
