@@ -101,7 +101,8 @@ def main() -> None:
         print(f"pass {index + 1} of {given.passes}", flush=True)
         facts = one_pass(given.ops, given.table, given.budget)
         passes.append(facts.pop("times"))
-        peers.append(peer_pass(given.table, shuffle))
+        if "all_reduce" in given.ops:
+            peers.append(peer_pass(given.table, shuffle))
     document = {
         "date": str(date.today()),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
@@ -110,7 +111,7 @@ def main() -> None:
         "table": Path(facts["table"]).name or "none",
         "libraries": facts["libraries"],
         "points": ratios(passes),
-        "peers": beside(peers),
+        "peers": beside(peers) if peers else {},
     }
     if given.dry:
         print(markdown(document))

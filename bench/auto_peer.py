@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 _BATCH_SECONDS = 200e-6
-_POINT_SECONDS = 0.25
+_POINT_SECONDS = 0.4
 _ROUNDS = (7, 200)
 
 

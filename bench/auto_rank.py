@@ -30,7 +30,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
         prepared[name] = prepare(case, name, group, shared)
         wrong = prepared[name].check()
         assert wrong == 0, (operation, nbytes, name, wrong)
-    found = measure(prepared, control, budget, confidence=0.01, minimum_rounds=7)
+    found = measure(prepared, control, budget, confidence=0.01, minimum_rounds=25)
     return {name: statistics.median_us for name, statistics in found.items()}
 
 
