@@ -80,7 +80,7 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
             value, backend = parts[operation], record.backends[operation]
             axes.bar(index, value, bottom=below, width=0.78, color=COLORS[backend], alpha=shade)
             if value > 0.08 * highest:  # else the text would not fit
-                between, ink = "\n" if value > 0.16 * highest else ", ", "white" if shade == 1 else INK
+                between, ink = "\n" if value > 0.12 * highest else ", ", "white" if shade == 1 else INK
                 text = f"{operation}{between}{backend} {value:.1f}"
                 axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)
             below += value
