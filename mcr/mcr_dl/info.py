@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.info``: versions, launcher, MPI library, backends and what each supports."""
+"""``python -m mcr_dl.info``: versions, launcher, MPI library, tuning table, backends and what each supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ def _mpi_text() -> str:
     return f"{library.family}, {library.path} ({library.how})"
 
 
-def _facts() -> Table:
+def _tuning_text(world: _C.ProcessGroup) -> str:
+    knowledge = _runtime.state().knowledge
+    candidates = f"; auto chooses from {', '.join(world.candidates)}"
+    if knowledge is None or not knowledge.source:
+        return f"none: measure one with `mcr-tune --quick`{candidates}"
+    return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
+
+
+def _facts(world: _C.ProcessGroup) -> Table:
     launch = _launch.detect()
     table = Table(title="MCR-DL", show_header=False, title_justify="left")
     table.add_row("mcr_dl", _C.__version__)
@@ -31,6 +39,7 @@ def _facts() -> Table:
     table.add_row("Python", platform.python_version())
     table.add_row("launcher", f"{launch.launcher}, rank {launch.rank} of {launch.size}")
     table.add_row("MPI library", _mpi_text())
+    table.add_row("tuning table", _tuning_text(world))
     return table
 
 
@@ -51,7 +60,7 @@ def main() -> None:
     _runtime.init_process_group(usable or ["null"])
     world = _C.world()
     if world is not None and world.rank() == 0:
-        console.print(_facts())
+        console.print(_facts(world))
         console.print(_backend_table(status))
         console.print(Markdown(support_matrix(world)))
     _runtime.destroy_process_group()
