@@ -10,6 +10,7 @@ from typing import Any
 import mcr_dl
 from mcr_dl import _C
 from mcr_dl.bench.cases import Case, prepare
+from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import TorchControl, measure
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
@@ -39,6 +40,7 @@ def measure_all(operations: list[str], table: str | None, budget: float, output:
     mcr_dl.init_process_group("auto", tuning_table=table)
     group = mcr_dl.group.WORLD
     control = TorchControl()
+    bind()
     times: Times = {}
     for operation in operations:
         sizes = [0] if operation == "barrier" else SIZES

@@ -336,6 +336,21 @@ def test_a_rank_that_hangs_is_killed() -> None:
     assert not any(_alive(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("ranks", [2, (os.cpu_count() or 1) + 1])
+def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int) -> None:
+    """Where there are enough; else they stay where the system puts them."""
+    code = "from mcr_dl.bench.ranks import bind; import os; print(bind(), *sorted(os.sched_getaffinity(0)))"
+    with run_local(exec, (code,), ranks, log=tmp_path) as running:
+        assert running.wait(60.0)
+    said = [(tmp_path / f"{rank}.out").read_text().split() for rank in range(ranks)]
+    cores = len(os.sched_getaffinity(0))
+    if ranks <= cores:
+        assert all(each[0] == "True" and len(each) == 2 for each in said)
+        assert len({each[1] for each in said}) == ranks
+    else:
+        assert all(len(each) == 1 + cores for each in said)
+
+
 def test_ranks_die_with_their_parent() -> None:
     """Also if it has no time to end them."""
     program = (

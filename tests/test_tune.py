@@ -138,7 +138,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert str(path) in out.replace("\n", "")
     assert [scale.name for scale in measured.scales] == ["2 ranks"]
     assert not list(tmp_path.rglob("*.journal"))
-    program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl.explain('all_reduce', 16).table)"
+    program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl._runtime.state().knowledge.source)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("MCR_DL_TUNING_TABLE", None)
     run = [sys.executable, "-c", program]

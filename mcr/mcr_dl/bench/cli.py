@@ -35,7 +35,7 @@ from mcr_dl.bench._sizes import parse_size
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
 from mcr_dl.bench.cases import candidates, differs, operation_of
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
-from mcr_dl.bench.ranks import launched, run_local
+from mcr_dl.bench.ranks import bind, launched, run_local
 from mcr_dl.bench.timing import TorchControl
 
 _PROGRAM = "mcr-bench"
@@ -180,6 +180,8 @@ def _finish(settings: Settings, group: _C.ProcessGroup, rows: list[Row], mix: Mi
 def _measure(settings: Settings) -> int:
     group, names = _start(settings)
     control = TorchControl(group)
+    if not (settings.asynchronous or settings.mix):
+        bind()
     mix: MixResult | None = None
     rows: list[Row] = []
     if settings.mix:

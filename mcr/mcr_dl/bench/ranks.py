@@ -30,6 +30,20 @@ def launched() -> bool:
     return _launch.detect().launcher != "none"
 
 
+def bind() -> bool:
+    """Keep this thread on a core of its own, if the ranks of this host have one each; whether it is so.
+
+    Libraries that sleep while they wait are woken on whichever core is convenient, often the other rank's; candidates
+    that are measured after them would then share it for milliseconds. Threads that there are already stay free; those
+    made later inherit the core, so this is for blocking calls.
+    """
+    cores, local = sorted(os.sched_getaffinity(0)), _launch.detect().local_rank
+    if local < 0 or _launch.local_size() > len(cores):
+        return len(cores) == 1
+    os.sched_setaffinity(0, {cores[local]})
+    return True
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

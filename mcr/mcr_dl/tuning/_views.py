@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mcr_dl import _backends
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.bench import _arguments as arguments
 from mcr_dl.tuning import diff, formats, plot, show
@@ -57,6 +58,12 @@ def _read(path: str | None) -> Table:
     return tables.read(own)
 
 
+def _known_candidates() -> list[str]:
+    """Backends, and the variants that this machine's table has: rules with others would be refused at init."""
+    own = tables.default_path(host())
+    return [*_backends.known_names(), *(tables.read(own).candidates if own.exists() else ())]
+
+
 def run(argv: Sequence[str]) -> int:
     """Show or convert; returns the exit code."""
     given = _view_parser().parse_args(argv)
@@ -71,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
         return 1 if diff.diff(tables.read(given.a), tables.read(given.b), console) else 0
     else:
         if given.view == "import":
-            text, report = formats.import_rules(Path(given.file).read_text(), given.format)
+            text, report = formats.import_rules(Path(given.file).read_text(), given.format, _known_candidates())
         else:
             text, report = formats.export_rules(_read(given.table), given.format)
         print(text)

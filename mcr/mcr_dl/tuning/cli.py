@@ -257,6 +257,7 @@ def _measure(settings: _Settings) -> int:
             "quick": settings.quick,
             "budget_seconds": settings.budget_seconds,
             "confidence": settings.confidence,
+            "bound_to_cores": bool(progress.facts.get("bound")),
         }
         tables.write(_table_with(path, scale, progress, facts), path)
         path.with_suffix(f".{ranks}-ranks.journal").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from mcr_dl import _C, _backends, _runtime
 from mcr_dl.bench.cases import Case, Prepared, prepare
+from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 
@@ -25,6 +26,7 @@ class Worker:
         assert world is not None
         self.plan, self.progress, self.group = plan, progress, world
         self.control = TorchControl()
+        self.bound = bind()
         self.journal = journal if world.rank() == 0 else None
 
     def note(self, event: str, **values: Any) -> None:
@@ -49,6 +51,7 @@ class Worker:
             nodes=shape.nodes if shape else 1,
             ranks_per_node=shape.ranks_per_node if shape else self.group.size(),
             libraries=_C.backend_status(),
+            bound=self.bound,
         )
         for unit in self.plan.units:
             if unit.key in self.progress.done:
