@@ -6,6 +6,7 @@
 
 #include "emulate.h"
 #include "flatten.h"
+#include "pass.h"
 #include "reduce.h"
 #include "validate.h"
 
@@ -32,7 +33,7 @@ class Waiting {
 // How often a wait looks up from the operation: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
-enum class Route { Nothing, Native, Emulated, Unsupported };
+enum class Route { Native, Emulated, Unsupported };
 
 bool empty(const Call& call) {
   // Receives from any rank must report one, and vectored calls may be empty on this rank alone: both are issued.
@@ -60,40 +61,110 @@ Route route(const Communicator& communicator, Call& call, bool& average) {
   return row(call.op).fallback == Fallback::Exchange && host ? Route::Emulated : Route::Unsupported;
 }
 
-// A call on its way: `lane` holds what was started when issue() returns.
-struct Issue {
-  Group& group;
-  Group::Slot*& slot;
-  Call& call;
-  Plan& plan;
-  Stopwatch* stopwatch = nullptr;  // of a blocking call
-
-  Route prepare(bool& average) {
+// What is true of every call before any pass sees it. False: it has nothing to do.
+bool admit(Passage& passage) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  try {
     if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
-    if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
-    if (empty(call)) return Route::Nothing;
-    lower_bool(call);
+  } catch (const Error& error) {
+    throw refusal(passage, error.code(), error.what());
+  }
+  if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
+  if (empty(call)) return false;
+  lower_bool(call);
+  return true;
+}
+
+std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  if (plan.keep) plan.kept = plan.keep();
+  auto& chosen = slot == nullptr ? group.slots().front() : *slot;
+  auto made = std::make_shared<Work>(
+      Work::Context{call.op, group.label(), &chosen.name, chosen.communicator, &chosen.backend.progress, call.timeout},
+      std::move(plan));
+  made->attach(std::move(requests));
+  return made;
+}
+
+void watch(const Passage& passage, std::shared_ptr<Work> work) {
+  passage.slot->backend.progress.watch(std::move(work));
+}
+
+// The end of the chain: a backend is chosen and gets the call.
+class Issue {
+ public:
+  explicit Issue(Passage& passage) : passage_(passage) {}
+
+  int run() {
+    Stopwatch stopwatch;
+    // Point-to-point calls and emulations are started and polled, so that other threads may use the library meanwhile.
+    Lane lane(true);
+    try {
+      prepare(&stopwatch);
+      if (polled()) lane = Lane(false);
+      issue(lane);
+      if (lane.blocking()) {
+        for (auto& step : passage_.plan.finish) step();
+        stopwatch.stop();
+        return lane.source();
+      }
+    } catch (const Error& error) {
+      fail(error, lane);
+    }
+    const auto work = make_work(passage_, lane.take());
+    try {
+      wait(*work, passage_.call.timeout, passage_.interrupt);
+    } catch (...) {
+      if (!work->settled()) watch(passage_, work);
+      throw;
+    }
+    return work->source();
+  }
+
+  std::shared_ptr<Work> start() {
+    Lane lane(false);
+    try {
+      prepare(nullptr);
+      issue(lane);
+    } catch (const Error& error) {
+      fail(error, lane);
+    }
+    auto work = make_work(passage_, lane.take());
+    work->poll();
+    if (!work->settled()) watch(passage_, work);
+    return work;
+  }
+
+ private:
+  void prepare(Stopwatch* stopwatch) {
+    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
     separate(call, plan);
     if (call.vectored && slot->communicator->packed()) pack(call, plan);
-    const Route chosen = route(*slot->communicator, call, average);
-    if (chosen == Route::Unsupported) {
+    route_ = route(*slot->communicator, call, average_);
+    if (route_ == Route::Unsupported) {
       throw Error(ErrorCode::Unsupported, "no native form for dtype " + std::string(row(call.dtype).name) +
                                               " on device " + std::string(name(call.device.type)) +
                                               ", and no fallback");
     }
-    return chosen;
+  }
+
+  bool polled() const {
+    if (route_ == Route::Emulated) return true;
+    const bool alone = !passage_.slot->communicator->inline_messages();
+    return alone && (row(passage_.call.op).is(kPeer) || Continuation::any());
   }
 
   // Adds the last steps to the plan in the order in which they must run: combine, average, copy out.
-  void issue(Route route, bool average, Lane& lane) {
+  void issue(Lane& lane) {
+    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
-    if (route == Route::Native) communicator.issue(call, lane);
-    if (route == Route::Emulated) emulate(call, plan, communicator, group.rank(), group.size(), lane);
-    if (average && (call.op != Op::reduce || call.root == group.rank())) {
+    if (route_ == Route::Native) communicator.issue(call, lane);
+    if (route_ == Route::Emulated) emulate(call, plan, communicator, group.rank(), group.size(), lane);
+    if (average_ && (call.op != Op::reduce || call.root == group.rank())) {
       plan.finish.emplace_back(
           [out = call.out, dtype = call.dtype, size = group.size()] { divide(out.data, out.count, dtype, size); });
     }
@@ -102,71 +173,53 @@ struct Issue {
 
   // What was started before the error stays alive until it ends: the library still uses its memory.
   [[noreturn]] void fail(const Error& error, Lane& lane) {
-    if (lane.pending()) watch(work(lane));
-    const auto backend = slot == nullptr ? group.any_backend() : slot->name;
-    throw Error(error.code(), describe(std::string(backend), call.op, *group.label()) + ": " + error.what());
+    if (lane.pending()) watch(passage_, make_work(passage_, lane.take()));
+    throw refusal(passage_, error.code(), error.what());
   }
 
-  void watch(std::shared_ptr<Work> started) const { slot->backend.progress.watch(std::move(started)); }
-
-  std::shared_ptr<Work> work(Lane& lane) {
-    if (plan.keep) plan.kept = plan.keep();
-    auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-    auto made = std::make_shared<Work>(Work::Context{call.op, group.label(), &chosen.name, chosen.communicator,
-                                                     &chosen.backend.progress, call.timeout},
-                                       std::move(plan));
-    made->attach(lane.take());
-    return made;
-  }
+  Passage& passage_;
+  Route route_ = Route::Native;
+  bool average_ = false;
 };
 
 }  // namespace
 
+Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
+  const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
+  return {code, describe(std::string(backend), passage.call.op, *passage.group.label()) + ": " + text};
+}
+
+std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
+  unflatten(passage.call, passage.plan);
+  std::vector<std::unique_ptr<Request>> requests;
+  requests.push_back(std::move(request));
+  auto work = make_work(passage, std::move(requests));
+  watch(passage, work);
+  return work;
+}
+
+Outcome Next::operator()(Passage& passage) const {
+  if (!rest_.empty()) return rest_.front()->handle(passage, Next(rest_.subspan(1)));
+  if (passage.asynchronous) return {Issue(passage).start()};
+  return {nullptr, Issue(passage).run()};
+}
+
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
-  Stopwatch stopwatch;
-  Issue issue{group, slot, call, plan, &stopwatch};
-  bool average = false;
-  Route route = Route::Nothing;
-  // Point-to-point calls and emulations are started and polled, so that other threads may use the library meanwhile.
-  Lane lane(true);
-  try {
-    route = issue.prepare(average);
-    if (route == Route::Nothing) return -1;
-    const bool message = row(call.op).is(kPeer) && !issue.slot->communicator->inline_messages();
-    if (route == Route::Emulated || message) lane = Lane(false);
-    issue.issue(route, average, lane);
-    if (lane.blocking()) {
-      for (auto& step : plan.finish) step();
-      stopwatch.stop();
-      return lane.source();
-    }
-  } catch (const Error& error) {
-    issue.fail(error, lane);
-  }
-  auto work = issue.work(lane);
-  try {
-    wait(*work, call.timeout, interrupt);
-  } catch (...) {
-    if (!work->settled()) issue.watch(work);
-    throw;
-  }
-  return work->source();
+  Passage passage{group, slot, call, plan, false, interrupt};
+  if (!admit(passage)) return -1;
+  if (group.passes().empty()) return Issue(passage).run();
+  return Next(group.passes())(passage).source;
 }
 
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
-  Issue issue{group, slot, call, plan};
-  Lane lane(false);
-  try {
-    bool average = false;
-    const Route route = issue.prepare(average);
-    if (route != Route::Nothing) issue.issue(route, average, lane);
-  } catch (const Error& error) {
-    issue.fail(error, lane);
+  Passage passage{group, slot, call, plan, true};
+  if (!admit(passage)) {
+    auto work = make_work(passage, {});
+    work->poll();
+    return work;
   }
-  auto work = issue.work(lane);
-  work->poll();
-  if (!work->settled()) issue.watch(work);
-  return work;
+  if (group.passes().empty()) return Issue(passage).start();
+  return Next(group.passes())(passage).work;
 }
 
 std::string_view how(const Communicator& communicator, Call call) {

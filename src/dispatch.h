@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one path of every call: validate, flatten, choose, issue or emulate, finish.
+// The one path of every call: flatten, validate, passes, choose, issue or emulate, finish.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,6 @@
 #include "work.h"
 
 namespace mcr {
-
-/// Called now and then by a thread that waits; it may throw, which ends the wait and leaves the operation running.
-using Interrupt = void (*)();
 
 /// Runs the call to its end on the caller's thread. Returns the group rank that a receive came from, else -1.
 /// In both forms `slot` is the backend that the caller names, or null for the group's choice, and a wrong call throws

@@ -5,12 +5,16 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "backend.h"
 #include "registry.h"
 #include "select.h"
 
 namespace mcr {
+
+class Pass;
 
 /// A set of ranks and its communicators, one per backend, with the variants of each as candidates. Communicators are
 /// made when the group is, not on first use: making one is a collective, and a first use may be a send that only two
@@ -36,6 +40,10 @@ class Group {
   Slot& choose(const Call& call, Stopwatch& watch) {
     return slots_.size() == 1 ? slots_.front() : selector_.choose(call, watch);
   }
+  /// The stations of every call, the first one first. Set in the same place of the order of calls on all ranks, and not
+  /// beside running calls of the group; a pass that is left out must hold no call any more.
+  void set_passes(std::vector<std::shared_ptr<Pass>> passes) { passes_ = std::move(passes); }
+  const std::vector<std::shared_ptr<Pass>>& passes() const { return passes_; }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 
@@ -63,6 +71,7 @@ class Group {
   std::shared_ptr<const std::string> label_;
   std::list<Slot> slots_;
   Selector selector_;
+  std::vector<std::shared_ptr<Pass>> passes_;
 };
 
 }  // namespace mcr

@@ -8,7 +8,8 @@
 
 namespace mcr {
 
-/// A started operation of a host backend. Not thread-safe, except block() beside poll(); Work serialises the rest.
+/// A started operation of a host backend. Not thread-safe, except block() and hurry() beside poll(); Work serialises
+/// the rest.
 class Request {
  public:
   virtual ~Request() = default;
@@ -19,6 +20,8 @@ class Request {
     static_cast<void>(limit);
     return false;
   }
+  /// Somebody waits for it: what holds it back for company should let it go. Cheap, and called more than once.
+  virtual void hurry() {}
   /// The group rank that a completed receive came from; -1 for other operations.
   virtual int source() const { return -1; }
 };

@@ -77,6 +77,7 @@ void Work::complete() noexcept {
 
 bool Work::wait_for(Nanoseconds limit) noexcept {
   if (poll()) return true;
+  for (const auto& request : requests_) request->hurry();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int polls = 0; !poll(); ++polls) {
     if (polls % 16 != 0) continue;

@@ -18,6 +18,9 @@ namespace mcr {
 
 class Progress;
 
+/// Called now and then by a thread that waits; it may throw, which ends the wait and leaves the operation running.
+using Interrupt = void (*)();
+
 /// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, Op op, const std::string& group);
 

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chain of passes: what stands between a valid call and the choice of its backend.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "group.h"
+#include "work.h"
+
+namespace mcr {
+
+/// What a pass has made of a call, for the record of an outer pass.
+struct Trail {
+  bool fused = false;                  // it shares a buffer with others
+  const std::string* codec = nullptr;  // a name that lives as long as the process; null: not compressed
+  int64_t sent_bytes = -1;             // what this rank hands to the backend, where it is not what the call has
+};
+
+/// A call on its way. It is valid and its lists are one buffer each; what is left to copy out stands in the plan.
+struct Passage {
+  Group& group;
+  Slot* slot;  // the candidate that the caller named; null: the end of the chain chooses, and writes it here
+  Call& call;
+  Plan& plan;
+  bool asynchronous;
+  Interrupt interrupt = nullptr;
+  Trail trail = {};
+};
+
+/// What has become of a call.
+struct Outcome {
+  std::shared_ptr<Work> work;  // of an asynchronous call, never null
+  int source = -1;             // of a blocking receive: the group rank that the message came from
+};
+
+class Pass;
+
+/// The rest of the chain. It may be kept, by a pass that holds a call, as long as the group keeps the chain.
+class Next {
+ public:
+  explicit Next(std::span<const std::shared_ptr<Pass>> rest) : rest_(rest) {}
+  Outcome operator()(Passage& passage) const;
+
+ private:
+  std::span<const std::shared_ptr<Pass>> rest_;
+};
+
+/// One station. handle() is called on the caller's thread, from several threads at once, for every call that moves
+/// data or meets; a call without elements does not get here. It may change the passage and call `next`, call `next`
+/// later (hold the call: hold() makes its Work), more than once, or not at all.
+/// What it decides must be a function of values equal on all ranks, like everything else that shapes a call.
+class Pass {
+ public:
+  virtual ~Pass() = default;
+  virtual std::string_view name() const = 0;
+  virtual Outcome handle(Passage& passage, const Next& next) = 0;
+  /// Lets go the calls that it holds and waits until it holds none; false if the time runs out first. All ranks call it
+  /// in the same place of the order of calls, from one thread.
+  virtual bool settle(std::chrono::nanoseconds limit) {
+    static_cast<void>(limit);
+    return true;
+  }
+};
+
+/// The Work of a call whose backend's part is done later, by `request`; it takes the plan, with the caller's tensors.
+/// The progress thread of the passage's slot polls it until it is complete.
+std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
+
+/// The Error of a pass, which names the call as all errors do.
+Error refusal(const Passage& passage, ErrorCode code, const std::string& text);
+
+/// Alive while an operation of this process still has collectives to issue. A blocking call then polls instead of
+/// waiting inside a library that admits one thread at a time: the other operation could not go on.
+class Continuation {
+ public:
+  Continuation() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  Continuation(const Continuation&) = delete;
+  Continuation& operator=(const Continuation&) = delete;
+  ~Continuation() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  static bool any() noexcept { return count_.load(std::memory_order_relaxed) != 0; }
+
+ private:
+  static inline std::atomic<int> count_{0};
+};
+
+}  // namespace mcr
