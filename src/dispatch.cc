@@ -106,7 +106,7 @@ class Issue {
       if (polled()) lane = Lane(false);
       issue(lane);
       if (lane.blocking()) {
-        for (auto& step : passage_.plan.finish) step();
+        passage_.plan.conclude();
         stopwatch.stop();
         return lane.source();
       }
@@ -192,7 +192,7 @@ Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
   unflatten(passage.call, passage.plan);
   std::vector<std::unique_ptr<Request>> requests;
-  requests.push_back(std::move(request));
+  if (request != nullptr) requests.push_back(std::move(request));
   auto work = make_work(passage, std::move(requests));
   watch(passage, work);
   return work;
@@ -207,8 +207,8 @@ Outcome Next::operator()(Passage& passage) const {
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
-  if (group.passes().empty()) return Issue(passage).run();
-  return Next(group.passes())(passage).source;
+  if (group.chain() == nullptr) return Issue(passage).run();
+  return Next(*group.chain())(passage).source;
 }
 
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
@@ -218,8 +218,8 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
     work->poll();
     return work;
   }
-  if (group.passes().empty()) return Issue(passage).start();
-  return Next(group.passes())(passage).work;
+  if (group.chain() == nullptr) return Issue(passage).start();
+  return Next(*group.chain())(passage).work;
 }
 
 std::string_view how(const Communicator& communicator, Call call) {

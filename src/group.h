@@ -15,6 +15,7 @@
 namespace mcr {
 
 class Pass;
+using Chain = std::vector<std::shared_ptr<Pass>>;
 
 /// A set of ranks and its communicators, one per backend, with the variants of each as candidates. Communicators are
 /// made when the group is, not on first use: making one is a collective, and a first use may be a send that only two
@@ -42,8 +43,11 @@ class Group {
   }
   /// The stations of every call, the first one first. Set in the same place of the order of calls on all ranks, and not
   /// beside running calls of the group; a pass that is left out must hold no call any more.
-  void set_passes(std::vector<std::shared_ptr<Pass>> passes) { passes_ = std::move(passes); }
-  const std::vector<std::shared_ptr<Pass>>& passes() const { return passes_; }
+  void set_passes(Chain passes) {
+    chain_ = passes.empty() ? nullptr : std::make_shared<const Chain>(std::move(passes));
+  }
+  /// Null if there are no passes. A pass that keeps a Next for later keeps this too.
+  const std::shared_ptr<const Chain>& chain() const { return chain_; }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 
@@ -71,7 +75,7 @@ class Group {
   std::shared_ptr<const std::string> label_;
   std::list<Slot> slots_;
   Selector selector_;
-  std::vector<std::shared_ptr<Pass>> passes_;
+  std::shared_ptr<const Chain> chain_;
 };
 
 }  // namespace mcr

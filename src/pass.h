@@ -39,9 +39,7 @@ struct Outcome {
   int source = -1;             // of a blocking receive: the group rank that the message came from
 };
 
-class Pass;
-
-/// The rest of the chain. It may be kept, by a pass that holds a call, as long as the group keeps the chain.
+/// The rest of the chain. A pass that holds a call may keep it beside Group::chain().
 class Next {
  public:
   explicit Next(std::span<const std::shared_ptr<Pass>> rest) : rest_(rest) {}
@@ -53,7 +51,7 @@ class Next {
 
 /// One station. handle() is called on the caller's thread, from several threads at once, for every call that moves
 /// data or meets; a call without elements does not get here. It may change the passage and call `next`, call `next`
-/// later (hold the call: hold() makes its Work), more than once, or not at all.
+/// later (hold the call: hold() makes its Work), or not at all. `next` uses the call and the plan up.
 /// What it decides must be a function of values equal on all ranks, like everything else that shapes a call.
 class Pass {
  public:
@@ -68,8 +66,8 @@ class Pass {
   }
 };
 
-/// The Work of a call whose backend's part is done later, by `request`; it takes the plan, with the caller's tensors.
-/// The progress thread of the passage's slot polls it until it is complete.
+/// The Work of a call whose backend's part is done later, by `request`, or has been done (null). It takes the plan,
+/// with the caller's tensors. The passage must have its slot by now: that one's progress thread polls the Work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
 
 /// The Error of a pass, which names the call as all errors do.

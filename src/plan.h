@@ -27,6 +27,8 @@ struct Plan {
   std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
   std::vector<std::unique_ptr<std::byte[]>> scratch;
   std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
+  std::vector<std::function<void()>> after;     // the same, for passes: behind all of `finish`, the last one first
+  std::vector<std::shared_ptr<void>> owned;     // what else must live as long
   std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
   std::shared_ptr<void> kept;                   // the caller's tensors
 
@@ -36,6 +38,10 @@ struct Plan {
     std::vector<int64_t> displs(block_counts.size());
     std::exclusive_scan(block_counts.begin(), block_counts.end(), displs.begin(), int64_t{0});
     return keep_counts(std::move(displs));
+  }
+  void conclude() {
+    for (auto& step : finish) step();
+    for (auto step = after.rbegin(); step != after.rend(); ++step) (*step)();
   }
   void* allocate(int64_t bytes) {
     return scratch.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();

@@ -43,7 +43,7 @@ bool Work::advance() {
     ++next_;
   }
   if (completed()) return true;
-  for (auto& step : plan_.finish) step();
+  plan_.conclude();
   complete();
   return true;
 }

@@ -69,6 +69,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.tuning.explain import Explanation, explain
 from mcr_dl.tuning.refine import Change, refine, refine_step
 
@@ -130,6 +131,7 @@ __all__ = [
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_passes",
     "get_process_group_ranks",
     "get_rank",
     "get_size",
@@ -147,8 +149,10 @@ __all__ = [
     "recv_object_list",
     "refine",
     "refine_step",
+    "register_pass",
     "scatter_object_list",
     "send_object_list",
+    "set_passes",
     "split_group",
     "synchronize",
 ]

@@ -78,6 +78,8 @@ _FUNCTIONS = (
     "def shutdown() -> None:",
     "def operations() -> list[str]:",
     "def dtype_class(dtype: str) -> str:",
+    "def set_passes(group: ProcessGroup, passes: list[Pass]) -> None:",
+    "def passes(group: ProcessGroup) -> list[Pass]:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
 )
 
@@ -115,6 +117,36 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _refine(self, period: int) -> None:",
         "def _refinement(self) -> tuple[int, int, list[int]]:",
         "def _adopt(self, costs: list[int]) -> list[tuple[str, int, str, str]]:",
+    ),
+    "PassedCall": (
+        "@property def op(self) -> str:",
+        "@property def group(self) -> ProcessGroup:",
+        "@property def backend(self) -> str | None:",
+        "@property def dtype(self) -> torch.dtype:",
+        "@property def reduction(self) -> str | None:",
+        "@property def root(self) -> int | None:",
+        "@property def tag(self) -> int:",
+        "@property def async_op(self) -> bool:",
+        "@property def vectored(self) -> bool:",
+        "@property def input(self) -> torch.Tensor | None:",
+        "@property def output(self) -> torch.Tensor | None:",
+        "@property def input_counts(self) -> list[int]:",
+        "@property def output_counts(self) -> list[int]:",
+        "@property def nbytes(self) -> int:",
+        "def proceed(self, input: ArrayLike | None = None, output: ArrayLike | None = None, "
+        "backend: str | None = None) -> Any:",
+        "def done(self) -> Work | None:",
+        "def hold(self) -> Work:",
+        "def after(self, step: Callable[[], None]) -> None:",
+    ),
+    "Pass": (
+        "@property def name(self) -> str:",
+        "def _settle(self, limit: timedelta) -> bool:",
+    ),
+    "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: ProcessGroup) -> None:",),
+    "FusePass(Pass)": (
+        "def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None:",
+        "def statistics(self) -> dict[str, int]:",
     ),
 }
 

@@ -34,6 +34,8 @@ class _State:
     backends: list[str]
     groups: dict[str, _C.ProcessGroup] = field(default_factory=dict)
     groups_made: int = 0
+    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
+    passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
@@ -200,9 +202,15 @@ def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | Non
 
 
 def make_group(
-    name: str, ranks: list[int], backends: Iterable[str], timeout: timedelta, *, mpi_comm: int | None = None
+    name: str,
+    ranks: list[int],
+    backends: Iterable[str],
+    timeout: timedelta,
+    *,
+    mpi_comm: int | None = None,
+    passes: bool = True,
 ) -> _C.ProcessGroup:
-    """A connected group of global ranks that has this process as a member."""
+    """A connected group of global ranks that has this process as a member, with the job's passes."""
     current = state()
     group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout)
     connect(group, backends, mpi_comm=mpi_comm)
@@ -211,6 +219,10 @@ def make_group(
     if current.knowledge is not None:
         choice.tune(group, current.knowledge)
     current.groups[name] = group
+    if passes and current.passes:
+        from mcr_dl.passes import chain
+
+        chain.apply(group, current.passes)
     return group
 
 
@@ -241,6 +253,7 @@ def init_process_group(
     device_id: torch.device | int | None = None,
     *,
     tuning_table: str | os.PathLike[str] | None = None,
+    passes: Iterable[Any] | None = None,
 ) -> None:
     """Start the runtime: every rank of the job calls this once, with equal arguments.
 
@@ -255,6 +268,8 @@ def init_process_group(
         pg_options, device_id: for device backends; the host backends here have no use for them.
         tuning_table: the file that ``auto`` goes by, or ``"none"``; by default the one that ``MCR_DL_TUNING_TABLE``
             names, else this machine's in the user's cache, else a shipped one of such a machine. Rank 0's counts.
+        passes: what the calls of this and every later group go through, as for ``set_passes``; by default those that
+            ``MCR_DL_PASSES`` names.
 
     Raises:
         InvalidArgumentError: an argument, the table or ``MCR_DL_TUNE`` is wrong, an argument differs between ranks, or
@@ -268,7 +283,10 @@ def init_process_group(
     if _state is not None:
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
+    from mcr_dl.passes import chain
+
     wanted = parse_backends(backend)
+    specifications = chain.specify(passes)
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
     environment = dict(os.environ)
     launch = _launch_of(rank, world_size, environment)
@@ -276,6 +294,7 @@ def init_process_group(
         store = _meet(launch, init_method, limit, environment)
     _epoch += 1
     _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted)
+    _state.passes = specifications
     try:
         _state.backends = wanted or _usable()
         _agree(_state, tuning_table)
@@ -344,8 +363,11 @@ def destroy_process_group(group: _C.ProcessGroup | None = None) -> None:
     """
     current = state()
     if group is not None and group is not _C.world():
-        group._close()
-        current.groups.pop(group.name(), None)
+        from mcr_dl.passes import chain
+
+        chain.settle(group)
+        for name in [*current.shadows.pop(group.name(), []), group.name()]:
+            current.groups.pop(name)._close()
         return
     if not _C.drain(current.backends, _DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=2)

@@ -13,6 +13,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
+#include "passes.h"
 #include "signature.h"
 #include "tuning.h"
 
@@ -260,6 +261,7 @@ PYBIND11_MODULE(_C, module) {
     add_group(module);
     add_tables(module);
     add_tuning(module);
+    add_passes(module);
     add_registry(module);
     add_operations(module.ptr());
     py::list names;

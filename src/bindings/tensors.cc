@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <optional>
 #include <string>
 
@@ -85,6 +86,19 @@ at::Tensor from_array(PyObject* object, const char* parameter) {
 }
 
 }  // namespace
+
+at::ScalarType scalar_of(DType dtype) {
+  constexpr std::array kScalars = {
+#define X(name, scalar, bytes, kind) at::ScalarType::scalar,
+      MCR_DTYPES(X)
+#undef X
+  };
+  return kScalars[static_cast<std::size_t>(dtype)];
+}
+
+at::Tensor view_of(const Buffer& buffer, DType dtype) {
+  return at::from_blob(buffer.data, {buffer.count}, at::TensorOptions().dtype(scalar_of(dtype)));
+}
 
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
 

@@ -11,6 +11,10 @@
 
 namespace mcr::python {
 
+at::ScalarType scalar_of(DType dtype);
+/// A tensor of one dimension on the same memory, which it does not own.
+at::Tensor view_of(const Buffer& buffer, DType dtype);
+
 /// The tensors of one call, checked one by one and against each other: dense, contiguous, real memory, one dtype, one
 /// device. Arrays that are not tensors are wrapped without a copy. Errors name the parameter.
 class Tensors {

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor fusion: small asynchronous collectives of one kind travel in one buffer (MCR-DL paper, section V-E)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a buffer goes, and what may go into it."""
+
+    buffer_bytes: int  # the paper's B
+    hold_microseconds: int  # the paper's T
+    largest_bytes: int
+
+
+# Measured by bench/fusion.py (docs/results/fusion.md).
+DEFAULTS = {"mpi": Limits(1 << 16, 200, 1 << 12), "gloo": Limits(1 << 20, 1000, 1 << 17)}
+_OTHERS = DEFAULTS["gloo"]
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Hold small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls, and send them together.
+
+    Calls share a buffer if they agree in operation, dtype, reduction, root and backend. A buffer goes when it is full,
+    when its first call has waited long enough, or when somebody waits for one of its calls. The clock and the waiting
+    that count are rank 0's of the group (docs/passes.md).
+
+    Args:
+        buffer_bytes: the size of a buffer, the paper's B; by default the backend's in ``DEFAULTS``.
+        hold_microseconds: how long a call may wait for others, the paper's T.
+        largest_bytes: calls with more bytes are not held; at most ``buffer_bytes``.
+
+    Raises InvalidArgumentError for a size or time that makes no sense.
+    """
+
+    buffer_bytes: int | None = None
+    hold_microseconds: int | None = None
+    largest_bytes: int | None = None
+
+    name: ClassVar[str] = "fuse"
+
+    def __post_init__(self) -> None:
+        for field, least in (("buffer_bytes", 1), ("hold_microseconds", 0), ("largest_bytes", 1)):
+            value = getattr(self, field)
+            if value is not None and (not isinstance(value, int) or value < least):
+                message = f"Fuse: {field}: expected {least} or more, got {value!r}"
+                raise InvalidArgumentError(message)
+        if self.buffer_bytes and self.largest_bytes and self.largest_bytes > self.buffer_bytes:
+            message = (
+                f"Fuse: largest_bytes: expected at most buffer_bytes ({self.buffer_bytes}), got {self.largest_bytes}"
+            )
+            raise InvalidArgumentError(message)
+
+    def terms(self) -> dict[str, Any]:
+        """All options."""
+        return {
+            "buffer_bytes": self.buffer_bytes,
+            "hold_microseconds": self.hold_microseconds,
+            "largest_bytes": self.largest_bytes,
+        }
+
+    def limits(self, backend: str) -> Limits:
+        """What holds for one backend: the options, and its defaults where there are none."""
+        default = DEFAULTS.get(backend, _OTHERS)
+        buffer = self.buffer_bytes or default.buffer_bytes
+        hold = default.hold_microseconds if self.hold_microseconds is None else self.hold_microseconds
+        return Limits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
+
+    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+        """The pass of one group, with a shadow group for the fused calls."""
+        limits = {name: self.limits(name) for name in group.backends}
+        plain = {name: (one.buffer_bytes, one.largest_bytes, one.hold_microseconds) for name, one in limits.items()}
+        return _C.FusePass(shadow("fuse", rest=True), plain)

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace mcr::python {
+
+/// The chain of a group from Python's side: setting it, and passes that are Python objects.
+void add_passes(pybind11::module_& module);
+
+}  // namespace mcr::python
