@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "continuation.h"
 #include "emulate.h"
 #include "flatten.h"
 #include "pass.h"
@@ -104,6 +105,9 @@ class Issue {
     try {
       prepare(&stopwatch);
       if (polled()) lane = Lane(false);
+      if (lane.blocking() && admits_one_thread() && Continuation::any()) [[unlikely]] {
+        Continuation::finish(passage_.call.timeout, passage_.interrupt);
+      }
       issue(lane);
       if (lane.blocking()) {
         passage_.plan.conclude();
@@ -152,11 +156,9 @@ class Issue {
     }
   }
 
-  bool polled() const {
-    if (route_ == Route::Emulated) return true;
-    const bool alone = !passage_.slot->communicator->inline_messages();
-    return alone && (row(passage_.call.op).is(kPeer) || Continuation::any());
-  }
+  bool polled() const { return route_ == Route::Emulated || (row(passage_.call.op).is(kPeer) && admits_one_thread()); }
+
+  bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
 
   // Adds the last steps to the plan in the order in which they must run: combine, average, copy out.
   void issue(Lane& lane) {

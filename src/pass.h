@@ -2,7 +2,6 @@
 // The chain of passes: what stands between a valid call and the choice of its backend.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -72,19 +71,5 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
 
 /// The Error of a pass, which names the call as all errors do.
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text);
-
-/// Alive while an operation of this process still has collectives to issue. A blocking call then polls instead of
-/// waiting inside a library that admits one thread at a time: the other operation could not go on.
-class Continuation {
- public:
-  Continuation() noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
-  Continuation(const Continuation&) = delete;
-  Continuation& operator=(const Continuation&) = delete;
-  ~Continuation() { count_.fetch_sub(1, std::memory_order_relaxed); }
-  static bool any() noexcept { return count_.load(std::memory_order_relaxed) != 0; }
-
- private:
-  static inline std::atomic<int> count_{0};
-};
 
 }  // namespace mcr

@@ -27,7 +27,7 @@ struct Plan {
   std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
   std::vector<std::unique_ptr<std::byte[]>> scratch;
   std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
-  std::vector<std::function<void()>> after;     // the same, for passes: behind all of `finish`, the last one first
+  std::vector<std::function<void()>> after;     // the same, of passes: behind all of `finish`, the last one first
   std::vector<std::shared_ptr<void>> owned;     // what else must live as long
   std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
   std::shared_ptr<void> kept;                   // the caller's tensors

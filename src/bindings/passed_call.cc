@@ -10,6 +10,7 @@
 #include "arguments.h"
 #include "dispatch.h"
 #include "errors.h"
+#include "flatten.h"
 #include "gil.h"
 #include "select.h"
 #include "tensors.h"
@@ -205,6 +206,7 @@ py::object PassedCall::proceed_held() {
 py::object PassedCall::done() {
   decide(Fate::Answered);
   if (!passage_->asynchronous) {
+    unflatten(passage_->call, passage_->plan);
     passage_->plan.conclude();
     return py::none();
   }

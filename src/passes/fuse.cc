@@ -68,9 +68,9 @@ Slot* Fuse::slot_of(const Passage& passage) {
   return &shadow_->choose(full);
 }
 
-FuseStream* Fuse::stream_of(const Slot& slot) {
+std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
   const auto found = streams_.find(slot.backend.name);
-  return found == streams_.end() ? nullptr : found->second.get();
+  return found == streams_.end() ? nullptr : found->second;
 }
 
 Outcome Fuse::handle(Passage& passage, const Next& next) {
@@ -78,7 +78,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
   if (own == nullptr || how(*slot->communicator, passage.call) == "-") return next(passage);
-  FuseStream* stream = stream_of(*slot);
+  const auto stream = stream_of(*slot);
   if (stream == nullptr || fuse_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
   passage.slot = own;
   passage.trail.fused = true;
@@ -88,7 +88,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   } catch (const Error& error) {
     throw refusal(passage, error.code(), error.what());
   }
-  return {hold(passage, std::make_unique<Fused>(stream->shared_from_this(), std::move(part)))};
+  return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
 }
 
 bool Fuse::settle(std::chrono::nanoseconds limit) {

@@ -30,7 +30,7 @@ class Fuse : public Pass {
 
  private:
   Slot* slot_of(const Passage& passage);
-  FuseStream* stream_of(const Slot& slot);
+  std::shared_ptr<FuseStream> stream_of(const Slot& slot) const;
 
   std::shared_ptr<Group> shadow_;
   std::map<std::string, std::shared_ptr<FuseStream>, std::less<>> streams_;  // by backend

@@ -84,7 +84,7 @@ Call fuse_calls(std::span<const Call> calls, int rank, int size, FusePool& pool,
   }
   plan.owned = {out, in};
   if (receives) {
-    plan.finish.emplace_back([outs, from = out.get()] {
+    plan.after.emplace_back([outs, from = out.get()] {
       outs.each(from, [](const std::byte* part, std::byte* to, std::size_t bytes) { std::memcpy(to, part, bytes); });
     });
   }

@@ -46,7 +46,7 @@ std::shared_ptr<FusePart> FuseStream::join(const Call& call, Slot& slot) {
   kind.held.push_back(part);
   kind.bytes += bytes;
   ++held_;
-  if (!unfinished_) unfinished_.emplace();
+  set_pending(true);
   ++statistics_.calls;
   if (!leads()) {
     listen();
@@ -78,16 +78,21 @@ void FuseStream::hurry(const FusePart& part) {
   }
 }
 
+void FuseStream::hurry() {
+  const std::lock_guard lock(mutex_);
+  if (leads()) {
+    for (auto& [number, kind] : kinds_) cut(kind, number);
+  } else {
+    follow();
+  }
+}
+
 bool FuseStream::settle(std::chrono::nanoseconds limit) {
   const auto deadline = Clock::now() + limit;
   for (;;) {
+    hurry();
     {
       const std::lock_guard lock(mutex_);
-      if (leads()) {
-        for (auto& [number, kind] : kinds_) cut(kind, number);
-      } else {
-        follow();
-      }
       if (held_ == 0) return true;
     }
     if (Clock::now() >= deadline) return false;
@@ -177,7 +182,7 @@ void FuseStream::flush(Kind& kind, int64_t number, std::size_t count) {
   kind.since = Clock::now();
   kind.flushed += static_cast<int64_t>(count);
   held_ -= static_cast<int64_t>(count);
-  if (held_ == 0) unfinished_.reset();
+  if (held_ == 0) set_pending(false);
   int64_t bytes = 0;
   for (const auto& part : parts) bytes += fuse_bytes(part->call);
   kind.bytes -= bytes;
@@ -223,7 +228,7 @@ void FuseStream::break_off(const Error& error) {
     kind.bytes = 0;
   }
   held_ = 0;
-  unfinished_.reset();
+  set_pending(false);
 }
 
 }  // namespace mcr

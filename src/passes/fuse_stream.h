@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "continuation.h"
 #include "pass.h"
 #include "passes/fuse_layout.h"
 
@@ -51,7 +52,7 @@ struct FusePart {
 /// a broadcast names, once they have made those calls themselves. Nothing else uses that communicator, so its order
 /// is rank 0's on all ranks. A rank asks for the next broadcast while it holds calls, and rank 0 sends one for these
 /// at most T after it has made them.
-class FuseStream : public std::enable_shared_from_this<FuseStream> {
+class FuseStream : public Continuation {
  public:
   FuseStream(std::shared_ptr<Group> shadow, const std::string& backend, FuseLimits limits);
 
@@ -61,6 +62,8 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void drive();
   /// Somebody waits for this call.
   void hurry(const FusePart& part);
+  /// Rank 0 flushes all, the others what it has announced.
+  void hurry() override;
   /// Lets all go and waits until nothing is held; false if the time runs out first.
   bool settle(std::chrono::nanoseconds limit);
   const FuseLimits& limits() const { return limits_; }
@@ -98,7 +101,6 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   mutable std::mutex mutex_;  // guards all below
   std::map<int64_t, Kind> kinds_;
   int64_t held_ = 0;
-  std::optional<Continuation> unfinished_;   // while calls are held
   std::shared_ptr<Work> listening_;          // not on rank 0: the next broadcast
   const Announcement* announced_ = nullptr;  // its memory
   std::optional<Error> broken_;              // the broadcasts do not work any more

@@ -115,13 +115,19 @@ Alone::Alone(Make communicator, int size, int rank, const std::string& backend) 
 }
 
 void together(int size, const std::function<void(Group&)>& body) {
-  Network network;
+  together(size, [&](Group& group, const std::shared_ptr<Group>&) { body(group); });
+}
+
+void together(int size, const std::function<void(Group&, const std::shared_ptr<Group>&)>& body) {
+  Network network, second;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
         Alone alone([&] { return std::make_unique<MemoryCommunicator>(network, rank); }, size, rank, "memory");
-        body(alone.group());
+        const auto shadow = std::make_shared<Alone>([&] { return std::make_unique<MemoryCommunicator>(second, rank); },
+                                                    size, rank, "memory");
+        body(alone.group(), {shadow, &shadow->group()});
       } catch (const std::exception& error) {
         check::failed("rank", rank, error.what());
       }

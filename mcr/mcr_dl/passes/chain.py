@@ -63,8 +63,8 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
 
     Args:
         handler: an object with a method ``handle(call)``, called on the thread that makes the call, for every call of
-            the group that has something to do. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of its
-            proceed(), done() and hold(), and return what that returned. What it decides must be equal on all ranks.
+            the group that has something to do. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of
+            its proceed(), done() and hold(), and return what that returned. What it decides must be equal on all ranks.
         name: the name for ``set_passes``; by default the object's ``name``, else its class's in lower case.
 
     Returns the handler. Raises InvalidTypeError if it has no ``handle``, InvalidArgumentError if the name is taken by

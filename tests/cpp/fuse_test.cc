@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/fuse.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+using Floats = std::vector<float>;
+using Shadow = std::shared_ptr<Group>;
+
+constexpr auto kNever = std::chrono::hours(1);
+
+FuseLimits limits(int64_t buffer, std::chrono::nanoseconds hold = kNever) { return {buffer, hold, buffer}; }
+
+std::shared_ptr<Fuse> fuse(Group& group, Shadow shadow, const FuseLimits& limits) {
+  const std::string backend = shadow->slots().front().backend.name;
+  auto pass = std::make_shared<Fuse>(std::move(shadow), std::map<std::string, FuseLimits>{{backend, limits}});
+  group.set_passes({pass});
+  return pass;
+}
+
+Call call(Op op, Floats& out, int root = 0) {
+  Call made;
+  made.op = op;
+  made.dtype = DType::Float;
+  made.out = ranks::buffer(out);
+  made.root = root;
+  return made;
+}
+
+Call call(Op op, Floats& in, Floats& out) {
+  Call made = call(op, out);
+  made.in = ranks::buffer(in);
+  return made;
+}
+
+// Counts what reaches the backend of a group of one.
+class Counter : public Communicator {
+ public:
+  struct Log {
+    std::vector<Call> calls;
+    int fail_after = 1 << 20;  // from this call on, all throw
+  };
+  explicit Counter(Log& log) : log_(log) {}
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call& call, Lane&) override {
+    if (std::cmp_greater_equal(log_.calls.size(), log_.fail_after)) throw Error(ErrorCode::Backend, "out of order");
+    log_.calls.push_back(call);
+  }
+
+ private:
+  Log& log_;
+};
+
+struct One {
+  Counter::Log log, fused;
+  ranks::Alone alone{[this] { return std::make_unique<Counter>(log); }};
+  std::shared_ptr<ranks::Alone> shadow =
+      std::make_shared<ranks::Alone>([this] { return std::make_unique<Counter>(fused); });
+  std::shared_ptr<Fuse> pass;
+  explicit One(const FuseLimits& limits) : pass(fuse(alone.group(), {shadow, &shadow->group()}, limits)) {}
+  std::shared_ptr<Work> start(const Call& call) { return ranks::start(alone.group(), call); }
+};
+
+}  // namespace
+
+TEST(a_full_buffer_goes) {
+  One one(limits(32));
+  std::vector<Floats> data(6, Floats(4));  // 16 bytes each
+  std::vector<std::shared_ptr<Work>> works;
+  for (auto& floats : data) works.push_back(one.start(call(Op::all_reduce, floats)));
+  CHECK(one.fused.calls.size() == 3 && one.log.calls.empty());
+  CHECK(std::all_of(works.begin(), works.end(), [](const auto& work) { return work->wait_for(10s); }));
+  for (const auto& fused : one.fused.calls) CHECK(fused.out.count == 8);
+  const auto seen = one.pass->statistics();
+  CHECK(seen.calls == 6 && seen.flushes == 3 && seen.bytes == 96);
+}
+
+TEST(a_buffer_never_holds_more_than_its_size) {
+  One one(limits(40));
+  std::vector<Floats> data{Floats(6), Floats(6), Floats(3)};  // 24, 24, 12 bytes
+  for (auto& floats : data) one.start(call(Op::all_reduce, floats));
+  CHECK(one.fused.calls.size() == 1 && one.fused.calls[0].out.count == 6);
+  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 2 && one.fused.calls[1].out.count == 9);
+}
+
+TEST(a_wait_lets_go_what_it_needs) {
+  One one(limits(1000));
+  Floats sum(4), other(4), copy(4);
+  const auto first = one.start(call(Op::all_reduce, sum));
+  const auto second = one.start(call(Op::broadcast, copy));
+  const auto third = one.start(call(Op::all_reduce, other));
+  CHECK(one.fused.calls.empty() && !first->poll());
+  CHECK(first->wait_for(10s));
+  CHECK(one.fused.calls.size() == 1 && one.fused.calls[0].op == Op::all_reduce && one.fused.calls[0].out.count == 8);
+  CHECK(third->poll() && !second->poll());
+  CHECK(second->wait_for(10s) && one.fused.calls.size() == 2);
+}
+
+TEST(time_lets_go_and_nothing_else_does) {
+  One now(limits(1000, 0s)), later(limits(1000));
+  Floats data(4);
+  const auto soon = now.start(call(Op::all_reduce, data));
+  const auto held = later.start(call(Op::all_reduce, data));
+  while (!soon->poll()) std::this_thread::yield();
+  for (int i = 0; i < 1000; ++i) CHECK(!held->poll());
+  CHECK(later.fused.calls.empty() && held->wait_for(10s));
+}
+
+TEST(a_call_alone_is_not_copied) {
+  One one(limits(1000));
+  Floats data(4);
+  CHECK(one.start(call(Op::all_reduce, data))->wait_for(10s));
+  CHECK(one.fused.calls[0].out.data == data.data());
+}
+
+TEST(other_calls_go_on_at_once) {
+  One one({64, kNever, 16});
+  Floats data(4), large(5), more(8);
+  ranks::run(one.alone.group(), call(Op::all_reduce, data));  // blocking
+  one.start(call(Op::all_reduce, large));                     // too large
+  one.start(call(Op::all_to_all, more, large = Floats(8)));   // another operation
+  one.start(call(Op::reduce, data));
+  const std::vector<int64_t> counts{4};
+  Call vectored = call(Op::all_gather, data, more = Floats(4));
+  vectored.vectored = true;
+  vectored.out_counts = counts;
+  one.start(vectored);
+  CHECK(one.log.calls.size() == 5 && one.fused.calls.empty() && one.pass->statistics().calls == 0);
+}
+
+TEST(only_like_goes_with_like) {
+  One one(limits(1000));
+  Floats data(4);
+  Call maximum = call(Op::all_reduce, data);
+  maximum.red = RedOp::MAX;
+  Call integers = call(Op::all_reduce, data);
+  integers.dtype = DType::Int;
+  for (const auto& each : {call(Op::all_reduce, data), maximum, integers, call(Op::broadcast, data)}) one.start(each);
+  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 4);
+}
+
+TEST(a_failed_flush_fails_its_calls_alone) {
+  One one(limits(32));
+  one.fused.fail_after = 0;
+  Floats a(4), b(4), c(4);
+  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
+  for (const auto& work : {first, second}) {
+    CHECK(work->wait_for(10s) && work->failed());
+    CHECK(
+        check::has(ranks::failure([&] { work->rethrow(); }).text, "fake.all_reduce (group 'default'", "out of order"));
+  }
+  one.fused.fail_after = 10;
+  const auto third = one.start(call(Op::all_reduce, c));
+  CHECK(third->wait_for(10s) && !third->failed());
+}
+
+TEST(a_broken_agreement_refuses_later_calls) {
+  Counter::Log log, fused;
+  ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
+  auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
+  const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1000));
+  fused.fail_after = 0;
+  Floats data(4);
+  const auto work = ranks::start(alone.group(), call(Op::all_reduce, data));
+  CHECK(work->wait_for(10s) && work->failed());
+  const auto got = ranks::failure([&] { ranks::start(alone.group(), call(Op::all_reduce, data)); });
+  CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce (group 'default'", "out of order"));
+  ranks::run(alone.group(), call(Op::all_reduce, data));  // what is not fused goes on
+  CHECK(log.calls.size() == 1);
+}
+
+TEST(a_blocking_call_first_sees_to_what_is_held) {
+  One one(limits(1000));
+  Floats held(4), data(4);
+  one.start(call(Op::all_reduce, held));
+  CHECK(Continuation::any() && one.fused.calls.empty());
+  ranks::run(one.alone.group(), call(Op::all_reduce, data));
+  CHECK(one.fused.calls.size() == 1 && one.log.calls.size() == 1 && !Continuation::any());
+}
+
+// Ranks of different speeds, with clocks that let buffers go at different calls in each of them.
+TEST(all_ranks_flush_the_same) {
+  for (const int size : {2, 3}) {
+    std::vector<FuseStatistics> seen(static_cast<std::size_t>(size));
+    ranks::together(size, [&](Group& group, const Shadow& shadow) {
+      const int rank = group.rank();
+      const auto pass = fuse(group, shadow, limits(200, 50us));
+      std::mt19937 random(static_cast<unsigned>(rank));
+      constexpr int kCalls = 60;
+      std::vector<Floats> sums, copies, parts, wholes, blocks, results;
+      std::vector<std::shared_ptr<Work>> works;
+      for (int i = 0; i < kCalls; ++i) {
+        const auto n = static_cast<std::size_t>(1 + i % 5), all = n * static_cast<std::size_t>(size);
+        for (auto* list : {&sums, &copies, &parts}) list->emplace_back(n, static_cast<float>(rank + i));
+        wholes.emplace_back(all);
+        blocks.emplace_back(all, static_cast<float>(rank + i));
+        results.emplace_back(n);
+      }
+      for (std::size_t i = 0; i < kCalls; ++i) {
+        works.push_back(ranks::start(group, call(Op::all_reduce, sums[i])));
+        works.push_back(ranks::start(group, call(Op::broadcast, copies[i], 1)));
+        works.push_back(ranks::start(group, call(Op::all_gather, parts[i], wholes[i])));
+        works.push_back(ranks::start(group, call(Op::reduce_scatter, blocks[i], results[i])));
+        if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+      }
+      std::shuffle(works.begin(), works.end(), random);
+      for (const auto& work : works) CHECK(work->wait_for(60s) && !work->failed());
+      const int ranks_sum = size * (size - 1) / 2;
+      for (int i = 0; i < kCalls; ++i) {
+        const auto at = static_cast<std::size_t>(i), n = sums[at].size();
+        const auto sum = static_cast<float>(ranks_sum + size * i);
+        CHECK(sums[at] == Floats(n, sum));
+        CHECK(results[at] == Floats(n, sum));
+        CHECK(copies[at] == Floats(n, static_cast<float>(1 + i)));
+        for (std::size_t j = 0; j < wholes[at].size(); ++j) {
+          CHECK(wholes[at][j] == static_cast<float>(static_cast<int>(j / n) + i));
+        }
+      }
+      seen[static_cast<std::size_t>(rank)] = pass->statistics();
+    });
+    for (const auto& one : seen) {
+      CHECK(one.calls == 240 && one.flushes < 240 && one.flushes == seen[0].flushes && one.digest == seen[0].digest);
+    }
+  }
+}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes: a user's own in Python, the agreement on a group's chain, and tensor fusion."""
+
+from __future__ import annotations
+
+import pytest
+
+import mcr_dl
+from harness import Pools
+from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.passes import Fuse
+from ranks import passes, session
+
+backends = pytest.mark.parametrize("backend", [*session.BACKENDS, "auto"])
+real = pytest.mark.parametrize("backend", session.BACKENDS)
+sizes = pytest.mark.parametrize("size", [2, 3])
+
+
+@sizes
+@real
+@pytest.mark.parametrize("name", ["sees", "changes", "answers", "holds"])
+def test_a_pass_in_python(pools: Pools, size: int, backend: str, name: str) -> None:
+    pools.get("processes", size).run(getattr(passes, name), backend)
+
+
+@pytest.mark.parametrize("name", ["mistakes", "order", "agreement", "init_gives_them"])
+def test_the_chain(pools: Pools, name: str) -> None:
+    pools.get("processes", 2).run(getattr(passes, name))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@backends
+def test_ranks_of_different_speeds_flush_the_same(pools: Pools, size: int, backend: str) -> None:
+    pools.get("processes", size).run(passes.fused, backend)
+
+
+@real
+@pytest.mark.parametrize("group", ["ends", "turned"])
+def test_fusion_in_subgroups(pools: Pools, backend: str, group: str) -> None:
+    pools.get("processes", 3).run(passes.fused, backend, group)
+
+
+@sizes
+@backends
+@pytest.mark.parametrize("name", ["fused_and_ordinary", "held_at_a_change"])
+def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: str) -> None:
+    pools.get("processes", size).run(getattr(passes, name), backend)
+
+
+def test_fusion_under_open_mpi(pools: Pools) -> None:
+    pools.get("mpiexec-openmpi", 2).run(passes.fused, "mpi")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"buffer_bytes": 0}, "buffer_bytes: expected 1 or more, got 0"),
+        ({"hold_microseconds": -1}, "hold_microseconds: expected 0 or more, got -1"),
+        ({"largest_bytes": 1.5}, "largest_bytes: expected 1 or more, got 1.5"),
+        ({"buffer_bytes": 10, "largest_bytes": 11}, "at most buffer_bytes (10), got 11"),
+    ],
+)
+def test_wrong_options(options: dict[str, int], words: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        Fuse(**options)
+    assert words in str(caught.value)
+
+
+def test_what_can_be_registered() -> None:
+    """An object with handle(), under a name of its own."""
+    with pytest.raises(InvalidTypeError, match="a method handle"):
+        mcr_dl.register_pass(object())
+    with pytest.raises(InvalidArgumentError, match="'fuse'"):
+        mcr_dl.register_pass(passes.Handler(lambda call: call.proceed()), "fuse")
+
+
+def test_outside_init() -> None:
+    with pytest.raises(mcr_dl.NotInitializedError):
+        mcr_dl.set_passes(["fuse"])
+    with pytest.raises(InvalidArgumentError, match="expected one of fuse"):
+        mcr_dl.init_process_group("null", passes=["fuze"])
+    assert not mcr_dl.is_initialized()
