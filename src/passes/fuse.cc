@@ -74,6 +74,10 @@ std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
 }
 
 Outcome Fuse::handle(Passage& passage, const Next& next) {
+  // No company will come while this thread is in a blocking call.
+  if (!passage.asynchronous && Continuation::any()) {
+    for (const auto& [backend, stream] : streams_) stream->hurry();
+  }
   if (!passage.asynchronous || !fusible(passage.call)) return next(passage);
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);

@@ -15,11 +15,11 @@
 namespace mcr {
 
 /// Holds small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls until their buffer is full, one
-/// of them has waited long enough, or somebody waits for one. All other calls go on at once.
+/// of them has waited long enough, somebody waits for one, or a blocking call comes. All other calls go on at once.
 class Fuse : public Pass {
  public:
-  /// The fused calls run on `shadow`, a group of the same ranks and candidates with communicators of its own: there,
-  /// rank 0 alone sets the order (FuseStream). `limits` has an entry for every backend of the group.
+  /// The fused calls run on `shadow`, a group of the same ranks and candidates with communicators of its own, in an
+  /// order that the ranks agree on (FuseStream). `limits` has an entry for every backend of the group.
   Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits);
 
   std::string_view name() const override { return "fuse"; }

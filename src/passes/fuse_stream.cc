@@ -35,56 +35,43 @@ FuseStream::FuseStream(std::shared_ptr<Group> shadow, const std::string& backend
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, Slot& slot) {
   auto part = std::make_shared<FusePart>();
   part->call = call;
+  part->slot = &slot;
   part->kind = kind_of(call, slot);
+  part->since = Clock::now();
   const auto bytes = fuse_bytes(call);
   const std::lock_guard lock(mutex_);
   if (broken_) throw Error(broken_->code(), broken_->what());
-  auto& kind = kinds_[part->kind];
-  kind.slot = &slot;
-  if (leads() && kind.bytes + bytes > limits_.buffer_bytes) cut(kind, part->kind);
-  if (kind.held.empty()) kind.since = Clock::now();
-  kind.held.push_back(part);
-  kind.bytes += bytes;
-  ++held_;
-  set_pending(true);
-  ++statistics_.calls;
-  if (!leads()) {
-    listen();
-    follow();
-  } else if (kind.bytes >= limits_.buffer_bytes) {
-    cut(kind, part->kind);
+  if (bytes_[part->kind] + bytes > limits_.buffer_bytes) {
+    wanted_ = made();
+    step();
   }
+  held_.push_back(part);
+  part->number = made();
+  auto& total = bytes_[part->kind];
+  total += bytes;
+  if (total >= limits_.buffer_bytes) wanted_ = part->number;
+  ++statistics_.calls;
+  set_pending(true);
+  step();
   return part;
 }
 
 void FuseStream::drive() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || held_ == 0) return;
-  if (leads()) {
-    cut_expired();
-  } else {
-    follow();
-  }
+  if (lock) step();
 }
 
 void FuseStream::hurry(const FusePart& part) {
   if (part.gone.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (part.gone.load(std::memory_order_relaxed)) return;
-  if (leads()) {
-    cut(kinds_[part.kind], part.kind);
-  } else {
-    follow();
-  }
+  wanted_ = std::max(wanted_, part.number);
+  step();
 }
 
 void FuseStream::hurry() {
   const std::lock_guard lock(mutex_);
-  if (leads()) {
-    for (auto& [number, kind] : kinds_) cut(kind, number);
-  } else {
-    follow();
-  }
+  wanted_ = made();
+  step();
 }
 
 bool FuseStream::settle(std::chrono::nanoseconds limit) {
@@ -93,7 +80,7 @@ bool FuseStream::settle(std::chrono::nanoseconds limit) {
     hurry();
     {
       const std::lock_guard lock(mutex_);
-      if (held_ == 0) return true;
+      if (held_.empty()) return true;
     }
     if (Clock::now() >= deadline) return false;
     std::this_thread::yield();
@@ -105,94 +92,79 @@ FuseStatistics FuseStream::statistics() const {
   return statistics_;
 }
 
-// ---- rank 0
+// ---- the agreement
 
-void FuseStream::cut_expired() {
-  const auto now = Clock::now();
-  for (auto& [number, kind] : kinds_) {
-    if (!kind.held.empty() && now - kind.since >= limits_.hold) cut(kind, number);
-  }
+bool FuseStream::due() const {
+  if (held_.empty() || broken_) return false;
+  return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
 }
 
-void FuseStream::cut(Kind& kind, int64_t number) {
-  if (kind.held.empty() || broken_) return;
+void FuseStream::step() {
   try {
-    if (shadow_->size() > 1) announce(kind, number);
-  } catch (const Error& error) {
-    return break_off(error);
-  }
-  flush(kind, number, kind.held.size());
-}
-
-// The call that moves an announcement from rank 0 to the others, and its memory, which the plan owns.
-std::pair<Call, FuseStream::Announcement*> FuseStream::announcement(Plan& plan) const {
-  auto* memory = static_cast<Announcement*>(plan.allocate(sizeof(Announcement)));
-  *memory = {0, 0};
-  Call call;
-  call.op = Op::broadcast;
-  call.dtype = DType::Long;
-  call.out = {memory, sizeof(Announcement) / sizeof(int64_t)};
-  return {call, memory};
-}
-
-void FuseStream::announce(Kind& kind, int64_t number) {
-  Plan plan;
-  auto [call, memory] = announcement(plan);
-  *memory = {number, kind.flushed + static_cast<int64_t>(kind.held.size())};
-  start(*shadow_, shadow_->find(backend_), call, plan);
-}
-
-// ---- the other ranks
-
-void FuseStream::listen() {
-  if (listening_ || held_ == 0 || broken_) return;
-  try {
-    Plan plan;
-    auto [call, memory] = announcement(plan);
-    announced_ = memory;
-    listening_ = start(*shadow_, shadow_->find(backend_), call, plan);
+    for (;;) {
+      if (round_) {
+        if (!round_->poll()) return;
+        round_->rethrow();
+        const int64_t agreed = *answer_;
+        round_.reset();
+        flush(agreed - flushed_);
+      } else if (due()) {
+        ask();
+      } else {
+        return;
+      }
+    }
   } catch (const Error& error) {
     break_off(error);
   }
 }
 
-void FuseStream::follow() {
-  while (listening_ && listening_->poll()) {
-    try {
-      listening_->rethrow();
-    } catch (const Error& error) {
-      return break_off(error);
-    }
-    const auto [number, end] = *announced_;
-    auto& kind = kinds_[number];
-    const auto count = end - kind.flushed;
-    if (std::cmp_less(kind.held.size(), count)) return;  // rank 0 is ahead: these calls are still to come here
-    listening_.reset();
-    flush(kind, number, static_cast<std::size_t>(count));
-    listen();
-  }
+void FuseStream::ask() {
+  if (shadow_->size() == 1) return flush(static_cast<int64_t>(held_.size()));
+  Plan plan;
+  auto* number = static_cast<int64_t*>(plan.allocate(sizeof(int64_t)));
+  *number = made();
+  Call call;
+  call.op = Op::all_reduce;
+  call.dtype = DType::Long;
+  call.red = RedOp::MIN;
+  call.out = {number, 1};
+  answer_ = number;
+  round_ = start(*shadow_, shadow_->find(backend_), call, plan);
 }
 
-// ---- all ranks
+// ---- the flush
 
-void FuseStream::flush(Kind& kind, int64_t number, std::size_t count) {
-  const auto end = kind.held.begin() + static_cast<std::ptrdiff_t>(count);
-  const std::vector<std::shared_ptr<FusePart>> parts(kind.held.begin(), end);
-  kind.held.erase(kind.held.begin(), end);
-  kind.since = Clock::now();
-  kind.flushed += static_cast<int64_t>(count);
-  held_ -= static_cast<int64_t>(count);
-  if (held_ == 0) set_pending(false);
-  int64_t bytes = 0;
-  for (const auto& part : parts) bytes += fuse_bytes(part->call);
-  kind.bytes -= bytes;
+// Buffers fill up in the order of the calls, each kind its own; what is left goes in the order of the kinds' numbers.
+void FuseStream::flush(int64_t count) {
+  std::map<int64_t, Parts> open;
+  std::map<int64_t, int64_t> filled;
+  for (; count > 0; --count) {
+    const auto part = held_.front();
+    held_.pop_front();
+    ++flushed_;
+    const auto bytes = fuse_bytes(part->call);
+    bytes_[part->kind] -= bytes;
+    if (filled[part->kind] + bytes > limits_.buffer_bytes) {
+      send(std::exchange(open[part->kind], {}));
+      filled[part->kind] = 0;
+    }
+    filled[part->kind] += bytes;
+    open[part->kind].push_back(part);
+  }
+  for (auto& [kind, parts] : open) send(std::move(parts));
+  if (held_.empty()) set_pending(false);
+}
+
+void FuseStream::send(Parts parts) {
+  if (parts.empty()) return;
   ++statistics_.flushes;
-  statistics_.bytes += bytes;
-  statistics_.digest = mix(mix(statistics_.digest, number), kind.flushed);
+  for (const auto& part : parts) statistics_.bytes += fuse_bytes(part->call);
+  statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind), parts.back()->number);
   std::shared_ptr<Work> carrier;
   std::optional<Error> failure;
   try {
-    carrier = carry(parts, *kind.slot);
+    carrier = carry(parts);
   } catch (const Error& error) {
     failure = error;
   }
@@ -203,31 +175,29 @@ void FuseStream::flush(Kind& kind, int64_t number, std::size_t count) {
   }
 }
 
-std::shared_ptr<Work> FuseStream::carry(const std::vector<std::shared_ptr<FusePart>>& parts, Slot& slot) {
+std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   Plan plan;
+  Slot* slot = parts.front()->slot;
   if (parts.size() == 1) {
     Call call = parts.front()->call;
-    return start(*shadow_, &slot, call, plan);
+    return start(*shadow_, slot, call, plan);
   }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   Call call = fuse_calls(calls, shadow_->rank(), shadow_->size(), pool_, plan);
-  return start(*shadow_, &slot, call, plan);
+  return start(*shadow_, slot, call, plan);
 }
 
 // Nobody can tell any more what the other ranks flush: all that is held fails, and later calls are refused.
 void FuseStream::break_off(const Error& error) {
   broken_ = error;
-  listening_.reset();
-  for (auto& [number, kind] : kinds_) {
-    for (const auto& part : kind.held) {
-      part->failure = error;
-      part->gone.store(true, std::memory_order_release);
-    }
-    kind.held.clear();
-    kind.bytes = 0;
+  round_.reset();
+  for (const auto& part : held_) {
+    part->failure = error;
+    part->gone.store(true, std::memory_order_release);
   }
-  held_ = 0;
+  held_.clear();
+  bytes_.clear();
   set_pending(false);
 }
 

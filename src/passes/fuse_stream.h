@@ -38,72 +38,66 @@ int64_t fuse_bytes(const Call& call);
 
 /// A held call.
 struct FusePart {
-  Call call;                      // its memory is kept by the Work of the call
-  int64_t kind = 0;               // calls with the same number may share a buffer
+  Call call;  // its memory is kept by the Work of the call
+  Slot* slot = nullptr;
+  int64_t kind = 0;    // calls with the same number may share a buffer
+  int64_t number = 0;  // which call of its stream it is, from 1
+  std::chrono::steady_clock::time_point since;
   std::shared_ptr<Work> carrier;  // both written before `gone`
   std::optional<Error> failure;
   std::atomic<bool> gone{false};
 };
 
 /// The held calls of one backend, and how the ranks agree on what is in a flush. T is a clock and wait() is the
-/// program's, so no rank can know from its own state what the others would flush. Rank 0 decides, and tells: each
-/// fused collective follows a broadcast, on the same communicator, of which kind it is and up to which of the calls of
-/// that kind (numbered in program order, which is the same on all ranks) it goes. The other ranks only ever flush what
-/// a broadcast names, once they have made those calls themselves. Nothing else uses that communicator, so its order
-/// is rank 0's on all ranks. A rank asks for the next broadcast while it holds calls, and rank 0 sends one for these
-/// at most T after it has made them.
+/// program's, so no rank can know from its own state what the others would flush. So they ask each other: a rank that
+/// wants a flush (a buffer is full, T is over, somebody waits) says how many calls it has made so far, in an all_reduce
+/// with MIN. All ranks get the same number, and have made all calls up to it; these go, in buffers that follow from
+/// their sizes and kinds alone. Calls are numbered in program order, which is the same on all ranks. Every rank that
+/// has made a call joins at the latest when T is over, and none joins without a call that is new to the others' answer,
+/// so that each round flushes something. Rounds and fused calls have their communicator to themselves: each rank issues
+/// round, flush, round, flush.
 class FuseStream : public Continuation {
  public:
   FuseStream(std::shared_ptr<Group> shadow, const std::string& backend, FuseLimits limits);
 
-  /// Takes a call in; rank 0 flushes a buffer that is full.
+  /// Takes a call in.
   std::shared_ptr<FusePart> join(const Call& call, Slot& slot);
-  /// One step: rank 0 flushes what has waited for T, the others what rank 0 has announced. Returns at once.
+  /// One step: asks for a flush if it is time, flushes what was agreed on. Returns at once.
   void drive();
   /// Somebody waits for this call.
   void hurry(const FusePart& part);
-  /// Rank 0 flushes all, the others what it has announced.
+  /// Somebody waits for all.
   void hurry() override;
-  /// Lets all go and waits until nothing is held; false if the time runs out first.
+  /// Waits until nothing is held; false if the time runs out first.
   bool settle(std::chrono::nanoseconds limit);
   const FuseLimits& limits() const { return limits_; }
   FuseStatistics statistics() const;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Kind {
-    Slot* slot = nullptr;  // of the shadow group
-    std::deque<std::shared_ptr<FusePart>> held;
-    int64_t flushed = 0;  // calls of this kind that are gone
-    int64_t bytes = 0;    // of those held
-    Clock::time_point since;
-  };
-  // Which kind, and up to which of its calls.
-  struct Announcement {
-    int64_t kind, end;
-  };
+  using Parts = std::vector<std::shared_ptr<FusePart>>;
 
-  bool leads() const { return shadow_->rank() == 0; }
-  void announce(Kind& kind, int64_t number);
-  void cut(Kind& kind, int64_t number);
-  void cut_expired();
-  void listen();
-  void follow();
-  void flush(Kind& kind, int64_t number, std::size_t count);
-  std::shared_ptr<Work> carry(const std::vector<std::shared_ptr<FusePart>>& parts, Slot& slot);
+  int64_t made() const { return flushed_ + static_cast<int64_t>(held_.size()); }
+  bool due() const;
+  void step();
+  void ask();
+  void flush(int64_t count);
+  void send(Parts parts);
+  std::shared_ptr<Work> carry(const Parts& parts);
   void break_off(const Error& error);
-  std::pair<Call, Announcement*> announcement(Plan& plan) const;
 
   const std::shared_ptr<Group> shadow_;
   const std::string& backend_;
   const FuseLimits limits_;
   FusePool pool_;
   mutable std::mutex mutex_;  // guards all below
-  std::map<int64_t, Kind> kinds_;
-  int64_t held_ = 0;
-  std::shared_ptr<Work> listening_;          // not on rank 0: the next broadcast
-  const Announcement* announced_ = nullptr;  // its memory
-  std::optional<Error> broken_;              // the broadcasts do not work any more
+  std::deque<std::shared_ptr<FusePart>> held_;
+  std::map<int64_t, int64_t> bytes_;  // of those held, by kind
+  int64_t flushed_ = 0;               // calls that are gone
+  int64_t wanted_ = 0;                // up to this call, all shall go now
+  std::shared_ptr<Work> round_;       // the agreement that is under way
+  const int64_t* answer_ = nullptr;   // its memory
+  std::optional<Error> broken_;       // the ranks cannot agree any more
   FuseStatistics statistics_;
 };
 

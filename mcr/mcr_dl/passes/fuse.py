@@ -30,8 +30,8 @@ class Fuse:
     """Hold small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls, and send them together.
 
     Calls share a buffer if they agree in operation, dtype, reduction, root and backend. A buffer goes when it is full,
-    when its first call has waited long enough, or when somebody waits for one of its calls. The clock and the waiting
-    that count are rank 0's of the group (docs/passes.md).
+    when its first call has waited long enough, or when somebody waits for one of its calls. The ranks agree on each
+    flush (docs/passes.md).
 
     Args:
         buffer_bytes: the size of a buffer, the paper's B; by default the backend's in ``DEFAULTS``.
