@@ -21,7 +21,7 @@ class Limits:
 
 
 # Measured by bench/fusion.py (docs/results/fusion.md).
-DEFAULTS = {"mpi": Limits(1 << 16, 200, 1 << 12), "gloo": Limits(1 << 20, 1000, 1 << 17)}
+DEFAULTS = {"mpi": Limits(1 << 18, 200, 1 << 15), "gloo": Limits(1 << 20, 1000, 1 << 16)}
 _OTHERS = DEFAULTS["gloo"]
 
 

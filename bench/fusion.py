@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor fusion: batches of asynchronous all_reduces, fused and not, two ranks on one host.
+
+256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then all
+are waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer sizes
+instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import fusion_rank
+from markdown_text import size_text, table
+from mcr_dl import _C
+from mcr_dl.bench.ranks import run_local
+from mcr_dl.passes.fuse import DEFAULTS
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+
+
+def measure(options: dict[str, dict[str, int]], budget: float, models: bool) -> dict[str, Any]:
+    """Samples of fresh ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "samples.json"
+        with run_local(fusion_rank.measure_all, (options, budget, models, str(output)), 2) as running:
+            running.wait()
+            if running.first_failure is not None:
+                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def medians(point: dict[str, Any], name: str) -> tuple[float, float, float]:
+    """Microseconds of the plain batch and of the fused one, and the median of the rounds' ratios."""
+    ratios = [plain / fused for plain, fused in zip(point["plain"], point[name], strict=True)]
+    return statistics.median(point["plain"]), statistics.median(point[name]), statistics.median(ratios)
+
+
+def _row(title: str, point: dict[str, Any]) -> list[str]:
+    plain, fused, ratio = medians(point, "fused")
+    return [title, f"{plain:,.0f}", f"{fused:,.0f}", f"{ratio:.2f}"]
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The report."""
+    lines = [
+        "# Tensor fusion",
+        "",
+        f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; {_C.__version__}.",
+        "",
+        "Two ranks on one host, float32 SUM all_reduces: all of a batch are started, then all are waited for. Batches",
+        "with and without fusion take turns; medians in µs, and the median of the rounds' ratios (above 1: fusion is",
+        "faster). Aims: 3 on 256 tensors of 1 KiB with gloo, nothing lost above 1 MiB.",
+        "",
+    ]
+    for backend in fusion_rank.BACKENDS:
+        limits = DEFAULTS[backend]
+        lines += [
+            f"## {backend}",
+            "",
+            f"Buffers of {size_text(limits.buffer_bytes)}, {limits.hold_microseconds} µs, calls up to "
+            f"{size_text(limits.largest_bytes)}.",
+            "",
+        ]
+        rows = [_row(f"{point['tensors']} x {size_text(point['nbytes'])}", point) for point in found[backend]["sweep"]]
+        rows += [
+            _row(f"{name}, {point['tensors']} tensors, {point['nbytes'] / 2**20:.0f} MiB", point)
+            for name, point in found[backend]["models"].items()
+        ]
+        lines += table(["batch", "plain", "fused", "plain / fused"], rows)
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Speed-up by tensor size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for backend, colour in zip(fusion_rank.BACKENDS, ("tab:blue", "tab:orange"), strict=True):
+        sweep = found[backend]["sweep"]
+        sizes = [point["nbytes"] for point in sweep]
+        axes.plot(sizes, [medians(point, "fused")[2] for point in sweep], "o-", color=colour, label=backend)
+    axes.axhline(1, color="0.5", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    ticks = [point["nbytes"] for point in found["mpi"]["sweep"]][::2]
+    axes.set_xticks(ticks, [size_text(size) for size in ticks])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="size of one tensor", ylabel="time without fusion / with")
+    axes.set_title("256 asynchronous all_reduces, 2 ranks on 2 cores", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=130)
+
+
+def explore(budget: float) -> None:
+    """Which buffer size is best for which tensors, by backend."""
+    buffers = [1 << power for power in (13, 14, 15, 16, 17, 18, 20)]
+    options = {
+        size_text(size): {"buffer_bytes": size, "largest_bytes": min(size, 1 << 16), "hold_microseconds": 1000}
+        for size in buffers
+    }
+    found = measure(options, budget, models=False)
+    for backend in fusion_rank.BACKENDS:
+        rows = [
+            [size_text(point["nbytes"]), *(f"{medians(point, name)[2]:.2f}" for name in options)]
+            for point in found[backend]["sweep"]
+        ]
+        print(f"\n{backend}: plain / fused by buffer size\n\n" + "\n".join(table(["tensor", *options], rows)))
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds per point")
+    parser.add_argument("--explore", action="store_true", help="compare buffer sizes")
+    arguments = parser.parse_args()
+    if arguments.explore:
+        explore(arguments.budget)
+        return
+    found = measure({"fused": {}}, arguments.budget, models=True)
+    (RESULTS / "fusion.json").write_text(json.dumps(found, indent=1))
+    (RESULTS / "fusion.md").write_text(markdown(found))
+    draw(found, ROOT / "docs" / "images" / "fusion.png")
+    print(markdown(found))
+
+
+if __name__ == "__main__":
+    main()

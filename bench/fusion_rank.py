@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of bench/fusion.py: batches of asynchronous calls on a plain group and on one that fuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl import _C
+from mcr_dl.bench.ranks import bind
+from mcr_dl.passes import Fuse
+
+BACKENDS = ("mpi", "gloo")
+TENSORS = 256
+SWEEP = [1 << power for power in range(7, 17)]
+LARGE = [(1 << 18, 64), (1 << 20, 16), (1 << 22, 8)]
+
+
+def resnet50() -> list[int]:
+    """Elements of the parameters of a ResNet-50, in the order in which the backward pass makes their gradients."""
+    sizes = [64 * 3 * 7 * 7, 64, 64]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            out = 4 * width
+            sizes += [width * channels, width, width, width * width * 9, width, width, out * width, out, out]
+            if block == 0:
+                sizes += [out * channels, out, out]
+            channels = out
+    return [*sizes, 1000 * 2048, 1000][::-1]
+
+
+def gpt2_small() -> list[int]:
+    """The same of a GPT-2 with 12 layers of 768 features."""
+    width = 768
+    layer = [width, width, 3 * width * width, 3 * width, width * width, width]
+    layer += [width, width, 4 * width * width, 4 * width, 4 * width * width, width]
+    return [50257 * width, 1024 * width, *(layer * 12), width, width][::-1]
+
+
+MODELS = {"ResNet-50": resnet50, "GPT-2 small": gpt2_small}
+
+
+def _batch(tensors: list[torch.Tensor], group: Any, backend: str) -> float:
+    """Microseconds from the first call to the end of the last."""
+    mcr_dl.barrier(group, backend="mpi")
+    begin = time.perf_counter()
+    works = [mcr_dl.all_reduce(tensor, group=group, backend=backend, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def _measure(sizes: list[int], groups: dict[str, Any], backend: str, budget: float) -> dict[str, list[float]]:
+    """Interleaved batches; rank 0 says when there have been enough."""
+    tensors = [torch.zeros(size) for size in sizes]
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    more = torch.ones(1)
+    begin = time.perf_counter()
+    while more.item():
+        for name, group in groups.items():
+            times[name].append(_batch(tensors, group, backend))
+        rounds = len(next(iter(times.values())))
+        more.fill_(rounds < 4 or (rounds < 60 and time.perf_counter() - begin < budget))
+        mcr_dl.broadcast(more, 0, backend="mpi")
+    return {name: samples[1:] for name, samples in times.items()}
+
+
+def _choices(options: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """A plain group, and one for each way to fuse."""
+    groups = {"plain": mcr_dl.new_group()}
+    for name, values in options.items():
+        groups[name] = mcr_dl.new_group()
+        mcr_dl.set_passes([Fuse(**values)], groups[name])
+    return groups
+
+
+def measure_all(options: dict[str, dict[str, int]], budget: float, models: bool, output: str) -> None:
+    """Everything, for each set of Fuse's options; rank 0 writes the samples."""
+    mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
+    bind()
+    groups = _choices(options)
+    points = [(size, TENSORS) for size in SWEEP] + LARGE
+    found: dict[str, Any] = {}
+    for backend in BACKENDS:
+        sweep = {size: _measure([size // 4] * count, groups, backend, budget) for size, count in points}
+        found[backend] = {"sweep": [{"nbytes": size, "tensors": count, **sweep[size]} for size, count in points]}
+        found[backend]["models"] = {
+            name: {"tensors": len(sizes()), "nbytes": 4 * sum(sizes()), **_measure(sizes(), groups, backend, budget)}
+            for name, sizes in (MODELS.items() if models else ())
+        }
+        if mcr_dl.get_rank() == 0:
+            print(f"{backend}: done", flush=True)
+    found["flushes"] = {
+        name: _C.passes(group)[0].statistics()["flushes"]
+        for name, group in groups.items()
+        if _C.passes(group)  # type: ignore[attr-defined]
+    }
+    if mcr_dl.get_rank() == 0:
+        Path(output).write_text(json.dumps(found))
+    mcr_dl.finalize()
