@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor fusion: batches of asynchronous all_reduces, fused and not, two ranks on one host.
 
-256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then all
-are waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer sizes
-instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
+256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then
+all are waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer
+sizes instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
 """
 
 from __future__ import annotations

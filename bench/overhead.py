@@ -245,6 +245,7 @@ def machine_text() -> str:
 
 def run(arguments: argparse.Namespace) -> None:
     """One rank."""
+    import chain
     import choosing
     import mcr_dl
 
@@ -277,6 +278,7 @@ def run(arguments: argparse.Namespace) -> None:
         progress.advance(task)
         mcr_dl.destroy_process_group()
         report["choosing_ns"] = choosing.measure()
+        report["chain_ns"] = chain.measure()
         progress.advance(task)
     if pair.rank == 0:
         arguments.out.mkdir(parents=True, exist_ok=True)

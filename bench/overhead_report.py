@@ -85,7 +85,13 @@ def _choosing(report: dict[str, Any]) -> list[str]:
     return ["## Choosing", "", text, "", *table(["", "ns"], rows)]
 
 
+def _chain(report: dict[str, Any]) -> list[str]:
+    rows = [[chain, f"{nanoseconds:.0f}"] for chain, nanoseconds in report["chain_ns"].items()]
+    text = "The same for groups with different passes; a blocking call, which `fuse` only hands on."
+    return ["## Passes", "", text, "", *table(["", "ns"], rows)]
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The whole report."""
-    parts = (_mpi, _gloo, _overlap, _memory, _choosing)
+    parts = (_mpi, _gloo, _overlap, _memory, _choosing, _chain)
     return "\n".join([INTRODUCTION.format(**report), *(line for part in parts for line in part(report))])

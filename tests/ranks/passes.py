@@ -281,8 +281,9 @@ def _statistics(group: Any = None) -> dict[str, int]:
 class Batch:
     """Calls of one operation, with what must come of them."""
 
-    def __init__(self, operation: str, dtype: torch.dtype, group: Any, backend: str) -> None:
+    def __init__(self, operation: str, dtype: torch.dtype, average: bool, group: Any, backend: str) -> None:
         self.operation, self.dtype, self.group, self.backend = operation, dtype, group, backend
+        self.reduction = mcr_dl.ReduceOp.AVG if average else mcr_dl.ReduceOp.SUM
         self.rank, self.size = mcr_dl.get_rank(group), mcr_dl.get_world_size(group)
         self.results: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -298,24 +299,29 @@ class Batch:
             self.results.append((mine, self._values(count, root, number)))
             return mcr_dl.broadcast(mine, group_src=root, **options)
         if self.operation == "all_reduce":
-            self.results.append((mine, sum(self._values(count, r, number) for r in ranks)))
-            return mcr_dl.all_reduce(mine, **options)
+            self.results.append((mine, self._reduced([self._values(count, r, number) for r in ranks])))
+            return mcr_dl.all_reduce(mine, op=self.reduction, **options)
         if self.operation == "all_gather":
             out = [torch.empty(count, dtype=self.dtype) for _ in ranks]
             self.results += [(out[r], self._values(count, r, number)) for r in ranks]
             return mcr_dl.all_gather(out, mine, **options)
         whole = [self._values(count * self.size, r, number) for r in ranks]
         out_block = torch.empty(count, dtype=self.dtype)
-        expected = sum(whole).view(self.size, count)[self.rank]  # type: ignore[attr-defined]
-        self.results.append((out_block, expected))
-        return mcr_dl.reduce_scatter_tensor(out_block, whole[self.rank], **options)
+        self.results.append((out_block, self._reduced(whole).view(self.size, count)[self.rank]))
+        return mcr_dl.reduce_scatter_tensor(out_block, whole[self.rank], op=self.reduction, **options)
+
+    def _reduced(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        total = torch.stack(parts).sum(0).to(self.dtype)
+        return total / self.size if self.reduction == mcr_dl.ReduceOp.AVG else total
 
     def check(self) -> None:
         for number, (got, expected) in enumerate(self.results):
             assert torch.equal(got, expected), (self.operation, self.dtype, number)
 
 
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+MOVES = ("broadcast", "all_gather")
+OPERATIONS = ("all_reduce", "reduce_scatter", *MOVES)
+KINDS = ((torch.float32, False), (torch.float32, True), (torch.int64, False), (torch.bool, False))
 
 
 def _wait(works: list[Any], how: int) -> None:
@@ -344,10 +350,10 @@ def fused(backend: str, group_name: str = "world") -> None:
     mcr_dl.set_passes([Fuse(buffer_bytes=3000, hold_microseconds=300, largest_bytes=1500)], group)
     for _ in range(4):
         batches = [
-            Batch(operation, dtype, group, backend)
+            Batch(operation, dtype, average, group, backend)
             for operation in OPERATIONS
-            for dtype in (torch.float32, torch.int64, torch.bool)
-            if dtype != torch.bool or operation in ("broadcast", "all_gather")
+            for dtype, average in KINDS
+            if operation in MOVES or dtype != torch.bool
         ]
         works = []
         for number in range(60):

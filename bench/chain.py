@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What passes cost: blocking calls of groups with different chains, on the backend that does nothing.
+
+Part of overhead.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import timeit
+from typing import Any
+
+import torch
+
+import mcr_dl
+
+_CALLS = 50_000
+_ROUNDS = 21
+
+
+class HandsOn:
+    """The least that a pass in Python can do."""
+
+    name = "hands_on"
+
+    def handle(self, call: Any) -> Any:
+        """Hand the call on."""
+        return call.proceed()
+
+
+# In one process, so that these are all that differs; "taken away" has had passes before.
+CHAINS = {"no pass": None, "taken away": [], "fuse": ["fuse"], "one in Python": ["hands_on"]}
+
+
+def measure() -> dict[str, float]:
+    """Median ns per call by chain, interleaved. Starts and ends a runtime of this process alone."""
+    mcr_dl.init_process_group("null", store=mcr_dl.HashStore(), rank=0, world_size=1, tuning_table="none", passes=[])
+    mcr_dl.register_pass(HandsOn())
+    timers = {}
+    for name, passes in CHAINS.items():
+        group = mcr_dl.new_group()
+        if passes is not None:
+            mcr_dl.set_passes(passes or ["fuse"], group)
+            mcr_dl.set_passes(passes, group)
+        known = {"_f": mcr_dl.all_reduce, "_x": torch.ones(4), "_g": group}
+        timers[name] = timeit.Timer("f(x, group=g)", "f = _f; x = _x; g = _g", globals=known)
+    taken: dict[str, list[float]] = {name: [] for name in CHAINS}
+    for _ in range(_ROUNDS):
+        for name, timer in timers.items():
+            taken[name].append(timer.timeit(_CALLS) / _CALLS * 1e9)
+    mcr_dl.destroy_process_group()
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+if __name__ == "__main__":
+    for name, nanoseconds in measure().items():
+        print(f"{name:20} {nanoseconds:7.1f} ns")
