@@ -30,7 +30,7 @@ class Profiler {
   }
 
  private:
-  static inline std::atomic<Profiler*> installed_{nullptr};
+  static std::atomic<Profiler*> installed_;  // not inline: the bindings, with hidden symbols, would have their own
 };
 
 }  // namespace mcr

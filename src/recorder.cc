@@ -108,6 +108,13 @@ std::vector<Reading> Ring::read(int64_t from, int64_t to) const {
   return result;
 }
 
+std::atomic<bool> Recorder::callers_wanted_{false};
+
+const std::string*& Recorder::caller() {
+  thread_local const std::string* name = nullptr;
+  return name;
+}
+
 Recorder::Recorder() { resize(kCapacity); }
 
 Recorder& Recorder::instance() {

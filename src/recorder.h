@@ -158,14 +158,11 @@ class Recorder {
   /// Whether records shall name the function that made the call, which whoever makes calls then writes to caller().
   static bool callers_wanted() { return callers_wanted_.load(std::memory_order_relaxed); }
   static void want_callers(bool wanted) { callers_wanted_.store(wanted, std::memory_order_relaxed); }
-  static const std::string*& caller() {
-    thread_local const std::string* name = nullptr;
-    return name;
-  }
+  static const std::string*& caller();
 
  private:
   Recorder();
-  static inline std::atomic<bool> callers_wanted_{false};
+  static std::atomic<bool> callers_wanted_;  // not inline: the bindings, with hidden symbols, would have their own
   std::atomic<int64_t> next_{1};
   std::atomic<Ring*> ring_{nullptr};
   mutable std::mutex mutex_;
