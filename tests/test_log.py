@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import Pools
@@ -32,6 +34,10 @@ def test_groups_count_their_own_calls(pools: Pools) -> None:
 
 def test_configure(pools: Pools) -> None:
     pools.get("processes", 2).run(log.configured)
+
+
+def test_deepspeeds_configurations(pools: Pools, tmp_path: Path) -> None:
+    pools.get("processes", 2).run(log.deepspeed, str(tmp_path))
 
 
 def test_configure_refuses(pools: Pools) -> None:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -145,6 +148,22 @@ def configured() -> None:
     assert mcr_dl.get_passes() == ["mark"]
     mcr_dl.barrier()
     assert mcr_dl.log_records()[-1] == record
+    _off()
+
+
+def deepspeed(folder: str) -> None:
+    """A configuration file of DeepSpeed's, and its own config object."""
+    session.start()
+    file = Path(folder) / f"config.{mcr_dl.get_rank()}.json"
+    file.write_text(json.dumps({"train_batch_size": 8, "comms_logger": {"enabled": True, "prof_all": True}}))
+    mcr_dl.configure(file)
+    assert mcr_dl.get_passes() == ["log"]
+    logger = SimpleNamespace(enabled=False, verbose=False, prof_all=True, prof_ops=[], debug=False)
+    part = SimpleNamespace(comms_logger_enabled=False, comms_logger=logger)
+    mcr_dl.configure(SimpleNamespace(comms_config=part))
+    assert mcr_dl.get_passes() == []
+    mcr_dl.configure(SimpleNamespace(comms_config=part), enabled=True)  # arguments go before it
+    assert mcr_dl.get_passes() == ["log"]
     _off()
 
 
