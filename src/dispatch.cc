@@ -8,6 +8,8 @@
 #include "emulate.h"
 #include "flatten.h"
 #include "pass.h"
+#include "profile.h"
+#include "recorder.h"
 #include "reduce.h"
 #include "validate.h"
 
@@ -154,6 +156,7 @@ class Issue {
                                               " on device " + std::string(name(call.device.type)) +
                                               ", and no fallback");
     }
+    span_ = Profiler::span(call.op, slot->name);
   }
 
   bool polled() const { return route_ == Route::Emulated || (row(passage_.call.op).is(kPeer) && admits_one_thread()); }
@@ -182,6 +185,22 @@ class Issue {
   Passage& passage_;
   Route route_ = Route::Native;
   bool average_ = false;
+  std::unique_ptr<Profiler::Span> span_;
+};
+
+// Adds a wait to the record of a work that has one.
+class LoggedWait {
+ public:
+  explicit LoggedWait(const Work& work) : number_(work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
+  LoggedWait(const LoggedWait&) = delete;
+  LoggedWait& operator=(const LoggedWait&) = delete;
+  ~LoggedWait() {
+    if (number_ != 0) Recorder::instance().waited(number_, begin_, Recorder::now());
+  }
+
+ private:
+  int64_t number_;
+  int64_t begin_;
 };
 
 }  // namespace
@@ -240,6 +259,7 @@ std::string_view how(const Communicator& communicator, Call call) {
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
+  const LoggedWait logged(work);
   if (work.poll()) return work.rethrow();
   const Waiting waiting(work.progress());
   const auto deadline = std::chrono::steady_clock::now() + limit;

@@ -66,6 +66,10 @@ class Work {
   /// Group rank that a completed receive came from, else -1.
   int source() const;
 
+  /// The number of its record in the log, 0 if it has none.
+  int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
+  void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
+
   /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed.
   void on_done(std::function<void()> callback);
 
@@ -79,6 +83,7 @@ class Work {
   std::vector<std::unique_ptr<Request>> requests_;
   std::size_t next_ = 0;  // requests before it are at their end; guarded by busy_
   std::atomic<bool> settled_{false};
+  std::atomic<int64_t> record_{0};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text rather than the exception: each thread that asks throws one of its own.
   struct Failure {

@@ -70,6 +70,9 @@ from mcr_dl._runtime import (
 )
 from mcr_dl._signature import attach as _attach
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
+from mcr_dl.passes.log import records as log_records
+from mcr_dl.passes.log import reset as reset_log
+from mcr_dl.trace import configure, log_summary
 from mcr_dl.tuning.explain import Explanation, explain
 from mcr_dl.tuning.refine import Change, refine, refine_step
 
@@ -119,6 +122,7 @@ __all__ = [
     "available_backends",
     "batch_isend_irecv",
     "broadcast_object_list",
+    "configure",
     "default_pg_timeout",
     "destroy_process_group",
     "explain",
@@ -142,6 +146,8 @@ __all__ = [
     "is_available",
     "is_initialized",
     "is_torchelastic_launched",
+    "log_records",
+    "log_summary",
     "monitored_barrier",
     "new_group",
     "new_subgroups",
@@ -150,6 +156,7 @@ __all__ = [
     "refine",
     "refine_step",
     "register_pass",
+    "reset_log",
     "scatter_object_list",
     "send_object_list",
     "set_passes",

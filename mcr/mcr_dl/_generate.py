@@ -80,6 +80,14 @@ _FUNCTIONS = (
     "def dtype_class(dtype: str) -> str:",
     "def set_passes(group: ProcessGroup, passes: list[Pass]) -> None:",
     "def passes(group: ProcessGroup) -> list[Pass]:",
+    "def log_records(number: int) -> list[tuple[Any, ...]]:",
+    "def log_groups() -> list[tuple[str, int, int, list[int]]]:",
+    "def log_resize(capacity: int) -> None:",
+    "def log_capacity() -> int:",
+    "def log_made() -> int:",
+    "def log_lost() -> int:",
+    "def log_now() -> int:",
+    "def log_callers(wanted: bool) -> None:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
 )
 
@@ -144,6 +152,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _settle(self, limit: timedelta) -> bool:",
     ),
     "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: ProcessGroup) -> None:",),
+    "LogPass(Pass)": ("def __init__(self, group: ProcessGroup, ops: list[str] | None) -> None:",),
     "FusePass(Pass)": (
         "def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None:",
         "def statistics(self) -> dict[str, int]:",

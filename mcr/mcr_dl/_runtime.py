@@ -283,10 +283,11 @@ def init_process_group(
     if _state is not None:
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
+    from mcr_dl import trace
     from mcr_dl.passes import chain
 
     wanted = parse_backends(backend)
-    specifications = chain.specify(passes)
+    specifications = trace.with_log(chain.specify(passes))
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
     environment = dict(os.environ)
     launch = _launch_of(rank, world_size, environment)
@@ -371,6 +372,9 @@ def destroy_process_group(group: _C.ProcessGroup | None = None) -> None:
         return
     if not _C.drain(current.backends, _DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=2)
+    from mcr_dl import trace
+
+    trace.finish(together=True)
     _forget()
 
 
@@ -422,6 +426,10 @@ def _bounded(step: Callable[[], None]) -> None:
 
 
 def _at_exit() -> None:
+    if _state is not None:
+        from mcr_dl import trace
+
+        trace.finish(together=False)
     # After an uncaught exception the other ranks may never come: leave at once, so that the launcher ends them.
     if getattr(sys, "last_value", None) is not None:
         return

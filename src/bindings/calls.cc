@@ -9,6 +9,7 @@
 
 #include "arguments.h"
 #include "errors.h"
+#include "log.h"
 #include "signature.h"
 #include "tensors.h"
 
@@ -252,6 +253,7 @@ PyObject* call_operation(PyObject* self, PyObject* const* args, std::size_t narg
   std::array<PyObject*, kMaxParams> slots{};
   try {
     arrange(signature, args, PyVectorcall_NARGS(nargsf), kwnames, slots.data());
+    note_caller();
     Binder binder(signature, slots.data());
     return binder.bind() ? binder.issue() : not_a_member(signature);
   } catch (...) {

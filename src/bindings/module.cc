@@ -12,9 +12,11 @@
 #include "calls.h"
 #include "errors.h"
 #include "gil.h"
+#include "log.h"
 #include "names.h"
 #include "passes.h"
 #include "signature.h"
+#include "torch_profiler.h"
 #include "tuning.h"
 
 namespace py = pybind11;
@@ -262,8 +264,10 @@ PYBIND11_MODULE(_C, module) {
     add_tables(module);
     add_tuning(module);
     add_passes(module);
+    add_log(module);
     add_registry(module);
     add_operations(module.ptr());
+    install_profiler();
     py::list names;
     for (const auto& signature : signatures()) names.append(signature.name);
     module.attr("__all__") = names;  // `from mcr_dl._C import *` is the public operations

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +101,7 @@ class Options:
     shape: Shape = field(default_factory=Shape)
     chart: Path | None = Path("demo-results/moe.png")
     json: Path = Path("demo-results/moe.json")
+    trace: Path | None = None
 
 
 def rounded_up(number: int, factor: int) -> int:
@@ -134,9 +136,11 @@ def train(trainers: Sequence[Trainer], options: Options, console: Console) -> No
         for turn in range(turns):
             first = turn % len(trainers)
             for trainer in [*trainers[first:], *trainers[:first]]:
-                for _ in range(options.turn):
-                    trainer.step(measured=turn > 0)
-                    progress.advance(trainer.record)
+                # The first turn has no region: summaries of the trace then leave it out, as the report does.
+                with dist.trace.region(trainer.record.mode) if turn > 0 else nullcontext():
+                    for _ in range(options.turn):
+                        trainer.step(measured=turn > 0)
+                        progress.advance(trainer.record)
     for trainer in trainers:
         trainer.record.loss_end = trainer.held_out_loss()
 
@@ -171,6 +175,29 @@ def describe(
     )
 
 
+def save_trace(trace: Path, console: Console) -> None:
+    """Save every rank's log beside `trace`; rank 0 merges them, says where the time went, and draws it.
+
+    The files of all ranks must be visible to rank 0.
+    """
+    folder = trace.with_suffix("")
+    dist.trace.save(folder)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return
+    from mcr_dl.trace import cli
+    from mcr_dl.trace._show import show
+
+    traces = dist.trace.read_all(folder)
+    show(traces, console)
+    cli.merge(traces, trace)
+    if importlib.util.find_spec("matplotlib") is not None:
+        from mcr_dl.trace._plot import plot
+
+        plot(traces, trace.with_suffix(".png"))
+        console.print(f"{trace.with_suffix('.png')}: where the time went", highlight=False)
+
+
 def run(options: Options) -> int:
     """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -189,7 +216,12 @@ def run(options: Options) -> int:
     moe_report.show_setting(console, setting)
     for operation, nbytes in ((ALL_TO_ALL, setting.exchange_bytes), (ALL_REDUCE, setting.largest_bucket_bytes)):
         console.print(f"auto: {dist.explain(operation, nbytes, dtype=trainers[0].gradients.dtype)}", highlight=False)
+    if options.trace is not None:
+        dist.configure(enabled=True)
+        dist.reset_log()
     train(trainers, options, console)
+    if options.trace is not None:
+        save_trace(options.trace, console)
     records = [trainer.record.averaged() for trainer in trainers]
     problems = moe_report.problems(records, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
     if rank == 0:
@@ -220,6 +252,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--chart", type=Path, default=Path("demo-results/moe.png"), metavar="PNG", help="where the chart goes"
     )
+    parser.add_argument(
+        "--trace", type=Path, metavar="JSON", help="log all modes; the trace, a summary and its chart (.png) go there"
+    )
     parser.add_argument("--no-chart", action="store_true", help="write the figures as JSON only, without matplotlib")
     given = parser.parse_args(arguments)
     for name in ("nproc", "steps", "batch", "megabytes"):
@@ -236,6 +271,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         shape=Shape(choices=given.top_k),
         chart=None if given.no_chart else given.chart,
         json=given.chart.with_suffix(".json"),
+        trace=given.trace,
     )
 
 

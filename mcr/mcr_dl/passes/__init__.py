@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes: what a group's calls go through before their backend gets them (docs/passes.md).
 
->>> mcr_dl.set_passes(["fuse"])                                  # by name, with its defaults
+>>> mcr_dl.set_passes(["log", "fuse"])                           # by name, with their defaults
 >>> mcr_dl.set_passes([mcr_dl.passes.Fuse(buffer_bytes=1 << 18)])
 >>> mcr_dl.set_passes([])                                        # none
 """
@@ -9,5 +9,6 @@
 from mcr_dl._C import Pass, PassedCall
 from mcr_dl.passes.chain import Specification, get_passes, register_pass, set_passes
 from mcr_dl.passes.fuse import Fuse
+from mcr_dl.passes.log import Log
 
-__all__ = ["Fuse", "Pass", "PassedCall", "Specification", "get_passes", "register_pass", "set_passes"]
+__all__ = ["Fuse", "Log", "Pass", "PassedCall", "Specification", "get_passes", "register_pass", "set_passes"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log adds to a call: interleaved rounds with it and without it, medians.
+
+    python bench/log_cost.py                              # one process, the backend that does nothing
+    torchrun --nproc-per-node 2 bench/log_cost.py         # the same, and 4 bytes over mpi
+
+With --json FILE the figures go there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import timeit
+from pathlib import Path
+
+import torch
+
+import mcr_dl
+from mcr_dl import _launch
+
+_ROUNDS = 21
+# Statement and calls in a round, by name.
+_WAYS = {
+    "null, blocking": ('f("null", x)', 20_000),
+    "null, asynchronous": ('f("null", x, async_op=True).wait()', 10_000),
+    "mpi, blocking": ('f("mpi", x)', 5_000),
+    "mpi, asynchronous": ('f("mpi", x, async_op=True).wait()', 2_000),
+}
+
+
+def measure(backends: list[str]) -> dict[str, tuple[float, float]]:
+    """Median ns per call without and with the log, by way."""
+    names = {"_f": mcr_dl.all_reduce, "_x": torch.ones(1)}
+    ways = {name: way for name, way in _WAYS.items() if name.partition(",")[0] in backends}
+    timers = {name: timeit.Timer(statement, "f = _f; x = _x", globals=names) for name, (statement, _) in ways.items()}
+    taken: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ways}
+    for turn in range(_ROUNDS + 1):
+        for on in (False, True) if turn % 2 else (True, False):
+            mcr_dl.set_passes(["log"] if on else [])
+            for name, (_, calls) in ways.items():
+                mcr_dl.barrier(backend=backends[-1])
+                seconds = timers[name].timeit(calls)
+                if turn > 0:  # the first one warms up
+                    taken[name][on].append(seconds / calls * 1e9)
+    mcr_dl.set_passes([])
+    return {name: (statistics.median(both[False]), statistics.median(both[True])) for name, both in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    if _launch.detect().launcher == "none":
+        mcr_dl.init_process_group(["null"], store=mcr_dl.HashStore(), rank=0, world_size=1)
+        backends = ["null"]
+    else:
+        backends = ["null", "mpi"]
+        mcr_dl.init_process_group(backends)
+    found = measure(backends)
+    if mcr_dl.get_rank() == 0:
+        for name, (off, on) in found.items():
+            print(f"{name:20} {off:8.0f} ns without, {on:8.0f} ns with the log: {on - off:+6.0f} ns")
+        if given.json is not None:
+            figures = {name: {"off_ns": off, "on_ns": on} for name, (off, on) in found.items()}
+            given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    mcr_dl.finalize()
+
+
+if __name__ == "__main__":
+    main()

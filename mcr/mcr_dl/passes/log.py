@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log: every call leaves a record in a bounded ring, which all views read (docs/logging.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from mcr_dl import _C, _groups
+from mcr_dl._errors import InvalidArgumentError
+
+
+class RecordedGroup(NamedTuple):
+    """A group as records name it; it may be gone. `instance` counts the recorded groups of that name before it."""
+
+    name: str
+    instance: int
+    rank: int
+    ranks: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which group it is, equal on all its ranks."""
+        return self.name, self.instance
+
+
+class Record(NamedTuple):
+    """One call on this rank. Times are ns of the process's steady clock; None: not yet, or there is none."""
+
+    number: int  # of all records of the process, from 1 on
+    seq: int  # of the group's collectives, equal on all ranks; of messages: of this rank's sends and receives in it
+    group: RecordedGroup
+    op: str  # as in the op table
+    vectored: bool
+    peer: bool  # a send or receive
+    dtype: str
+    red: str | None
+    root: int | None  # or peer, as a group rank; -1: from any
+    tag: int | None
+    backend: str | None  # the candidate that did it; None: none was chosen yet
+    asynchronous: bool
+    in_count: int  # elements; an operation on one tensor has it as its output
+    out_count: int
+    in_splits: tuple[int, ...]  # elements per rank of a vectored call
+    out_splits: tuple[int, ...]
+    truncated: bool  # the splits were not kept
+    nbytes: int  # the message as nccl-tests counts it; of a vectored call this rank's larger side
+    sent_bytes: int | None  # what the backend got, where a pass has made it another size
+    fused: bool  # it shared a buffer with other calls
+    codec: str | None  # how it was compressed
+    issue: int  # the call came
+    start: int | None  # its backend, or the pass that holds it, had it
+    end: int | None  # it was seen to be complete
+    wait_begin: int | None  # of the first Work.wait
+    wait_end: int | None  # of the last one
+    waited: int  # ns in all waits together
+    state: str  # issued, started, completed, failed
+    thread: int  # the system's number of the thread that made it
+    caller: str | None  # the Python function that made it, if configure(debug=True)
+
+    @property
+    def name(self) -> str:
+        """The operation, with a "v" for the form with counts, as tables and benchmarks have it."""
+        return self.op + ("v" if self.vectored else "")
+
+    @property
+    def latency(self) -> int | None:
+        """ns from the call to its end."""
+        return None if self.end is None else self.end - self.issue
+
+
+_since = 0  # records before it have been forgotten
+
+
+def records(group: _C.ProcessGroup | None = None, *, since: int = 0) -> list[Record]:
+    """This process's records that are still in the ring, oldest first; of one group, or of all if None.
+
+    ``since``: from this number on. Costs the calls that go on meanwhile nothing; a record that is being written is left
+    out. Raises InvalidTypeError or NotInitializedError for what is no living group.
+    """
+    rows = _C.log_records(max(since, _since))
+    groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
+    found = [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows]
+    if group is None:
+        return found
+    wanted = _groups._group(group)
+    key = max((each for each in groups if each.name == wanted.name()), default=None)
+    return [record for record in found if record.group == key]
+
+
+def lost() -> int:
+    """How many records the ring has overwritten."""
+    return _C.log_lost()
+
+
+def reset() -> None:
+    """Forget all records so far; sequence numbers go on. Source: deepspeed.comm.reset_log."""
+    global _since
+    _since = _C.log_made() + 1
+
+
+def op_of(name: str) -> str:
+    """The op behind any public name of an operation; InvalidArgumentError lists the names if there is none."""
+    for row in _C.signatures():
+        if row["name"] == name:
+            return str(row["op"])
+    known = ", ".join(row["name"] for row in _C.signatures())
+    message = f"ops: expected some of {known}, got {name!r}"
+    raise InvalidArgumentError(message)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Record every call: what, how much, by whom, when. Changes no call and synchronises nothing.
+
+    Put it first: what comes before it is not in its times. Sequence numbers are counted from where it is set on.
+
+    Args:
+        capacity: how many records the process keeps (65,536 at first); a new capacity begins an empty log.
+        ops: names of the operations to record, in any public spelling; None: all.
+        verbose: print a line for each call some time after it has ended, on rank 0.
+
+    Raises InvalidArgumentError for an unknown operation or a capacity below 1.
+    """
+
+    capacity: int | None = None
+    ops: Iterable[str] | None = None
+    verbose: bool = False
+
+    name: ClassVar[str] = "log"
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None and (not isinstance(self.capacity, int) or self.capacity < 1):
+            message = f"Log: capacity: expected 1 or more, got {self.capacity!r}"
+            raise InvalidArgumentError(message)
+        if self.ops is not None:
+            if isinstance(self.ops, str):
+                message = f"Log: ops: expected a list of names, got the string {self.ops!r}"
+                raise InvalidArgumentError(message)
+            object.__setattr__(self, "ops", tuple(dict.fromkeys(op_of(name) for name in self.ops)))
+
+    def terms(self) -> dict[str, Any]:
+        """Nothing: what a rank records changes no call."""
+        return {}
+
+    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+        """The pass of one group."""
+        del shadow
+        if self.capacity is not None:
+            _C.log_resize(self.capacity)
+        if self.verbose:
+            from mcr_dl.trace import _printer
+
+            _printer.start()
+        return _C.LogPass(group, None if self.ops is None else list(self.ops))

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m mcr_dl.trace``: the same as ``mcr-trace``."""
+
+import sys
+
+from mcr_dl.trace.cli import main
+
+sys.exit(main())

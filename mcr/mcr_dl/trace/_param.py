@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces in the basic format of PARAM's commsTraceReplay (facebookresearch/param), to make the same calls elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcr_dl.passes.log import Record, RecordedGroup
+from mcr_dl.trace import _files
+from mcr_dl.trace._files import Trace
+
+Entry = dict[str, Any]
+
+# Ours -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
+_NAMES = {
+    "all_gather": "all_gather_base",
+    "all_gatherv": "all_gather_v",
+    "reduce_scatter": "reduce_scatter_base",
+    "reduce_scatterv": "reduce_scatter_v",
+    "all_to_all": "all_to_allv",
+    "all_to_allv": "all_to_allv",
+    **{name: name for name in ("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv")},
+}
+_DTYPES = {"float32", "float64", "float16", "bfloat16", "int32", "int8", "uint8", "bool", "int16", "int64"}
+_DTYPE_NAMES = {"int16": "short", "int64": "long"}
+
+
+@dataclass
+class Export:
+    """One list of entries per rank, and what PARAM has no words for: reason -> how many calls."""
+
+    ranks: list[list[Entry]] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a call that is not there."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+def _problem(record: Record) -> str | None:
+    if record.state == "failed":
+        return "calls that failed"
+    if record.name not in _NAMES:
+        return f"{record.name}: no such operation in PARAM"
+    if record.dtype not in _DTYPES and record.op != "barrier":
+        return f"dtype {record.dtype}: no such type in PARAM"
+    if record.truncated:
+        return "vectored calls whose splits were not kept"
+    if record.peer and (record.root is None or record.root < 0):
+        return "receives from any rank that did not end"
+    return None
+
+
+def _sizes(record: Record) -> Entry:
+    """Elements in and out; an operation on one tensor reads and writes it."""
+    inside = record.out_count if record.in_count == 0 and record.op in _ONE_TENSOR else record.in_count
+    dtype = _DTYPE_NAMES.get(record.dtype, record.dtype)
+    return {"in_msg_size": inside, "out_msg_size": record.out_count, "dtype": dtype}
+
+
+_ONE_TENSOR = ("all_reduce", "broadcast", "reduce", "send", "recv")
+
+
+def _splits(record: Record) -> Entry:
+    if record.vectored:
+        return {"in_split": list(record.in_splits), "out_split": list(record.out_splits)}
+    each = record.in_count // len(record.group.ranks)
+    return {"in_split": [each] * len(record.group.ranks), "out_split": [each] * len(record.group.ranks)}
+
+
+def _call(record: Record, group: int, time: int) -> Entry:
+    entry: Entry = {
+        "comms": _NAMES[record.name],
+        "req": record.number,
+        "pg_id": group,
+        "world_size": len(record.group.ranks),
+        "startTime_ns": time,
+        "markers": [record.caller or record.name],
+    }
+    if record.op == "barrier":
+        return entry
+    entry.update(_sizes(record))
+    if record.vectored or record.op == "all_to_all":
+        entry.update(_splits(record))
+    ranks = record.group.ranks
+    if record.peer and record.root is not None:
+        ends = (ranks[record.group.rank], ranks[record.root])
+        source, target = ends if record.op == "send" else reversed(ends)
+        entry.update(src_rank=source, dst_rank=target, use_batch=False)
+    elif record.root is not None:
+        entry["root"] = ranks[record.root]
+    return entry
+
+
+def _wait(record: Record, group: int, time: int) -> Entry:
+    return {"comms": "wait", "req": record.number, "pg_id": group, "startTime_ns": time, "markers": ["wait"]}
+
+
+def _timed(trace: Trace, offset: int, ids: dict[RecordedGroup, int], export: Export) -> Iterator[tuple[int, Entry]]:
+    for record in trace.records:
+        problem = _problem(record)
+        if problem is not None:
+            export.leave_out(problem)
+            continue
+        group = ids[record.group]
+        yield record.issue, _call(record, group, record.issue + offset)
+        # A replay may start every call without waiting: a blocking call is one that is waited for at once.
+        waited = record.wait_begin if record.asynchronous else record.end
+        if waited is not None:
+            yield waited, _wait(record, group, waited + offset)
+
+
+def param(traces: Sequence[Trace]) -> Export:
+    """The traces as PARAM's replay reads them: for each rank its process groups, then its calls and waits in order.
+
+    Sizes are in elements, ranks are those of the job, groups are numbered alike on all ranks, times are on one clock.
+    """
+    keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
+    export = Export()
+    for trace, offset in zip(traces, _files.offsets(traces), strict=True):
+        ids = {group: keys.index((group.key, group.ranks)) for group in trace.groups}
+        entries: list[Entry] = [
+            {"comms": "init", "pg_id": index, "req": -1, "world_size": len(ranks), "global_ranks": list(ranks)}
+            for index, (_, ranks) in enumerate(keys)
+        ]
+        timed = sorted(_timed(trace, offset, ids, export), key=lambda each: each[0])
+        export.ranks.append(entries + [entry for _, entry in timed])
+    return export

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``verbose``: a line for every call, printed by a thread that reads the log now and then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from mcr_dl import _C, _launch
+from mcr_dl.passes import log
+from mcr_dl.passes.log import Record
+from mcr_dl.trace import _statistics as statistics
+
+_PERIOD = 0.5  # seconds
+_lock = threading.Lock()
+_stop: threading.Event | None = None
+_next = 0  # the first record that has no line yet
+_open: set[int] = set()  # numbers of earlier ones that were still running
+
+
+def line_of(record: Record) -> str:
+    """DeepSpeed's line for a call, with its backend."""
+    algbw, busbw = statistics.rates(record)
+    return (
+        f"comm op: {statistics.label(record)} | time (ms): {(record.latency or 0) / 1e6:.3f} | "
+        f"msg size: {statistics.size_text(record.nbytes)} | algbw (Gbps): {algbw:.2f} | busbw (Gbps): {busbw:.2f} | "
+        f"backend: {record.backend} | {record.state}"
+    )
+
+
+def flush() -> None:
+    """Print the lines of the calls that have ended since the last time."""
+    global _next
+    with _lock:
+        if _stop is None:
+            return
+        first = min(_open, default=_next)
+        fresh = [record for record in log.records(since=first) if record.number >= _next or record.number in _open]
+        running = {record.number for record in fresh if record.end is None}
+        for record in fresh:
+            if record.end is not None:
+                print(line_of(record), file=sys.stderr)
+        _next = max([_next, *(record.number + 1 for record in fresh)])
+        _open.clear()
+        _open.update(running)
+
+
+def _run(over: threading.Event) -> None:
+    while not over.wait(_PERIOD):
+        flush()
+
+
+def start() -> None:
+    """Print from now on, on rank 0 of the job; nothing to do if it does already."""
+    global _stop, _next
+    with _lock:
+        if _stop is not None or _launch.detect().rank > 0:
+            return
+        _stop, _next = threading.Event(), _C.log_made() + 1
+        threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()
+
+
+def stop() -> None:
+    """Print what is left, and no more."""
+    global _stop
+    flush()
+    with _lock:
+        if _stop is not None:
+            _stop.set()
+        _stop = None

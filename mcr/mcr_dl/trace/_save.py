@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving what this rank has recorded, on demand and at the end of the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _runtime
+from mcr_dl.passes import log
+from mcr_dl.trace import _clock, _files, _regions
+
+VARIABLE = "MCR_DL_TRACE"
+_AT_END = timedelta(seconds=10)  # for ranks that end without the others
+
+
+def folder() -> str | None:
+    """Where traces go at the end of the program, if they do: what ``MCR_DL_TRACE`` says."""
+    return os.environ.get(VARIABLE) or None
+
+
+def with_log(specifications: list[Any]) -> list[Any]:
+    """The passes of a job that starts: with the log first, if the environment asks for traces."""
+    if folder() is None or any(each.name == log.Log.name for each in specifications):
+        return specifications
+    return [log.Log(), *specifications]
+
+
+def _clock_of(current: _runtime._State, patience: timedelta | None) -> _clock.Clock:
+    launch = current.launch
+    offset: int = 0
+    error: int | None = None
+    method = _clock.WALL
+    if patience is not None:
+        store = torch_dist.PrefixStore(f"trace/{current.count('trace')}", current.store)
+        offset, error, method = _clock.measure(store, launch.rank, launch.size, patience)
+    steady, wall = _clock.readings()
+    return _clock.Clock(offset, error, method, steady, wall)
+
+
+def capture(patience: timedelta | None) -> _files.Trace:
+    """What this rank has recorded so far; `patience`: how long to wait for the others to compare clocks; None: not."""
+    current = _runtime.state()
+    return _files.Trace(
+        rank=current.launch.rank,
+        ranks=current.launch.size,
+        clock=_clock_of(current, patience),
+        records=log.records(),
+        regions=_regions.regions(),
+        lost=log.lost(),
+        saved=_C.log_now(),
+        provenance=_files.provenance(),
+    )
+
+
+def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
+    """Write this rank's records to a file of its own, for ``mcr-trace``; returns the file.
+
+    Args:
+        path: a folder (``rank3.json`` in it), or a name that ends in ``.json`` (``name.rank3.json``).
+        align: measure how far this rank's clock is from rank 0's. All ranks of the job then call this together, and
+            meet at the store. False: any rank may call at any time, a signal handler too; clocks of different hosts are
+            then taken to show the same wall time.
+
+    Raises NotInitializedError outside init and finalize; OSError if the file cannot be written.
+    """
+    return _files.write(capture(_runtime.state().timeout if align else None), path)
+
+
+def finish(*, together: bool) -> None:
+    """At the end of the runtime: write what ``MCR_DL_TRACE`` asks for; a failure is told and ends nothing."""
+    target = folder()
+    if target is None or not _runtime.is_initialized():
+        return
+    try:
+        try:
+            _files.write(capture(_AT_END if together else None), target)
+        except torch_dist.DistStoreError:  # a rank did not come
+            save(target, align=False)
+    except Exception as error:
+        print(f"mcr_dl: no trace in {target}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long the ranks waited for the slowest of them: records of one collective, matched over the ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _agreement, _runtime
+from mcr_dl.passes.log import Record
+from mcr_dl.trace import _statistics as statistics
+
+Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
+Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> least latency, the rank that had it
+
+
+def _key(record: Record) -> tuple[str, int, int]:
+    return (*record.group.key, record.seq)
+
+
+def mine(records: Iterable[Record]) -> Mine:
+    """This rank's completed collectives. Messages are no part of it: they are not numbered alike on two ranks."""
+    return [
+        [*_key(record), record.latency, len(record.group.ranks)]
+        for record in statistics.ended(records)
+        if not record.peer
+    ]
+
+
+def match(everyone: Sequence[Mine]) -> list[list[Any]]:
+    """The collectives that all ranks of their group have recorded, each with its least latency and whose it was.
+
+    The rank that came last waited for nobody: its latency is the least, and is what the transfer takes.
+    """
+    found: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    sizes: dict[tuple[str, int, int], int] = {}
+    for rank, rows in enumerate(everyone):
+        for group, instance, seq, latency, size in rows:
+            found.setdefault((group, instance, seq), []).append((latency, rank))
+            sizes[group, instance, seq] = size
+    return [[*key, *min(latencies)] for key, latencies in found.items() if len(latencies) == sizes[key]]
+
+
+def exchange(records: Iterable[Record]) -> Match:
+    """Match this rank's records with those of all others: every rank of the job calls this."""
+    current = _runtime.state()
+    store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
+    rows = _agreement.settle(store, current.launch.rank, current.launch.size, "records", mine(records), match)
+    return {(group, instance, seq): (least, rank) for group, instance, seq, least, rank in rows}
+
+
+def analysis(records: Iterable[Record], matched: Match) -> dict[str, dict[int, dict[str, Any]]]:
+    """By operation and size: this rank's time in the transfer, and waiting for the rank that came last. In ms."""
+    result: dict[str, dict[int, dict[str, Any]]] = {}
+    for (name, nbytes), part in statistics.by_size(records).items():
+        both = [
+            (record.latency or 0, *matched[_key(record)])
+            for record in part
+            if not record.peer and _key(record) in matched
+        ]
+        if not both:
+            continue
+        transfer = [least / 1e6 for _, least, _ in both]
+        waiting = [(latency - least) / 1e6 for latency, least, _ in both]
+        result.setdefault(name, {})[nbytes] = {
+            "count": len(both),
+            "total_comm_lat_ms": sum(transfer),
+            "total_straggler_ms": sum(waiting),
+            "avg_comm_lat_ms": statistics.trimmed_mean(transfer),
+            "avg_straggler_ms": statistics.trimmed_mean(waiting),
+            "msg_size_bytes": nbytes,
+            "msg_size_str": statistics.size_text(nbytes),
+            "last_ranks": dict(sorted(Counter(rank for _, _, rank in both).items())),
+        }
+    return result

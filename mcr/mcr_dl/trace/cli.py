@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``mcr-trace``: what can be seen in the traces that the ranks of a program have saved."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mcr_dl._errors import InvalidArgumentError, McrError
+from mcr_dl.bench import _arguments as arguments
+from mcr_dl.trace._chrome import chrome
+from mcr_dl.trace._files import Trace, read_all
+from mcr_dl.trace._flight_recorder import flight_recorder
+from mcr_dl.trace._param import param
+
+_PROGRAM = "mcr-trace"
+_FLIGHT_RECORDER_PREFIX = "rank_"
+
+
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, soft_wrap=True)
+
+
+def merge(traces: Sequence[Trace], output: Path) -> None:
+    """Write one trace-event file of all ranks, and say how well their clocks are aligned."""
+    output.write_text(json.dumps(chrome(traces)))
+    known = [trace.clock.error for trace in traces if trace.clock.error is not None]
+    error = f"to ±{max(known) / 1000:.1f} µs" if len(known) == len(traces) else "by the hosts' time of day"
+    methods = ", ".join(sorted({trace.clock.method for trace in traces}))
+    calls = sum(len(trace.records) for trace in traces)
+    _say(f"{output}: {calls} calls of {len(traces)} ranks, clocks aligned {error} ({methods})")
+
+
+def _merge(given: argparse.Namespace) -> None:
+    merge(read_all(given.traces), given.output)
+
+
+def _summary(given: argparse.Namespace) -> None:
+    from mcr_dl.trace._show import show
+
+    show(read_all(given.traces))
+
+
+def _plot(given: argparse.Namespace) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidArgumentError("plot: matplotlib is not installed: run `pip install 'mcr-dl[plot]'`")
+    from mcr_dl.trace._plot import plot
+
+    plot(read_all(given.traces), given.output)
+    _say(str(given.output))
+
+
+def export_param(traces: Sequence[Trace], folder: Path) -> None:
+    """Write 0.json, 1.json, ... as ``commsTraceReplay --trace-type basic --trace-path`` reads them."""
+    export = param(traces)
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, entries in enumerate(export.ranks):
+        (folder / f"{rank}.json").write_text(json.dumps(entries, indent=1))
+    _say(f"{folder}: {sum(map(len, export.ranks))} entries of {len(traces)} ranks")
+    for reason, count in export.left_out.items():
+        _say(f"left out: {reason} ({count})")
+
+
+def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
+    """Write rank_0, rank_1, ... as ``torchfrtrace`` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dumps = flight_recorder(traces)
+    for rank, dump in enumerate(dumps):
+        (folder / f"{_FLIGHT_RECORDER_PREFIX}{rank}").write_bytes(pickle.dumps(dump))
+    _say(f"{folder}: {sum(len(dump['entries']) for dump in dumps)} calls; now: torchfrtrace {folder}")
+    left_out = sum(len(trace.records) for trace in traces) - sum(len(dump["entries"]) for dump in dumps)
+    if left_out:
+        _say(f"left out: {left_out} calls that cannot be matched over the ranks")
+
+
+_FORMATS: dict[str, Callable[[Sequence[Trace], Path], None]] = {
+    "param": export_param,
+    "flight-recorder": export_flight_recorder,
+}
+
+
+def _export(given: argparse.Namespace) -> None:
+    _FORMATS[given.format](read_all(given.traces), given.output)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = arguments.Parser(prog=_PROGRAM, description="Look at the traces that mcr_dl.trace.save has written.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], text: str, output: str | None
+    ) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        command.add_argument("traces", metavar="TRACES", help="the folder, or the .json name, that save() was given")
+        if output is not None:
+            command.add_argument("-o", "--output", type=Path, required=True, metavar=output)
+        command.set_defaults(run=run)
+        return command
+
+    add("merge", _merge, "One trace-event file of all ranks, for ui.perfetto.dev and chrome://tracing.", "JSON")
+    add("summary", _summary, "Time in computing and in communication, by operation and rank.", None)
+    add("plot", _plot, "The same as stacked bars.", "PICTURE")
+    export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
+    export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit code 2: bad input."""
+    try:
+        given = _parser().parse_args(argv)
+        given.run(given)
+    except (McrError, OSError) as error:
+        return arguments.refuse(_PROGRAM, str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``log_summary``: DeepSpeed's table of what was communicated, from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mcr_dl import _C, _runtime
+from mcr_dl.passes import log
+from mcr_dl.passes.log import Record
+from mcr_dl.trace import _printer, _stragglers
+from mcr_dl.trace import _statistics as statistics
+
+_COLUMNS = (
+    "Comm. Op", "Message Size", "Backend", "Count", "Total Latency(ms)", "Avg Latency(ms)", "p50(ms)", "p99(ms)",
+    "tput_avg (Gbps)", "busbw_avg (Gbps)",
+)  # fmt: skip
+_STRAGGLER_COLUMNS = (
+    "Comm. Op", "Message Size", "Count", "Total comm lat(ms)", "Total straggler(ms)", "Avg comm lat(ms)",
+    "Avg straggler(ms)", "Last rank (times)",
+)  # fmt: skip
+
+
+def _sized(records: list[Record]) -> dict[str, dict[int, dict[str, Any]]]:
+    result: dict[str, dict[int, dict[str, Any]]] = {}
+    for (name, nbytes), part in statistics.by_size(records).items():
+        result.setdefault(name, {})[nbytes] = {
+            **statistics.Line.of(part).as_dict(),
+            "msg_size_bytes": nbytes,
+            "msg_size_str": statistics.size_text(nbytes),
+            "backends": {
+                backend: statistics.Line.of(each).as_dict() for backend, each in statistics.by_backend(part).items()
+            },
+        }
+    return result
+
+
+def _grid(title: str, columns: tuple[str, ...], texts: int) -> Table:
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        grid.add_column(name, justify="left" if index < texts else "right")
+    return grid
+
+
+def _numbers(values: dict[str, Any], *names: str) -> list[str]:
+    return [f"{values[name]:.2f}" if abs(values[name]) >= 0.1 else f"{values[name]:.3g}" for name in names]
+
+
+def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
+    for name, sizes in summary.items():
+        head = name
+        for entry in sizes.values():
+            size = entry["msg_size_str"]
+            for backend, line in entry["backends"].items():
+                times = ("total_latency_ms", "avg_latency_ms", "p50_latency_ms", "p99_latency_ms")
+                numbers = _numbers(line, *times, "tput_avg_gbps", "busbw_avg_gbps")
+                yield [head, size, backend, str(line["count"]), *numbers]
+                head = size = ""
+
+
+def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
+    console = Console(width=None if Console().is_terminal else 160)
+    grid = _grid("Communication of this rank", _COLUMNS, 3)
+    for row in _rows(result["summary"]):
+        grid.add_row(*row)
+    console.print(grid)
+    if result["straggler_analysis"] is not None:
+        grid = _grid("Breakdown with straggler effect", _STRAGGLER_COLUMNS, 2)
+        for name, sizes in result["straggler_analysis"].items():
+            for entry in sizes.values():
+                last = ", ".join(f"{rank} ({times})" for rank, times in entry["last_ranks"].items())
+                times = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms", "avg_straggler_ms")
+                grid.add_row(name, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
+        console.print(grid)
+    if unfinished:
+        console.print(f"left out: {unfinished} calls that have failed or are still running")
+    if lost:
+        console.print(f"left out: {lost} older records that the ring has overwritten (Log(capacity=...))")
+
+
+def log_summary(
+    show_straggler: bool = False, return_dict: bool = False, group: _C.ProcessGroup | None = None
+) -> dict[str, Any] | None:
+    """Print on rank 0 what was communicated since the log is on, by operation, message size and backend.
+
+    Latencies are in ms, from the call to its end, on this rank; of an asynchronous call they include what it waited for
+    the program. Throughput and bus bandwidth are in Gbps (10^9 bits per second) and follow nccl-tests' definitions.
+    Means leave out the largest and the smallest tenth, as DeepSpeed's do.
+
+    Args:
+        show_straggler: also say how much of the time ranks waited for the one that came last. Every rank of the job
+            then calls this together; collectives are matched over the ranks by their sequence numbers.
+        return_dict: return the numbers too, on every rank: ``{"summary": {op: {bytes: {...}}}, "straggler_analysis":
+            {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
+        group: the records of this group alone; of all groups if None.
+
+    Raises NotInitializedError outside init and finalize. Source: deepspeed.comm.log_summary.
+    """
+    current = _runtime.state()
+    _printer.flush()
+    records = log.records(group)
+    stragglers = _stragglers.analysis(records, _stragglers.exchange(records)) if show_straggler else None
+    lost = log.lost()
+    result = {
+        "summary": _sized(records),
+        "straggler_analysis": stragglers,
+        "metadata": {
+            "world_size": current.launch.size,
+            "rank": current.launch.rank,
+            "timestamp": datetime.now().isoformat(),
+            "lost_records": lost,
+        },
+    }
+    if current.launch.rank == 0:
+        _print(result, lost, len(records) - len(statistics.ended(records)))
+    return result if return_dict else None

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/log.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "select.h"
+
+namespace mcr {
+
+namespace {
+
+uint32_t this_thread() {
+  thread_local const auto number = static_cast<uint32_t>(::syscall(SYS_gettid));
+  return number;
+}
+
+// Elements on one side: blocks with gaps between them count without the gaps.
+int64_t elements(const Buffer& whole, std::span<const int64_t> counts) {
+  return counts.empty() ? whole.count : std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+// What is known once the rest of the chain has had the call.
+void hand_over(Record& record, const Passage& passage) {
+  if (passage.slot != nullptr) record.backend = &passage.slot->name;
+  record.fused = passage.trail.fused ? 1 : 0;
+  record.codec = passage.trail.codec;
+  record.sent_bytes = passage.trail.sent_bytes;
+}
+
+void finish(int64_t number, const Passage& passage, CallState state, int source) {
+  const auto end = Recorder::now();
+  Recorder::instance().change(number, [&](Record& record) {
+    hand_over(record, passage);
+    record.start = record.asynchronous != 0 ? end : record.issue;
+    record.end = end;
+    record.state = state;
+    if (record.root == kAnyRank) record.root = source;
+  });
+}
+
+void follow(int64_t number, const Passage& passage, Work& work) {
+  work.set_record(number);
+  if (work.completed()) {
+    return finish(number, passage, work.failed() ? CallState::Failed : CallState::Completed, work.source());
+  }
+  const auto start = Recorder::now();
+  Recorder::instance().change(number, [&](Record& record) {
+    hand_over(record, passage);
+    record.start = start;
+    record.state = CallState::Started;
+  });
+  // The work runs it, and so is alive.
+  work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
+}
+
+}  // namespace
+
+int64_t Log::record(const Passage& passage, int64_t seq) const {
+  auto& recorder = Recorder::instance();
+  auto& ring = recorder.ring();
+  const Call& call = passage.call;
+  Record record;
+  record.issue = Recorder::now();
+  record.number = recorder.next();
+  record.seq = seq;
+  record.group = &group_;
+  if (passage.slot != nullptr) record.backend = &passage.slot->name;
+  record.caller = Recorder::callers_wanted() ? Recorder::caller() : nullptr;
+  record.in_count = elements(call.in, call.in_counts);
+  record.out_count = elements(call.out, call.out_counts);
+  record.bytes = call.vectored ? std::max(record.in_count, record.out_count) * size_of(call.dtype)
+                               : message_bytes(call, passage.group.size());
+  record.root = call.root;
+  record.tag = call.tag;
+  record.thread = this_thread();
+  record.op = call.op;
+  record.dtype = call.dtype;
+  record.red = call.red;
+  record.vectored = call.vectored ? 1 : 0;
+  record.asynchronous = passage.asynchronous ? 1 : 0;
+  if (call.vectored) ring.keep_splits(record, call.in_counts, call.out_counts);
+  ring.put(record);
+  return record.number;
+}
+
+Outcome Log::handle(Passage& passage, const Next& next) {
+  const auto op = passage.call.op;
+  auto& counter = row(op).is(kPeer) ? group_.messages : group_.collectives;
+  const auto seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (!ops_.test(static_cast<std::size_t>(op))) return next(passage);
+  const auto number = record(passage, seq);
+  try {
+    auto outcome = next(passage);
+    if (outcome.work == nullptr) {
+      finish(number, passage, CallState::Completed, outcome.source);
+    } else {
+      follow(number, passage, *outcome.work);
+    }
+    return outcome;
+  } catch (...) {
+    finish(number, passage, CallState::Failed, -1);
+    throw;
+  }
+}
+
+}  // namespace mcr

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log (MCR-DL paper, section V-E): every call leaves a record, and goes on unchanged.
+#pragma once
+
+#include <bitset>
+#include <string_view>
+
+#include "pass.h"
+#include "recorder.h"
+
+namespace mcr {
+
+class Log : public Pass {
+ public:
+  using Ops = std::bitset<kOps.size()>;
+
+  /// Records the calls of these ops. The others are counted, so that sequence numbers do not depend on `ops`.
+  Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group)), ops_(ops) {}
+
+  std::string_view name() const override { return "log"; }
+  Outcome handle(Passage& passage, const Next& next) override;
+
+ private:
+  int64_t record(const Passage& passage, int64_t seq) const;
+
+  RecordedGroup& group_;
+  const Ops ops_;
+};
+
+}  // namespace mcr

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log says about calls that this rank makes together with the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl import passes
+from mcr_dl.passes import log
+from mcr_dl.passes.log import Log, Record
+from mcr_dl.trace import _regions
+from ranks import session
+
+
+def _on(*backends: str, **options: Any) -> None:
+    session.start(*backends)
+    mcr_dl.set_passes([Log(**options)])
+    mcr_dl.reset_log()
+
+
+def _off() -> None:
+    mcr_dl.configure(enabled=False, prof_all=True, prof_ops=[], verbose=False, debug=False)
+    mcr_dl.set_passes([])
+
+
+def _check(record: Record, **expected: Any) -> None:
+    got = {name: getattr(record, name) for name in expected}
+    assert got == expected, (got, expected)
+
+
+def fields(backend: str) -> list[tuple[str, int]]:
+    """One call of each kind with what its record says; names and numbers of all of them."""
+    _on()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    world = list(range(size))
+    mcr_dl.all_reduce(torch.ones(5), op=mcr_dl.ReduceOp.MAX, backend=backend)
+    mcr_dl.broadcast(torch.ones(3, dtype=torch.int32), src=size - 1, backend=backend)
+    mcr_dl.all_gather_single(torch.empty(4 * size), torch.ones(4), backend=backend, async_op=True).wait()
+    counts = [each + 1 for each in world]
+    mcr_dl.all_to_allv(
+        torch.empty((rank + 1) * size), torch.ones(sum(counts)), counts, [rank + 1] * size, backend=backend
+    )
+    mcr_dl.reduce_scatter_single(torch.empty(2), torch.ones(2 * size), backend=backend)
+    mcr_dl.barrier(backend=backend)
+    if rank == 0:
+        mcr_dl.send(torch.ones(6), dst=1, tag=3, backend=backend)
+    if rank == 1:
+        mcr_dl.recv(torch.empty(6), tag=3, backend=backend)
+    found = mcr_dl.log_records()
+    _off()
+    assert all(record.backend == backend and record.state == "completed" for record in found)
+    assert all(record.group.name == "default" and record.group.ranks == tuple(world) for record in found)
+    assert all(record.issue <= record.start <= record.end for record in found)
+    assert [record.number for record in found] == sorted(record.number for record in found)
+    first, second, third, fourth, fifth, sixth = found[:6]
+    _check(first, op="all_reduce", dtype="float32", red="MAX", root=None, nbytes=20, out_count=5, asynchronous=False)
+    _check(second, op="broadcast", dtype="int32", red=None, root=size - 1, nbytes=12, waited=0)
+    _check(third, op="all_gather", in_count=4, out_count=4 * size, nbytes=16 * size, asynchronous=True)
+    assert third.wait_begin >= third.start
+    assert third.waited == third.wait_end - third.wait_begin
+    out_splits = (rank + 1,) * size
+    _check(fourth, name="all_to_allv", in_splits=tuple(counts), out_splits=out_splits, truncated=False)
+    assert fourth.nbytes == 4 * max(sum(counts), sum(out_splits))
+    _check(fifth, op="reduce_scatter", red="SUM", in_count=2 * size, out_count=2, nbytes=8 * size)
+    _check(sixth, op="barrier", nbytes=0)
+    if rank < 2:
+        _check(found[6], op=("send", "recv")[rank], peer=True, root=1 - rank, tag=3, nbytes=24)
+    return [(record.name, record.seq) for record in found if not record.peer]
+
+
+def overflow() -> tuple[int, int, list[int]]:
+    """More calls than the ring has places: how many are left, lost, and their numbers."""
+    _on(capacity=16)
+    for _ in range(40):
+        mcr_dl.barrier(backend="gloo")
+    kept, lost = mcr_dl.log_records(), log.lost()
+    mcr_dl.set_passes([Log(capacity=65536)])
+    fresh = mcr_dl.log_records()
+    _off()
+    assert not fresh
+    first = kept[0].seq
+    return len(kept), lost, [record.seq - first for record in kept]
+
+
+def several_groups() -> None:
+    """Each group counts its own calls, and its records outlive it."""
+    session.start()
+    groups = {name: group for name, group in session.groups().items() if group is not None and group.size() > 1}
+    for group in groups.values():
+        mcr_dl.set_passes([Log()], group=group)
+    mcr_dl.reset_log()
+    before = {name: len(mcr_dl.log_records(group)) for name, group in groups.items()}
+    assert not any(before.values())
+    for group in groups.values():
+        mcr_dl.barrier(group=group)
+        mcr_dl.all_reduce(torch.ones(2), group=group)
+    for group in groups.values():
+        records = mcr_dl.log_records(group)
+        assert [record.op for record in records] == ["barrier", "all_reduce"]
+        assert records[1].seq == records[0].seq + 1
+        assert records[0].group.ranks == tuple(group.ranks)
+        assert records[0].group.rank == group.rank()
+    assert len(mcr_dl.log_records()) == 2 * len(groups)
+    session.stop()
+    assert len(mcr_dl.log_records()) == 2 * len(groups)
+    session.start()
+
+
+class _Mark:
+    """A pass of a user's, which goes on after the log."""
+
+    name = "mark"
+
+    def handle(self, call: Any) -> Any:
+        return call.proceed()
+
+
+def configured() -> None:
+    """DeepSpeed's keys: the other passes stay, operations are chosen by any name, callers are named."""
+    session.start()
+    mcr_dl.register_pass(_Mark())
+    mcr_dl.set_passes(["mark"])
+    mcr_dl.configure({"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["all_gather_into_tensor"]}})
+    assert mcr_dl.get_passes() == ["log", "mark"]
+    mcr_dl.reset_log()
+    mcr_dl.barrier()
+    mcr_dl.all_gather_single(torch.empty(mcr_dl.get_world_size()), torch.ones(1))
+    assert [record.op for record in mcr_dl.log_records()] == ["all_gather"]
+    first = mcr_dl.log_records()[0].seq
+    mcr_dl.configure(prof_all=True, debug=True)
+    assert mcr_dl.get_passes() == ["log", "mark"]
+    made = mcr_dl.new_group(list(range(mcr_dl.get_world_size())))
+    assert mcr_dl.get_passes(made) == ["log"]
+    mcr_dl.barrier()
+    record = mcr_dl.log_records()[-1]
+    assert (record.op, record.seq, record.caller) == ("barrier", first + 1, "configured")
+    mcr_dl.configure(enabled=False)
+    assert mcr_dl.get_passes() == ["mark"]
+    mcr_dl.barrier()
+    assert mcr_dl.log_records()[-1] == record
+    _off()
+
+
+def deepspeed(folder: str) -> None:
+    """A configuration file of DeepSpeed's, and its own config object."""
+    session.start()
+    file = Path(folder) / f"config.{mcr_dl.get_rank()}.json"
+    file.write_text(json.dumps({"train_batch_size": 8, "comms_logger": {"enabled": True, "prof_all": True}}))
+    mcr_dl.configure(file)
+    assert mcr_dl.get_passes() == ["log"]
+    logger = SimpleNamespace(enabled=False, verbose=False, prof_all=True, prof_ops=[], debug=False)
+    part = SimpleNamespace(comms_logger_enabled=False, comms_logger=logger)
+    mcr_dl.configure(SimpleNamespace(comms_config=part))
+    assert mcr_dl.get_passes() == []
+    mcr_dl.configure(SimpleNamespace(comms_config=part), enabled=True)  # arguments go before it
+    assert mcr_dl.get_passes() == ["log"]
+    _off()
+
+
+def refused() -> list[str]:
+    """Settings that make no sense: what the errors say; the log stays as it was."""
+    session.start()
+    _off()
+    texts = []
+    for config, more in (
+        ({"comms_logger": {"enabled": True, "prof_op": []}}, {}),
+        ({"comms_logger": True}, {}),
+        ({"train_batch_size": 8}, {}),
+        (None, {"enabled": True, "prof_ops": ["all_reduced"], "prof_all": False}),
+        (None, {"enabled": True, "prof_all": False}),
+        (None, {"enabled": "yes"}),
+        (object(), {}),
+        ("no/such/file.json", {}),
+    ):
+        try:
+            mcr_dl.configure(config, **more)
+        except mcr_dl.InvalidArgumentError as error:
+            texts.append(str(error))
+        assert mcr_dl.get_passes() == []
+    return texts
+
+
+def verbose() -> str:
+    """What is printed while calls are made, on this rank."""
+    session.start()
+    written = StringIO()
+    with redirect_stderr(written):
+        mcr_dl.configure(enabled=True, verbose=True)
+        mcr_dl.all_reduce(torch.ones(1024), backend="gloo")
+        mcr_dl.configure(enabled=False)
+    _off()
+    return written.getvalue()
+
+
+def summary() -> tuple[dict[str, Any], str]:
+    """The summary of some calls to which rank 1 comes late, and what was printed."""
+    _on()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    current = mcr_dl._runtime.state()
+    store = mcr_dl.PrefixStore(f"late/{current.count('late')}", current.store)
+    for turn in range(3):
+        if rank == 1:
+            for other in range(size):
+                if other != 1:
+                    store.get(f"{turn}/{other}")
+            time.sleep(0.1)
+        work = mcr_dl.all_reduce(torch.ones(256), backend="gloo", async_op=True)
+        if rank != 1:
+            store.set(f"{turn}/{rank}", "")
+        work.wait()
+    mcr_dl.all_reduce(torch.ones(256), backend="mpi")
+    printed = StringIO()
+    with redirect_stdout(printed):
+        result = mcr_dl.log_summary(show_straggler=True, return_dict=True)
+        assert mcr_dl.log_summary() is None
+    _off()
+    assert result is not None
+    return result, printed.getvalue()
+
+
+def traced(path: str, backends: list[str]) -> str:
+    """Save a trace of some calls in a region and some behind it; the file."""
+    _on(*backends)
+    _regions.reset()
+    rank, size, last = mcr_dl.get_rank(), mcr_dl.get_world_size(), backends[-1]
+    with mcr_dl.trace.region("step"):
+        for _ in range(2):
+            mcr_dl.all_reduce(torch.ones(8), backend=backends[0])
+            mcr_dl.all_to_all_single(torch.empty(4 * size), torch.ones(4 * size), backend=last, async_op=True).wait()
+        mcr_dl.all_gatherv(torch.empty(sum(range(1, size + 1))), torch.ones(rank + 1), list(range(1, size + 1)))
+        mcr_dl.reduce(torch.ones(3), dst=1)
+    if rank == 0:
+        mcr_dl.send(torch.ones(2), dst=1, backend=backends[0])
+    if rank == 1:
+        mcr_dl.recv(torch.ones(2), src=0, backend=backends[0])
+    for _ in range(3):
+        mcr_dl.all_reduce(torch.ones(2), backend=last)
+    mcr_dl.barrier(backend=backends[0])
+    file = mcr_dl.trace.save(path)
+    _off()
+    return str(file)
+
+
+def short(path: str) -> str:
+    """Save a trace in which rank 1 has made 8 calls where the others have made 9, on a backend that does nothing."""
+    _on("null")
+    for _ in range(8 if mcr_dl.get_rank() == 1 else 9):
+        mcr_dl.all_reduce(torch.ones(2))
+    mcr_dl.barrier()
+    file = mcr_dl.trace.save(path)
+    _off()
+    return str(file)
+
+
+def automatic(folder: str) -> list[str]:
+    """A program that says nothing about logging, under MCR_DL_TRACE."""
+    session.stop()
+    os.environ["MCR_DL_TRACE"] = folder
+    try:
+        mcr_dl.init_process_group(["mpi", "gloo"])
+        mcr_dl.reset_log()
+        found = mcr_dl.get_passes()
+        mcr_dl.all_reduce(torch.ones(4))
+        mcr_dl.finalize()
+    finally:
+        del os.environ["MCR_DL_TRACE"]
+    session.start()
+    return found
+
+
+def profiled() -> list[str]:
+    """Names of our calls that torch.profiler shows."""
+    session.start()
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        mcr_dl.all_reduce(torch.ones(4), backend=session.BACKENDS[0])
+        mcr_dl.all_gather_single(
+            torch.empty(4 * mcr_dl.get_world_size()), torch.ones(4), backend=session.BACKENDS[1], async_op=True
+        ).wait()
+    mcr_dl.barrier()
+    return [event.key for event in seen.key_averages() if event.key.startswith("mcr_dl.")]
+
+
+def fused() -> list[tuple[str, bool, str]]:
+    """Calls that share a buffer, as the log sees them."""
+    session.start()
+    mcr_dl.set_passes([Log(), passes.Fuse()])
+    mcr_dl.reset_log()
+    works = [mcr_dl.all_reduce(torch.ones(16), backend="gloo", async_op=True) for _ in range(4)]
+    for work in works:
+        work.wait()
+    found = [(record.name, record.fused, record.state) for record in mcr_dl.log_records()]
+    _off()
+    return found

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log: what its records say, what it keeps, DeepSpeed's configuration and summary, torch.profiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import Pools
+from mcr_dl import InvalidArgumentError
+from mcr_dl.passes.log import Log
+from ranks import log
+
+
+@pytest.mark.parametrize(("backend", "world"), [("mpi", 2), ("gloo", 2), ("gloo", 3)])
+def test_records(pools: Pools, backend: str, world: int) -> None:
+    """Every field of blocking, asynchronous, vectored and point-to-point calls; all ranks number alike."""
+    answers = pools.get("processes", world).run(log.fields, backend)
+    assert all(answer == answers[0] for answer in answers)
+    first = answers[0][0][1]
+    assert [seq - first for _, seq in answers[0]] == list(range(6))
+
+
+def test_the_newest_records_stay(pools: Pools) -> None:
+    for kept, lost, seqs in pools.get("processes", 2).run(log.overflow):
+        assert (kept, lost) == (16, 24)
+        assert seqs == list(range(16))
+
+
+def test_groups_count_their_own_calls(pools: Pools) -> None:
+    pools.get("processes", 3).run(log.several_groups)
+
+
+def test_configure(pools: Pools) -> None:
+    pools.get("processes", 2).run(log.configured)
+
+
+def test_deepspeeds_configurations(pools: Pools, tmp_path: Path) -> None:
+    pools.get("processes", 2).run(log.deepspeed, str(tmp_path))
+
+
+def test_configure_refuses(pools: Pools) -> None:
+    texts = pools.get("processes", 2).run(log.refused)[0]
+    words = ("prof_op", "expected a dict", "train_batch_size", "all_reduced", "prof_ops", "'yes'", "object", "no/such")
+    assert len(texts) == len(words)
+    assert all(word in text for word, text in zip(words, texts, strict=True)), texts
+
+
+def test_verbose(pools: Pools) -> None:
+    """Rank 0 prints a line for the call, the others print nothing."""
+    first, second = pools.get("processes", 2).run(log.verbose)
+    assert "comm op: all_reduce | time (ms): " in first
+    assert "msg size: 4.0 KB" in first
+    assert "backend: gloo | completed" in first
+    assert second == ""
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_summary(pools: Pools, world: int) -> None:
+    """Counts and sizes by backend, and who came last."""
+    answers = pools.get("processes", world).run(log.summary)
+    for rank, (result, _) in enumerate(answers):
+        line = result["summary"]["all_reduce"][1024]
+        assert line["count"] == 4
+        assert line["msg_size_str"] == "1.0 KB"
+        assert {name: each["count"] for name, each in line["backends"].items()} == {"gloo": 3, "mpi": 1}
+        assert line["total_latency_ms"] == pytest.approx(
+            sum(each["total_latency_ms"] for each in line["backends"].values())
+        )
+        assert result["metadata"]["rank"] == rank
+        waits = result["straggler_analysis"]["all_reduce"][1024]
+        assert waits["count"] == 4
+        assert waits["last_ranks"][1] >= 3
+        total = waits["total_comm_lat_ms"] + waits["total_straggler_ms"]
+        assert total == pytest.approx(line["total_latency_ms"])
+    # Ranks that waited 3 x 100 ms for rank 1.
+    assert answers[0][0]["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"] > 200
+    printed = [text for _, text in answers]
+    assert "busbw_avg (Gbps)" in printed[0]
+    assert "Breakdown with straggler effect" in printed[0]
+    assert not any(printed[1:])
+
+
+def test_the_profiler_shows_backends(pools: Pools) -> None:
+    for world in (1, 2):
+        for names in pools.get("processes", world).run(log.profiled):
+            assert {"mcr_dl.all_reduce[mpi]", "mcr_dl.all_gather[gloo]"} <= set(names)
+
+
+def test_fused_calls_say_so(pools: Pools) -> None:
+    for found in pools.get("processes", 2).run(log.fused):
+        assert found == [("all_reduce", True, "completed")] * 4
+
+
+def test_options_are_checked() -> None:
+    assert Log(ops=["all_gather_into_tensor", "bcast", "all_gather"]).ops == ("all_gather", "broadcast")
+    for options in ({"capacity": 0}, {"ops": ["all_reduced"]}, {"ops": "all_reduce"}):
+        with pytest.raises(InvalidArgumentError, match=r"Log: |ops: "):
+            Log(**options)
