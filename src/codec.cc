@@ -53,6 +53,10 @@ std::string canonical(const std::string& name, const Options& options) {
 
 }  // namespace
 
+int64_t Codec::encode_failure(const std::string& text, int64_t, DType, std::byte*) const {
+  throw Error(ErrorCode::Backend, "codec " + name_ + ": " + text);
+}
+
 Codecs& Codecs::instance() {
   // Never destroyed: works and logs name codecs until the process ends.
   static auto& codecs = *std::unique_ptr<Codecs>(new Codecs).release();

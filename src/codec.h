@@ -37,6 +37,8 @@ class Codec {
   /// Returns the bytes that were written to `out`.
   virtual int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const = 0;
   virtual void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const = 0;
+  /// Writes, in at most capacity() bytes, what fails to decode on every rank, with this text. For codecs that can fail.
+  virtual int64_t encode_failure(const std::string& text, int64_t count, DType dtype, std::byte* out) const;
 
  private:
   const std::string name_;
