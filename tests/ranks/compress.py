@@ -274,6 +274,20 @@ def in_flight(backend: str, codecs: list[str], seed: int, count: int) -> None:
     mcr_dl.set_passes([])
 
 
+def beside_fusion(order: list[str], backend: str) -> None:
+    """With tensor fusion before or behind: a call that names a codec has it, and one that does not is exact."""
+    start(order)
+    for number in range(10):
+        codecs = ("none", "bf16", "none", "int8", "zfp:tolerance=1e-3", "none")
+        keywords = {"backend": backend, "async_op": True}
+        begun = [Calls(60, number, torch.float32, codec, **keywords).all_reduce() for codec in codecs]
+        begun += [Calls(60, number, torch.float32, codec, **keywords).broadcast() for codec in codecs]
+        for work, check in begun if (number + mcr_dl.get_rank()) % 2 else reversed(begun):
+            work.wait()
+            check()
+    mcr_dl.set_passes([])
+
+
 def blocking_after_started(backend: str) -> None:
     """A rank in a blocking call still makes the later calls of what it started: the other waits for these first."""
     start(["compress"])
