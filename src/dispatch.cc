@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "codec.h"
 #include "continuation.h"
 #include "emulate.h"
 #include "flatten.h"
@@ -146,6 +147,11 @@ class Issue {
  private:
   void prepare(Stopwatch* stopwatch) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    if (call.coding != nullptr && call.coding->codec != nullptr) {
+      throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
+                                                  "': expected the pass \"compress\" in the group's chain, which " +
+                                                  "mcr_dl.set_passes([\"compress\"]) puts there");
+    }
     if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
     separate(call, plan);

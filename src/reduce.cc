@@ -1,93 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reduce.h"
 
-#include <bit>
 #include <concepts>
 #include <string>
 #include <type_traits>
 
+#include "elements.h"
 #include "error.h"
 
 namespace mcr {
 namespace {
-
-// Every element type is a storage type S with a type that it is computed in: load(S) -> T, store<S>(T) -> S. All
-// conversions are free of branches, so that the loops below become vector code.
-
-struct Half {
-  uint16_t bits;
-};
-struct Brain {
-  uint16_t bits;
-};
-struct Flag {
-  uint8_t byte;
-};
-template <class T>
-struct Complex {
-  T re, im;
-};
-
-/// `condition ? yes : no` that stays arithmetic: a branch would keep the loop from becoming vector code.
-constexpr uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
-  return no ^ ((yes ^ no) & -static_cast<uint32_t>(condition));
-}
-
-inline float load(Half half) {
-  const uint32_t exponent = half.bits & 0x7C00u;
-  const uint32_t mantissa = half.bits & 0x03FFu;
-  const uint32_t rebias = choose(exponent == 0x7C00u, 0x70000000u, 0x38000000u);  // infinities, NaNs: all bits set
-  const uint32_t normal = ((exponent | mantissa) << 13) + rebias;
-  // Made from an integer, because a thread may flush subnormal floats to zero.
-  const float small = static_cast<float>(static_cast<int32_t>(mantissa)) * 0x1p-24f;
-  const uint32_t magnitude = choose(exponent == 0, std::bit_cast<uint32_t>(small), normal);
-  return std::bit_cast<float>(magnitude | (static_cast<uint32_t>(half.bits & 0x8000u) << 16));
-}
-
-inline float load(Brain brain) { return std::bit_cast<float>(static_cast<uint32_t>(brain.bits) << 16); }
-inline bool load(Flag flag) { return flag.byte != 0; }
-template <class T>
-T load(T value) {
-  return value;
-}
-
-template <class S, class T>
-S store(T value) {
-  return static_cast<S>(value);
-}
-
-/// Round to nearest, ties to even, at bit `drop` of a float's magnitude.
-constexpr uint32_t round_off(uint32_t magnitude, int drop) {
-  return (magnitude + (1u << (drop - 1)) - 1 + ((magnitude >> drop) & 1u)) >> drop;
-}
-
-template <std::same_as<Half> S>
-S store(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  // Overflow in rounding carries into the exponent and yields infinity, as it should.
-  const uint32_t normal = round_off(magnitude - 0x38000000u, 13);
-  // At 0.5 the unit in the last place is half's smallest subnormal: the addition rounds.
-  const uint32_t small =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f);
-  const uint32_t special = choose(magnitude > 0x7F800000u, 0x7E00u, 0x7C00u);
-  const uint32_t finite = choose(magnitude < 0x38800000u, small, normal);
-  const uint32_t result = choose(magnitude >= 0x47800000u, special, finite);
-  return {static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u))};
-}
-
-template <std::same_as<Brain> S>
-S store(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  const uint32_t result = choose(magnitude > 0x7F800000u, 0x7FC0u, round_off(magnitude, 16));
-  return {static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u))};
-}
-
-template <std::same_as<Flag> S>
-S store(bool value) {
-  return {static_cast<uint8_t>(value)};
-}
 
 /// Unsigned and at least 32 bits wide, so that integers wrap around instead of overflowing.
 template <class T>

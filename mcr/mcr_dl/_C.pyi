@@ -105,6 +105,10 @@ class FusePass(Pass):
     def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
 
+class CompressPass(Pass):
+    def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int) -> None: ...
+    def _reset_feedback(self) -> None: ...
+
 def ops() -> list[dict[str, Any]]: ...
 def signatures() -> list[dict[str, Any]]: ...
 def dtypes() -> list[str]: ...
@@ -120,6 +124,11 @@ def backend_status() -> dict[str, str]: ...
 def drain(names: list[str], limit: timedelta) -> bool: ...
 def shutdown() -> None: ...
 def operations() -> list[str]: ...
+def register_codec(name: str, options: list[str], make: Callable[..., Any]) -> None: ...
+def codecs() -> list[str]: ...
+def codec(text: str) -> dict[str, Any]: ...
+def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor: ...
+def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor: ...
 def dtype_class(dtype: str) -> str: ...
 def set_passes(group: ProcessGroup, passes: list[Pass]) -> None: ...
 def passes(group: ProcessGroup) -> list[Pass]: ...
@@ -133,7 +142,7 @@ def log_now() -> int: ...
 def log_callers(wanted: bool) -> None: ...
 def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]: ...
 @overload
-def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None) -> Work | None:
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Copies the root's tensor to every rank of the group.
 
     Args:
@@ -144,6 +153,8 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | N
         group_src: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -159,7 +170,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | N
 @overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
@@ -169,6 +180,8 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -184,7 +197,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
 @overload
 def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None) -> Work | None:
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
@@ -196,6 +209,8 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         group_dst: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -211,7 +226,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
 @overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
@@ -222,6 +237,8 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -237,7 +254,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
 @overload
 def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -249,6 +266,8 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -264,7 +283,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
 @overload
 def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
@@ -276,6 +295,8 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -291,7 +312,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
 @overload
 def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None) -> Work | None:
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
@@ -304,6 +325,8 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         group_dst: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -319,7 +342,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
 @overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None) -> Work | None:
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
@@ -332,6 +355,8 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         group_src: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -372,7 +397,7 @@ def barrier(group: ProcessGroup | None = None, async_op: bool = False, device_id
 @overload
 def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, async_op: bool = False) -> Work | None:
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> Work | None:
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
@@ -383,6 +408,8 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None =
         group_dst: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: None, or a Work if async_op is set.
@@ -399,7 +426,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None =
 @overload
 def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, async_op: bool = False) -> int | Any:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> int | Any:
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
@@ -410,6 +437,8 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None =
         group_src: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: The sender's global rank, or a Work if async_op is set.
@@ -426,7 +455,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None =
 @overload
 def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
 @overload
-def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """MPI's name of broadcast.
 
     Args:
@@ -436,6 +465,8 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -451,7 +482,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None
 @overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
@@ -461,6 +492,8 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -476,7 +509,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
 @overload
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
@@ -486,6 +519,8 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -501,7 +536,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
 @overload
 def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -512,6 +547,8 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -527,7 +564,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
@@ -538,6 +575,8 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -553,7 +592,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None) -> Work | None:
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
@@ -565,6 +604,8 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -580,7 +621,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
 @overload
 def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
@@ -595,6 +636,8 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -610,7 +653,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
 @overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
@@ -625,6 +668,8 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -640,7 +685,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 @overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
@@ -654,6 +699,8 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -669,7 +716,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
 @overload
 def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
@@ -685,6 +732,8 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -700,7 +749,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
 @overload
 def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None) -> Work | None:
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
@@ -714,6 +763,8 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -729,7 +780,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
 @overload
 def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None) -> Work:
+def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
@@ -740,6 +791,8 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None 
         group_dst: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: A Work.
 
@@ -755,7 +808,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None 
 @overload
 def isend(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
 @overload
-def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None) -> Work:
+def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:
@@ -766,6 +819,8 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None 
         group_src: the same as a rank of the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
+        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
+            None: as the group's pass says (docs/compression.md).
 
     Returns: A Work.
 

@@ -35,6 +35,7 @@ _TYPES = {
     "timeout": "timedelta | float",
     "backend": "str",
     "size_hint": "int",
+    "codec": "str",
     "device_ids": "Any",
 }
 # Parameters that only the root needs, by operation.
@@ -77,6 +78,11 @@ _FUNCTIONS = (
     "def drain(names: list[str], limit: timedelta) -> bool:",
     "def shutdown() -> None:",
     "def operations() -> list[str]:",
+    "def register_codec(name: str, options: list[str], make: Callable[..., Any]) -> None:",
+    "def codecs() -> list[str]:",
+    "def codec(text: str) -> dict[str, Any]:",
+    "def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:",
+    "def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:",
     "def dtype_class(dtype: str) -> str:",
     "def set_passes(group: ProcessGroup, passes: list[Pass]) -> None:",
     "def passes(group: ProcessGroup) -> list[Pass]:",
@@ -156,6 +162,10 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "FusePass(Pass)": (
         "def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None:",
         "def statistics(self) -> dict[str, int]:",
+    ),
+    "CompressPass(Pass)": (
+        "def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int) -> None:",
+        "def _reset_feedback(self) -> None:",
     ),
 }
 

@@ -51,6 +51,14 @@ const std::array<PyObject*, kReductions.size()>& enumerators() {
   return all;
 }
 
+// As long as the object lives.
+std::string_view string(PyObject* value, const char* parameter, const char* expected) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
+  if (text == nullptr) wrong(ErrorCode::InvalidType, parameter, expected, text_of(value));
+  return {text, static_cast<std::size_t>(length)};
+}
+
 // Is it a name that some backend has, or a typo? Decides between two errors only.
 [[noreturn]] void no_such_backend(Group& group, const std::string& name) {
   std::string initialized;
@@ -153,11 +161,14 @@ int root_rank(const Group& group, Op op, Named global, Named local) {
   return place;
 }
 
+const Coding& coding(PyObject* value) {
+  const auto text = string(value, "codec", "a specification such as 'int8:block=64'");
+  const Unlocked guard;  // making a codec may need Python, on a thread that waits for this one
+  return Codecs::instance().coding(text);
+}
+
 Group::Slot* backend_slot(Group& group, PyObject* value) {
-  Py_ssize_t length = 0;
-  const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
-  if (text == nullptr) wrong(ErrorCode::InvalidType, "backend", "the name of a backend", text_of(value));
-  const std::string_view name(text, static_cast<std::size_t>(length));
+  const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
   if (auto* slot = group.find(name)) return slot;
   no_such_backend(group, std::string(name));

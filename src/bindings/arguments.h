@@ -8,6 +8,7 @@
 #include <chrono>
 #include <vector>
 
+#include "codec.h"
 #include "gil.h"
 #include "group.h"
 
@@ -29,6 +30,8 @@ RedOp reduction(PyObject* value);
 int root_rank(const Group& group, Op op, Named global, Named local);
 /// The group's slot of a backend; null for "auto".
 Group::Slot* backend_slot(Group& group, PyObject* value);
+/// What the specification of a codec says.
+const Coding& coding(PyObject* value);
 /// Elements per rank from rows per rank (null: equal parts) of a tensor.
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size);
 

@@ -143,6 +143,9 @@ class Binder {
       case Kind::SizeHint:
         if (given) call_.size_hint = integer(value, name);
         break;
+      case Kind::Codec:
+        if (given) call_.coding = &coding(value);
+        break;
       case Kind::Group:
       case Kind::Backend:
       case Kind::AsyncOp:

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "calls.h"
+#include "compress.h"
 #include "errors.h"
 #include "gil.h"
 #include "log.h"
@@ -265,6 +266,7 @@ PYBIND11_MODULE(_C, module) {
     add_tuning(module);
     add_passes(module);
     add_log(module);
+    add_compress(module);
     add_registry(module);
     add_operations(module.ptr());
     install_profiler();

@@ -39,6 +39,7 @@ constexpr std::pair<std::string_view, Kind> kKinds[] = {
     {"timeout", Kind::Timeout},
     {"backend", Kind::Backend},
     {"size_hint", Kind::SizeHint},
+    {"codec", Kind::Codec},
     {"device_ids", Kind::Ignored},
 };
 
@@ -91,6 +92,7 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
     signature.positional += keyword_only ? 0 : 1;
   }
   signature.params.push_back(parse_param("backend=None", true));
+  if (row(op).extent != Extent::None) signature.params.push_back(parse_param("codec=None", true));
   if (index_of(signature, Kind::AsyncOp) == signature.params.size() && !starts)
     signature.params.push_back(parse_param("async_op=False", true));
   signature.group = index_of(signature, Kind::Group);

@@ -34,7 +34,8 @@ enum class Kind : uint8_t {
   Timeout,
   Backend,
   SizeHint,  // for tuning tables
-  Ignored,   // accepted for torch's sake, without effect on the host
+  Codec,
+  Ignored,  // accepted for torch's sake, without effect on the host
 };
 
 struct Param {

@@ -18,18 +18,6 @@ namespace {
   throw Error(code, std::string(parameter) + ": expected " + expected + ", got " + got);
 }
 
-std::optional<DType> dtype_of(at::ScalarType type) {
-  switch (type) {
-#define X(name, scalar, bytes, kind) \
-  case at::ScalarType::scalar:       \
-    return DType::scalar;
-    MCR_DTYPES(X)
-#undef X
-    default:
-      return std::nullopt;
-  }
-}
-
 std::string text(const at::IntArrayRef& sizes) {
   std::string result = "(";
   for (const auto size : sizes) result += (result.size() > 1 ? ", " : "") + std::to_string(size);
@@ -86,6 +74,18 @@ at::Tensor from_array(PyObject* object, const char* parameter) {
 }
 
 }  // namespace
+
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
+#define X(name, scalar, bytes, kind) \
+  case at::ScalarType::scalar:       \
+    return DType::scalar;
+    MCR_DTYPES(X)
+#undef X
+    default:
+      return std::nullopt;
+  }
+}
 
 at::ScalarType scalar_of(DType dtype) {
   constexpr std::array kScalars = {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <Python.h>
 
+#include <optional>
 #include <vector>
 
 #include "call.h"
@@ -11,6 +12,8 @@
 
 namespace mcr::python {
 
+/// Nothing for a type that cannot be communicated.
+std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
 /// A tensor of one dimension on the same memory, which it does not own.
 at::Tensor view_of(const Buffer& buffer, DType dtype);

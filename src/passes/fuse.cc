@@ -43,7 +43,8 @@ class Fused : public Request {
 bool fusible(const Call& call) {
   const bool kind = call.op == Op::all_reduce || call.op == Op::broadcast || call.op == Op::all_gather ||
                     call.op == Op::reduce_scatter;
-  return kind && !call.vectored && call.device.type == DeviceType::CPU;
+  // One that names a codec is for the pass that compresses, as it is.
+  return kind && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
 }
 
 }  // namespace

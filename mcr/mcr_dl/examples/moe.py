@@ -9,6 +9,9 @@ One program holds four models, made from one seed and trained on the same text. 
 that their collectives name: all on gloo, all on mpi, all_to_all on one and all_reduce on the other, or `auto`, which
 chooses by this machine's tuning table (`mcr-tune --quick`). They take turns of some steps, so that a disturbance of the
 machine meets all of them. The losses must agree in the end.
+
+With ``--codec bf16`` (or several) the models are one on auto as it is and one for each codec, with all collectives of
+the training compressed; their losses must be close.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ WARM_UP = 20  # steps in which the learning rate rises
 BALANCE = 0.01  # weight of the load-balance loss
 HELD_OUT_WINDOWS = 48  # of all ranks together
 TOLERANCE = 1e-5  # nats per byte by which the modes' final losses may differ
+CODEC_TOLERANCE = 0.05  # the same for codecs: other roundings are other courses of training
 LEAST_GAIN = 2.0  # nats per byte by which each mode's loss must fall
 
 
@@ -84,7 +88,7 @@ class Trainer:
         with torch.no_grad():
             loss, _ = self.model(*self.held_out)
         total = loss.double()
-        self.comm.all_reduce(total).wait()
+        dist.all_reduce(total, codec="none")
         return float(total) / dist.get_world_size()
 
 
@@ -99,6 +103,7 @@ class Options:
     turn: int = 10
     windows: int = 24
     shape: Shape = field(default_factory=Shape)
+    codecs: tuple[str, ...] = ()
     chart: Path | None = Path("demo-results/moe.png")
     json: Path = Path("demo-results/moe.json")
     trace: Path | None = None
@@ -125,6 +130,12 @@ def choose(shape: Shape, windows: int, console: Console) -> tuple[dict[str, Comm
     moe_report.show_choice(console, seconds, mix)
     modes = {"gloo": ("gloo", "gloo"), "mpi": ("mpi", "mpi"), "mixed": mix, "auto": ("auto", "auto")}
     return {mode: Comm(*names) for mode, names in modes.items()}, seconds
+
+
+def compressed(codecs: Sequence[str]) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
+    """The modes that compare codecs with none."""
+    dist.set_passes(["compress"])
+    return {"auto": Comm("auto", "auto"), **{codec: Comm("auto", "auto", codec) for codec in codecs}}, {}
 
 
 def train(trainers: Sequence[Trainer], options: Options, console: Console) -> None:
@@ -210,7 +221,8 @@ def run(options: Options) -> int:
     except moe_data.TextError as error:
         console.print(f"[red]{error}[/]")
         return 2
-    modes, seconds = choose(shape, windows, console)
+    modes, seconds = compressed(options.codecs) if options.codecs else choose(shape, windows, console)
+    tolerance = CODEC_TOLERANCE if options.codecs else TOLERANCE
     trainers = [Trainer(mode, comm, shape, corpus, windows) for mode, comm in modes.items()]
     setting = describe(trainers[0], corpus, shape, windows, options, seconds)
     moe_report.show_setting(console, setting)
@@ -223,11 +235,11 @@ def run(options: Options) -> int:
     if options.trace is not None:
         save_trace(options.trace, console)
     records = [trainer.record.averaged() for trainer in trainers]
-    problems = moe_report.problems(records, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
+    problems = moe_report.problems(records, tolerance=tolerance, least_gain=LEAST_GAIN)
     if rank == 0:
         moe_report.show(console, setting, records)
         moe_report.save(console, setting, records, options.json, options.chart)
-    moe_report.show_verdict(console, records, problems, tolerance=TOLERANCE, least_gain=LEAST_GAIN)
+    moe_report.show_verdict(console, records, problems, tolerance=tolerance, least_gain=LEAST_GAIN)
     dist.barrier()  # rank 0 may have been busy with the chart
     return 1 if problems else 0
 
@@ -250,6 +262,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--top-k", type=int, choices=(1, 2), default=1, help="experts per token (default: 1)")
     parser.add_argument(
+        "--codec", action="append", default=[], help="compare training with this codec to none; may be given repeatedly"
+    )
+    parser.add_argument(
         "--chart", type=Path, default=Path("demo-results/moe.png"), metavar="PNG", help="where the chart goes"
     )
     parser.add_argument(
@@ -269,6 +284,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         steps=given.steps,
         windows=given.batch,
         shape=Shape(choices=given.top_k),
+        codecs=tuple(given.codec),
         chart=None if given.no_chart else given.chart,
         json=given.chart.with_suffix(".json"),
         trace=given.trace,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,18 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         pyplot.close(figure)
 
 
+def _color(mode: str, index: int) -> str:
+    """A mode that is a codec has one of matplotlib's."""
+    return COLORS.get(mode, f"C{index}")
+
+
 def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None:
     values = [tokens_per_second(setting, record) for record in records]
     quartiles = [spread(setting, record) for record in records]
     below = [max(0.0, value - low) for value, (low, _) in zip(values, quartiles, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(values, quartiles, strict=True)]
     names = [record.mode for record in records]
-    axes.bar(names, values, width=0.6, color=[COLORS[name] for name in names])
+    axes.bar(names, values, width=0.6, color=[_color(name, index) for index, name in enumerate(names)])
     axes.errorbar(names, values, yerr=(below, above), fmt="none", ecolor=INK, capsize=4, linewidth=1)
     for index, value in enumerate(values):
         axes.annotate(f"{value:,.0f}", (index, value + above[index]), (0, 4), textcoords="offset points", ha="center")
@@ -93,9 +99,9 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
 
 def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
     styles = (("-", 3.5), ("--", 2.0), (":", 2.0), ("-.", 1.0))
-    for record, (line, width) in zip(records, styles, strict=False):
+    for index, (record, (line, width)) in enumerate(zip(records, cycle(styles), strict=False)):
         steps = range(1, len(record.curve) + 1)
-        axes.plot(steps, record.curve, line, color=COLORS[record.mode], linewidth=width, label=record.mode)
+        axes.plot(steps, record.curve, line, color=_color(record.mode, index), linewidth=width, label=record.mode)
     axes.set_xlabel("training step")
     axes.set_ylabel("training loss, nats per byte")
     axes.legend(frameon=False)

@@ -33,14 +33,16 @@ class Pending:
 
 
 class Comm:
-    """The collectives of the training, each on the backend that this mode gives it, and the time they take.
+    """The collectives of the training, each on the backend that this mode gives it, and the time they take. With a
+    codec they travel compressed.
 
     ``seconds`` holds, by operation, how long the program has been in calls and waits since it was last cleared; what
     passes while the program computes is not in it.
     """
 
-    def __init__(self, all_to_all: str, all_reduce: str) -> None:
+    def __init__(self, all_to_all: str, all_reduce: str, codec: str = "none") -> None:
         self.backends = {ALL_TO_ALL: all_to_all, ALL_REDUCE: all_reduce}
+        self.codec = codec
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -53,13 +55,14 @@ class Comm:
     def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
         """Start sending block i of the input to rank i, and receiving block j of the output from rank j."""
         with self.timed(ALL_TO_ALL):
-            work = dist.all_to_all_single(output, input, async_op=True, backend=self.backends[ALL_TO_ALL])
+            backend = self.backends[ALL_TO_ALL]
+            work = dist.all_to_all_single(output, input, async_op=True, backend=backend, codec=self.codec)
         return Pending(work, ALL_TO_ALL, self)
 
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Start replacing the tensor by its sum over the ranks."""
         with self.timed(ALL_REDUCE):
-            work = dist.all_reduce(tensor, async_op=True, backend=self.backends[ALL_REDUCE])
+            work = dist.all_reduce(tensor, async_op=True, backend=self.backends[ALL_REDUCE], codec=self.codec)
         return Pending(work, ALL_REDUCE, self)
 
 

@@ -8,7 +8,25 @@
 
 from mcr_dl._C import Pass, PassedCall
 from mcr_dl.passes.chain import Specification, get_passes, register_pass, set_passes
+from mcr_dl.passes.codecs import Codec, decode, encode, known_codecs, register_codec
+from mcr_dl.passes.compress import Compress, reset_feedback
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
 
-__all__ = ["Fuse", "Log", "Pass", "PassedCall", "Specification", "get_passes", "register_pass", "set_passes"]
+__all__ = [
+    "Codec",
+    "Compress",
+    "Fuse",
+    "Log",
+    "Pass",
+    "PassedCall",
+    "Specification",
+    "decode",
+    "encode",
+    "get_passes",
+    "known_codecs",
+    "register_codec",
+    "register_pass",
+    "reset_feedback",
+    "set_passes",
+]

@@ -14,6 +14,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, _agreement, _groups, _runtime
 from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
 
@@ -55,7 +56,7 @@ class _Registered:
         return _C.PythonPass(self.handler, self.name, group)
 
 
-_builtin: dict[str, type[Any]] = {kind.name: kind for kind in (Log, Fuse)}
+_builtin: dict[str, type[Any]] = {kind.name: kind for kind in (Log, Fuse, Compress)}
 _registered: dict[str, _Registered] = {}
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codecs: those of the core, zfp, and the users' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidTypeError
+from mcr_dl.passes import zfp
+
+Bytes = npt.NDArray[np.uint8]
+Values = npt.NDArray[Any]  # float32 or float64, of one dimension
+
+
+class Codec(Protocol):
+    """What ``register_codec`` takes. All methods may be called from any thread, with the GIL."""
+
+    fixed: bool
+    """Whether the encoded size is ``capacity()``, whatever the values."""
+    dtypes: tuple[str, ...]
+    """The tensors it is for, such as ("float32", "float64"). 16-bit floats reach it as float32."""
+
+    def capacity(self, count: int, dtype: str) -> int:
+        """Bytes of ``count`` encoded values, at most."""
+
+    def encode(self, values: Values, out: Bytes) -> int:
+        """Write the encoded values, which are finite, to ``out`` and return how many bytes they are."""
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        """Write the values to ``out``, from equal bytes equally on all ranks."""
+
+
+class _Adapter:
+    """A codec on memory instead of arrays, as the core calls it."""
+
+    def __init__(self, name: str, codec: Codec) -> None:
+        self.name = name
+        self.fixed = bool(codec.fixed)
+        self.dtypes = list(codec.dtypes)
+        self.capacity = codec.capacity
+        self._codec = codec
+
+    def encode(self, values: memoryview, dtype: str, out: memoryview) -> int:
+        return int(self._codec.encode(np.frombuffer(values, dtype), np.frombuffer(out, np.uint8)))
+
+    def decode(self, data: memoryview, out: memoryview, dtype: str) -> None:
+        self._codec.decode(np.frombuffer(data, np.uint8), np.frombuffer(out, dtype))
+
+
+def _specification(name: str, options: dict[str, str]) -> str:
+    return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
+
+
+def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None, options: tuple[str, ...] = ()) -> None:
+    """Make a codec of your own known under a name, on every rank, before the first call that names it.
+
+    Args:
+        codec: the codec, or with ``options`` a function that makes one from them, given as keyword arguments that are
+            the strings of the specification: ``"mine:level=3"`` gives ``codec(level="3")``.
+        name: by default the codec's ``name``, else its class's in lower case.
+        options: the options that the name may have.
+
+    Raises InvalidArgumentError if the name is taken, InvalidTypeError for an object that is no codec. Values that are
+    not finite never reach a codec: a part that has one decodes to NaN.
+    """
+    known = str(name or getattr(codec, "name", None) or type(codec).__name__.lower())
+    wanted = ("fixed", "dtypes", "capacity", "encode", "decode")
+    if not options and any(not hasattr(codec, attribute) for attribute in wanted):
+        message = f"register_codec: expected an object with {', '.join(wanted)}, got {codec!r}"
+        raise InvalidTypeError(message)
+
+    def make(**given: str) -> _Adapter:
+        made: Any = codec(**given) if options else codec  # type: ignore[operator]
+        return _Adapter(_specification(known, given), made)
+
+    _C.register_codec(known, list(options), make)
+
+
+def known_codecs() -> list[str]:
+    """Names of the codecs, without their options."""
+    return _C.codecs()
+
+
+def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:
+    """The bytes (uint8, one dimension) that a call with this codec would send for the tensor, as one part.
+
+    Raises InvalidArgumentError for an unknown codec, InvalidTypeError for a dtype that it does not take.
+    """
+    return _C.encode(tensor, codec)
+
+
+def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:
+    """What ``encode`` has made of a tensor of the shape and dtype of ``like``. Raises as ``encode`` does."""
+    return _C.decode(encoded, like, codec)
+
+
+register_codec(zfp.make, "zfp", ("rate", "tolerance"))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression: calls on floating-point tensors travel as encoded bytes (MCR-DL paper, section V-E)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidArgumentError
+
+# Those that have a compressed form. A receive is compressed where its send is.
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+_DEFAULT = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Compress:
+    """Encode the data of calls before their backend gets it (docs/compression.md).
+
+    A call that names a codec (``codec="bf16"``) is compressed with it, or raises where it cannot be. A call that names
+    none is compressed with the pass's codec if its operation is among ``ops``, the codec takes its dtype and it is not
+    too small; else it goes on as it is. ``codec="none"`` turns the pass off for one call.
+
+    Args:
+        codec: the codec of calls that name none, such as ``"int8:block=64"``; "none": these go on as they are.
+        ops: operations for which it stands; by default all_reduce, reduce_scatter, all_gather and all_to_all. Their
+            vectored forms are among them.
+        smallest: bytes, counted as in tuning tables, below which it does not stand.
+
+    Raises InvalidArgumentError for an unknown codec or operation, BackendUnavailableError if the codec's library is
+    missing.
+    """
+
+    codec: str = "none"
+    ops: Sequence[str] | None = None
+    smallest: int = 4096
+
+    name: ClassVar[str] = "compress"
+
+    def __post_init__(self) -> None:
+        if _C.codec(self.codec)["feedback"]:
+            message = (
+                f"Compress: codec: expected one without feedback, which is of one tensor alone, got {self.codec!r}; "
+                "name it in the calls"
+            )
+            raise InvalidArgumentError(message)
+        for op in self._ops():
+            if op not in OPERATIONS:
+                message = f"Compress: ops: expected some of {', '.join(OPERATIONS)}, got {op!r}"
+                raise InvalidArgumentError(message)
+        if not isinstance(self.smallest, int) or self.smallest < 0:
+            message = f"Compress: smallest: expected 0 or more bytes, got {self.smallest!r}"
+            raise InvalidArgumentError(message)
+
+    def _ops(self) -> list[str]:
+        return list(_DEFAULT if self.ops is None else self.ops)
+
+    def terms(self) -> dict[str, Any]:
+        """All options."""
+        return {"codec": _C.codec(self.codec)["name"], "ops": sorted(self._ops()), "smallest": self.smallest}
+
+    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+        """The pass of one group, with a shadow group for what is issued later than the calls themselves."""
+        del group
+        ops = self._ops()
+        if "send" in ops:
+            ops.append("recv")
+        return _C.CompressPass(shadow("compress"), self.codec, ops, self.smallest)
+
+
+def reset_feedback(group: _C.ProcessGroup | None = None) -> None:
+    """Forget what the calls with ``feedback=<name>`` have kept, of all names of the group (None: the default group).
+
+    Every rank of the group calls this, in the same place among its calls. Raises InvalidArgumentError if the group has
+    no compression pass.
+    """
+    from mcr_dl import _groups
+
+    where = _groups._group(group)
+    found = [station for station in _C.passes(where) if isinstance(station, _C.CompressPass)]
+    if not found:
+        message = f"reset_feedback: expected a group with the pass 'compress', got '{where.name()}'"
+        raise InvalidArgumentError(message)
+    for station in found:
+        station._reset_feedback()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zfp (https://zfp.io) on tensors as arrays of one dimension: a fixed rate, or an absolute error that is kept."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from mcr_dl.passes.codecs import Bytes, Values
+
+_BLOCK = 4  # values of one dimension that are coded together
+_WORD = 64  # bits to which a stream is filled up
+_LEAST_BITS = {"float32": 1 + 8, "float64": 1 + 11}  # of a block: whether it is zero, and its exponent
+
+
+def _library() -> Any:
+    try:
+        import zfpy
+    except ImportError as error:
+        message = f"codec zfp needs the package zfpy: pip install mcr-dl[zfp] ({error})"
+        raise ImportError(message) from error
+    return zfpy
+
+
+def _number(name: str, text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most or value == 0:
+        message = f"{name}: expected a number above {least:g} and at most {most:g}, got {text!r}"
+        raise ValueError(message)
+    return value
+
+
+class _Zfp:
+    """Shared by both modes: streams without a header, as both sides know the count and the type."""
+
+    dtypes: tuple[str, ...] = ("float32", "float64")
+
+    def __init__(self, **mode: float) -> None:
+        self._zfpy = _library()
+        self._types = {"float32": self._zfpy.type_float, "float64": self._zfpy.type_double}
+        self._mode = mode
+
+    def encode(self, values: Values, out: Bytes) -> int:
+        stream = self._zfpy.compress_numpy(values, write_header=False, **self._mode)
+        out[: len(stream)] = np.frombuffer(stream, np.uint8)
+        return len(stream)
+
+    def decode(self, data: Bytes, out: Values) -> None:
+        self._zfpy._decompress(
+            data.tobytes(),
+            self._types[out.dtype.name],
+            (out.size,),
+            out=out.view(out.dtype.newbyteorder("=")),
+            **self._mode,
+        )
+
+
+class FixedRate(_Zfp):
+    """``rate`` bits per value."""
+
+    fixed: bool = True
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate=rate)
+        self._rate = rate
+
+    def capacity(self, count: int, dtype: str) -> int:
+        """The size of every stream."""
+        bits = max(math.floor(_BLOCK * self._rate + 0.5), _LEAST_BITS[dtype])
+        return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8
+
+
+class FixedAccuracy(_Zfp):
+    """At most ``tolerance`` of absolute error per value."""
+
+    fixed: bool = False
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__(tolerance=tolerance)
+
+    def capacity(self, count: int, dtype: str) -> int:
+        """zfp's own bound: a block grows by its exponent and a few bits at most."""
+        bits = _BLOCK * np.dtype(dtype).itemsize * 8 + _LEAST_BITS[dtype] + 2 * _BLOCK * 8
+        return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8 + _WORD // 8
+
+
+def make(rate: str | None = None, tolerance: str | None = None) -> FixedRate | FixedAccuracy:
+    """The codec of ``zfp:rate=16`` (bits per value) or ``zfp:tolerance=1e-3``."""
+    if (rate is None) == (tolerance is None):
+        message = "expected rate=<bits per value> or tolerance=<absolute error>, one of the two"
+        raise ValueError(message)
+    if rate is not None:
+        return FixedRate(_number("rate", rate, 1, 64))
+    return FixedAccuracy(_number("tolerance", str(tolerance), 0, 1e300))

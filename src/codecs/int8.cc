@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// int8: blocks of whole numbers from -127 to 127 with a scale each. Encoded: the scales of all blocks in the tensor's
+// type, then one byte per element.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "codec.h"
+
+namespace mcr {
+
+namespace {
+
+constexpr int64_t kLargestBlock = 65536;
+
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+  using Word = int32_t;
+  static constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest whole number in the low bits
+};
+template <>
+struct Bits<double> {
+  using Word = int64_t;
+  static constexpr double kRound = 0x1.8p52;
+};
+
+// The largest magnitude; infinite or NaN if an element is. Of the bits: they order as magnitudes do, NaN above all.
+template <class T>
+T largest(const T* values, int64_t count) {
+  using Word = typename Bits<T>::Word;
+  Word most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Word magnitude = std::bit_cast<Word>(values[i]) & std::numeric_limits<Word>::max();
+    most = magnitude > most ? magnitude : most;
+  }
+  return std::bit_cast<T>(most);
+}
+
+// NaN where an element is not finite. 0 where the scale would be subnormal: such numbers have few digits, and a thread
+// may flush them to zero.
+template <class T>
+T scale_of(T most) {
+  if (!std::isfinite(most)) return std::numeric_limits<T>::quiet_NaN();
+  if (most < 127 * std::numeric_limits<T>::min()) return 0;
+  const T scale = most / 127;
+  return std::isfinite(scale * 127) ? scale : std::nextafter(scale, T{0});
+}
+
+template <class T>
+class Blocks {
+ public:
+  explicit Blocks(int64_t block) : block_(block) {}
+
+  int64_t scales(int64_t count) const { return (count + block_ - 1) / block_; }
+  int64_t bytes(int64_t count) const { return scales(count) * static_cast<int64_t>(sizeof(T)) + count; }
+
+  void encode(const T* in, int64_t count, std::byte* out) const {
+    std::byte* whole = out + bytes(count) - count;
+    for (int64_t start = 0; start < count; start += block_, out += sizeof(T)) {
+      const int64_t length = std::min(block_, count - start);
+      const T most = largest(in + start, length);
+      const T scale = scale_of(most);
+      std::memcpy(out, &scale, sizeof(T));
+      quantise(in + start, length, scale > 0 ? 127 / most : T{0}, whole + start);
+    }
+  }
+
+  void decode(const std::byte* in, T* out, int64_t count) const {
+    const std::byte* whole = in + bytes(count) - count;
+    for (int64_t start = 0; start < count; start += block_, in += sizeof(T)) {
+      T scale;
+      std::memcpy(&scale, in, sizeof(T));
+      const auto* __restrict from = reinterpret_cast<const int8_t*>(whole + start);
+      T* __restrict to = out + start;
+      const int64_t length = std::min(block_, count - start);
+      for (int64_t i = 0; i < length; ++i) to[i] = scale * static_cast<T>(from[i]);
+    }
+  }
+
+ private:
+  static void quantise(const T* __restrict in, int64_t length, T factor, std::byte* __restrict out) {
+    using Word = typename Bits<T>::Word;
+    for (int64_t i = 0; i < length; ++i) {
+      const T finite = factor == 0 ? T{0} : in[i];  // 0 * infinity would not be 0
+      out[i] = static_cast<std::byte>(std::bit_cast<Word>(finite * factor + Bits<T>::kRound));
+    }
+  }
+
+  int64_t block_;
+};
+
+class Int8 final : public Codec {
+ public:
+  explicit Int8(std::string name, int64_t block) : Codec(std::move(name)), single_(block), twice_(block) {}
+  bool accepts(DType dtype) const override { return row(dtype).kind == DTypeKind::Floating; }
+  bool fixed() const override { return true; }
+  int64_t capacity(int64_t count, DType dtype) const override {
+    return dtype == DType::Float ? single_.bytes(count) : twice_.bytes(count);
+  }
+  int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
+    if (dtype == DType::Float) {
+      single_.encode(static_cast<const float*>(in), count, out);
+    } else {
+      twice_.encode(static_cast<const double*>(in), count, out);
+    }
+    return capacity(count, dtype);
+  }
+  void decode(const std::byte* in, int64_t, void* out, int64_t count, DType dtype) const override {
+    if (dtype == DType::Float) {
+      single_.decode(in, static_cast<float*>(out), count);
+    } else {
+      twice_.decode(in, static_cast<double*>(out), count);
+    }
+  }
+
+ private:
+  Blocks<float> single_;
+  Blocks<double> twice_;
+};
+
+std::unique_ptr<Codec> make(const Options& options) {
+  const int64_t block = whole_number(options, "block", 64, 8, kLargestBlock);
+  return std::make_unique<Int8>("int8:block=" + std::to_string(block), block);
+}
+
+}  // namespace
+
+CodecFamily int8_family() { return {"int8", {"block"}, make}; }
+
+}  // namespace mcr

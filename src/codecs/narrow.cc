@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// bf16 and fp16: each element rounded to a 16-bit floating-point type.
+#include <cstring>
+#include <utility>
+
+#include "codec.h"
+#include "elements.h"
+
+namespace mcr {
+
+namespace {
+
+template <class S, class T>
+void shorten(const void* in, int64_t count, void* out) {
+  const T* __restrict from = static_cast<const T*>(in);
+  auto* __restrict to = static_cast<std::byte*>(out);
+  for (int64_t i = 0; i < count; ++i) {
+    const S value = store<S>(static_cast<float>(from[i]));
+    std::memcpy(to + 2 * i, &value, 2);  // encoded parts may begin anywhere
+  }
+}
+
+template <class S, class T>
+void lengthen(const void* in, int64_t count, void* out) {
+  const auto* __restrict from = static_cast<const std::byte*>(in);
+  T* __restrict to = static_cast<T*>(out);
+  for (int64_t i = 0; i < count; ++i) {
+    S value;
+    std::memcpy(&value, from + 2 * i, 2);
+    to[i] = static_cast<T>(load(value));
+  }
+}
+
+template <class S>
+class Narrow final : public Codec {
+ public:
+  using Codec::Codec;
+  bool accepts(DType dtype) const override { return dtype == DType::Float || dtype == DType::Double; }
+  bool fixed() const override { return true; }
+  int64_t capacity(int64_t count, DType) const override { return 2 * count; }
+  int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
+    dtype == DType::Float ? shorten<S, float>(in, count, out) : shorten<S, double>(in, count, out);
+    return 2 * count;
+  }
+  void decode(const std::byte* in, int64_t, void* out, int64_t count, DType dtype) const override {
+    dtype == DType::Float ? lengthen<S, float>(in, count, out) : lengthen<S, double>(in, count, out);
+  }
+};
+
+template <class S>
+CodecFamily family(const char* name) {
+  return {name, {}, [name](const Options&) { return std::make_unique<Narrow<S>>(name); }};
+}
+
+}  // namespace
+
+CodecFamily bf16_family() { return family<Brain>("bf16"); }
+CodecFamily fp16_family() { return family<Half>("fp16"); }
+
+void widen(const void* in, int64_t count, DType dtype, float* out) {
+  dtype == DType::Half ? lengthen<Half, float>(in, count, out) : lengthen<Brain, float>(in, count, out);
+}
+
+void narrow(const float* in, int64_t count, DType dtype, void* out) {
+  dtype == DType::Half ? shorten<Half, float>(in, count, out) : shorten<Brain, float>(in, count, out);
+}
+
+}  // namespace mcr

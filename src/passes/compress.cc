@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/compress.h"
+
+#include <algorithm>
+
+#include "passes/compressed.h"
+
+namespace mcr {
+
+namespace {
+
+// Below every library's largest tag; more messages than that are not under way between two ranks.
+constexpr uint32_t kTags = 1U << 14;
+
+// Why a call that names a codec cannot have it.
+std::string objection(const Call& call, const Coding& coding) {
+  const std::string codec = "codec '" + coding.text + "': ";
+  if (!compressible(call.op)) return codec + "this operation has no compressed form; expected codec=None or 'none'";
+  if (!coding.codec->accepts(call.dtype)) {
+    std::string known;
+    for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+      if (coding.codec->accepts(static_cast<DType>(i)))
+        known += (known.empty() ? "" : ", ") + std::string(kDTypes[i].name);
+    }
+    return codec + "expected a tensor of " + known + ", got " + std::string(row(call.dtype).name) +
+           ", for which it is not lossless or saves nothing";
+  }
+  if (coding.feedback.empty()) return {};
+  if (call.op != Op::all_reduce) return codec + "feedback is for all_reduce alone";
+  if (call.red != RedOp::SUM && call.red != RedOp::AVG) {
+    return codec + "feedback: expected SUM or AVG, got " + std::string(name(call.red));
+  }
+  return {};
+}
+
+}  // namespace
+
+// Null: the call passes on as it is.
+const Codec* Compress::codec_of(const Passage& passage) const {
+  const auto& call = passage.call;
+  if (call.device.type != DeviceType::CPU) {
+    if (call.coding == nullptr || call.coding->codec == nullptr) return nullptr;
+    throw refusal(passage, ErrorCode::Unsupported, "codec: expected a tensor on cpu");
+  }
+  if (call.coding != nullptr) {
+    if (call.coding->codec == nullptr) return nullptr;
+    const auto text = objection(call, *call.coding);
+    if (!text.empty()) {
+      const bool type = compressible(call.op) && !call.coding->codec->accepts(call.dtype);
+      throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
+    }
+    return call.coding->codec;
+  }
+  const auto* codec = defaults_.codec;
+  const auto& ops = defaults_.ops;
+  if (codec == nullptr || std::find(ops.begin(), ops.end(), call.op) == ops.end()) return nullptr;
+  const auto bytes = message_bytes(call, passage.group.size());
+  return codec->accepts(call.dtype) && (bytes < 0 || bytes >= defaults_.smallest) ? codec : nullptr;
+}
+
+// That of the call that carries the data, by its encoded size, which all ranks know where they know the call's.
+Slot& Compress::slot_of(const Passage& passage, const Codec& codec) const {
+  if (passage.slot != nullptr) return *passage.slot;
+  const auto bytes = message_bytes(passage.call, passage.group.size());
+  const auto dtype = passage.call.dtype;
+  Call carrier;
+  carrier.op = passage.call.op;
+  if (carrier.op == Op::all_reduce || carrier.op == Op::reduce_scatter) carrier.op = Op::all_to_all;
+  carrier.device = passage.call.device;
+  carrier.vectored = passage.call.vectored;
+  carrier.size_hint = bytes < 0 ? -1 : codec.capacity(bytes / size_of(dtype), coded_type(dtype));
+  return passage.group.choose(carrier);
+}
+
+std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Coding* coding) {
+  if (coding == nullptr || coding->feedback.empty()) return nullptr;
+  const int64_t count = passage.call.out.count;
+  const int64_t share = (count + passage.group.size() - 1) / passage.group.size();
+  try {
+    return feedback_.find(coding->feedback, count, passage.call.dtype, share);
+  } catch (const Error& error) {
+    throw refusal(passage, error.code(), error.what());
+  }
+}
+
+// Messages have no order beyond that of their sizes: each of them is alone in a sequence.
+std::shared_ptr<Sequence> Compress::sequence_of(const Passage& passage, const Codec& codec) {
+  if (row(passage.call.op).is(kPeer)) return codec.fixed() ? nullptr : std::make_shared<Sequence>(false);
+  const std::lock_guard lock(mutex_);
+  auto& sequence = sequences_[passage.slot->backend.name];
+  if (sequence == nullptr) sequence = std::make_shared<Sequence>(true);
+  return sequence;
+}
+
+Outcome Compress::handle(Passage& passage, const Next& next) {
+  const auto* coding = passage.call.coding;
+  const Codec* codec = codec_of(passage);
+  passage.call.coding = nullptr;  // done with, so that nobody behind asks why it is there
+  // A message without elements is a message still.
+  const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
+  if (codec == nullptr || nothing) return next(passage);
+  auto residual = residual_of(passage, coding);
+  passage.slot = &slot_of(passage, *codec);
+  auto sequence = sequence_of(passage, *codec);
+  const int64_t number = messages_.fetch_add(1, std::memory_order_relaxed) % kTags;
+  return Compressed(passage, next, *codec, {shadow_, std::move(sequence), std::move(residual), number}).run();
+}
+
+bool Compress::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const std::lock_guard lock(mutex_);
+  return std::all_of(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+    return entry.second->settle(deadline - std::chrono::steady_clock::now());
+  });
+}
+
+}  // namespace mcr

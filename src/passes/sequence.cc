@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/sequence.h"
+
+#include <thread>
+#include <utility>
+
+#include "error.h"
+
+namespace mcr {
+
+namespace {
+
+// One step of a Work; a hurried one tells its own requests so.
+bool poll(Work& work, bool hurried) { return hurried ? work.wait_for(std::chrono::nanoseconds(0)) : work.poll(); }
+
+class StepsRequest final : public Request {
+ public:
+  StepsRequest(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps)
+      : sequence_(std::move(sequence)), steps_(std::move(steps)) {}
+  bool poll() override {
+    if (!steps_->issued()) sequence_->drive();
+    return steps_->issued() && steps_->finished();
+  }
+  void hurry() override { sequence_->hurry(); }
+  int source() const override { return steps_->source(); }
+
+ private:
+  std::shared_ptr<Sequence> sequence_;
+  std::shared_ptr<Steps> steps_;
+};
+
+class WorkRequest final : public Request {
+ public:
+  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) {}
+  bool poll() override {
+    if (!work_->poll()) return false;
+    work_->rethrow();
+    return true;
+  }
+  bool block(std::chrono::nanoseconds limit) override {
+    work_->wait_for(limit);
+    return true;
+  }
+  void hurry() override { work_->wait_for(std::chrono::nanoseconds(0)); }
+  int source() const override { return work_->source(); }
+
+ private:
+  std::shared_ptr<Work> work_;
+};
+
+}  // namespace
+
+bool Steps::advance(bool hurried) {
+  try {
+    while (next_ < rest_.size()) {
+      if (!poll(*current_, hurried)) return false;
+      current_->rethrow();
+      if (next_ == 0) source_ = current_->source();
+      current_ = rest_[next_](*current_);
+      ++next_;
+    }
+  } catch (const Error& error) {
+    failure_ = error;
+  } catch (const std::exception& error) {
+    failure_ = Error(ErrorCode::Backend, error.what());
+  }
+  rest_.clear();
+  issued_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool Steps::finished() {
+  if (failure_) throw Error(*failure_);
+  if (!current_->poll()) return false;
+  current_->rethrow();
+  return true;
+}
+
+void Sequence::begin(std::shared_ptr<Steps> steps) {
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(std::move(steps));
+  if (ordered_) set_pending(true);
+}
+
+void Sequence::drive() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // somebody else does it
+  const bool hurried = hurried_.exchange(false, std::memory_order_relaxed);
+  while (!waiting_.empty() && waiting_.front()->advance(hurried)) waiting_.pop_front();
+  if (ordered_ && waiting_.empty()) set_pending(false);
+}
+
+void Sequence::hurry() {
+  hurried_.store(true, std::memory_order_relaxed);
+  drive();
+}
+
+bool Sequence::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    hurry();
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return true;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
+std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps) {
+  return std::make_unique<StepsRequest>(std::move(sequence), std::move(steps));
+}
+
+std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {
+  return std::make_unique<WorkRequest>(std::move(work));
+}
+
+}  // namespace mcr

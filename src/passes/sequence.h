@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations of several calls, of which the later ones are issued when the earlier ones have completed.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "continuation.h"
+#include "work.h"
+
+namespace mcr {
+
+/// A call that is under way, and those that follow it. Guarded by the mutex of its Sequence until it is issued().
+class Steps {
+ public:
+  /// Issues a call, once the one before it is complete, and returns its Work. One that throws ends the operation.
+  using Step = std::function<std::shared_ptr<Work>(const Work& before)>;
+
+  Steps(std::shared_ptr<Work> first, std::vector<Step> rest) : current_(std::move(first)), rest_(std::move(rest)) {}
+
+  /// True once nothing is left to issue.
+  bool advance(bool hurried);
+  bool issued() const { return issued_.load(std::memory_order_acquire); }
+  /// Of an operation that is issued(): true once complete. Throws its error.
+  bool finished();
+  int source() const { return source_; }
+
+ private:
+  std::shared_ptr<Work> current_;
+  std::vector<Step> rest_;
+  std::size_t next_ = 0;
+  int source_ = -1;  // of the first call, if that is a receive
+  std::optional<Error> failure_;
+  std::atomic<bool> issued_{false};
+};
+
+/// Operations that issue their later calls in the order in which they were begun: those of one are all issued before
+/// the first one of the next, whatever completes first. As all ranks begin them in the same order, their calls meet.
+class Sequence : public Continuation {
+ public:
+  /// `ordered`: other ranks need what it has still to issue; false for messages, which only their receiver waits for.
+  explicit Sequence(bool ordered) : ordered_(ordered) {}
+
+  void begin(std::shared_ptr<Steps> steps);
+  /// Issues what can be issued now. Whoever polls one operation thereby moves those before it.
+  void drive();
+  /// The same; somebody waits.
+  void hurry() override;
+  /// Waits until everything is issued; false if the time runs out first.
+  bool settle(std::chrono::nanoseconds limit);
+
+ private:
+  const bool ordered_;
+  std::mutex mutex_;
+  std::deque<std::shared_ptr<Steps>> waiting_;  // guarded by mutex_
+  std::atomic<bool> hurried_{false};
+};
+
+/// The Request of an operation in a sequence.
+std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps);
+
+/// The Request of a call that another Work does.
+std::unique_ptr<Request> request_of(std::shared_ptr<Work> work);
+
+}  // namespace mcr

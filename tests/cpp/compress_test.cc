@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/compress.h"
+
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "check.h"
+#include "dispatch.h"
+#include "error.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using std::chrono::milliseconds;
+
+// Of variable size: one byte for a part of zeros, else a marker and the elements; or a failure.
+class Zeros final : public Codec {
+ public:
+  explicit Zeros(std::string name) : Codec(std::move(name)) {}
+  bool accepts(DType dtype) const override { return dtype == DType::Float; }
+  bool fixed() const override { return false; }
+  int64_t capacity(int64_t count, DType) const override { return 1 + 4 * count + 60; }
+  int64_t encode(const void* in, int64_t count, DType, std::byte* out) const override {
+    const auto* values = static_cast<const float*>(in);
+    bool zero = true;
+    for (int64_t i = 0; i < count; ++i) zero = zero && values[i] == 0;
+    out[0] = std::byte{zero ? uint8_t{0} : uint8_t{1}};
+    if (!zero) std::memcpy(out + 1, in, static_cast<std::size_t>(4 * count));
+    return zero ? 1 : 1 + 4 * count;
+  }
+  void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType) const override {
+    if (in[0] == std::byte{2}) throw Error(ErrorCode::Backend, "the sender could not");
+    if (in[0] == std::byte{0}) {
+      std::memset(out, 0, static_cast<std::size_t>(4 * count));
+    } else {
+      std::memcpy(out, in + 1, static_cast<std::size_t>(bytes - 1));
+    }
+    const auto* values = static_cast<const float*>(out);
+    if (count > 0 && values[0] == -13) throw Error(ErrorCode::Backend, "an unlucky number");
+  }
+  int64_t encode_failure(const std::string&, int64_t, DType, std::byte* out) const override {
+    out[0] = std::byte{2};
+    return 1;
+  }
+};
+
+const Coding& coding(const char* text) {
+  static const bool added = [] {
+    Codecs::instance().add({"zeros", {}, [](const Options&) { return std::make_unique<Zeros>("zeros"); }});
+    return true;
+  }();
+  static_cast<void>(added);
+  return Codecs::instance().coding(text);
+}
+
+Call call_of(Op op, std::vector<float>& out, const char* codec, int root = 0) {
+  Call call;
+  call.op = op;
+  call.dtype = DType::Float;
+  call.out = ranks::buffer(out);
+  call.root = root;
+  call.coding = &coding(codec);
+  return call;
+}
+
+// Runs `body` on threads as ranks whose groups compress.
+void compressed(int size, const std::function<void(Group&)>& body) {
+  ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
+    const auto pass = std::make_shared<Compress>(shadow, CompressDefaults{});
+    group.set_passes({pass});
+    body(group);
+    CHECK(pass->settle(std::chrono::seconds(10)));
+    group.set_passes({});
+  });
+}
+
+bool all_equal(const std::vector<float>& values, float expected) {
+  for (const auto value : values) {
+    if (value != expected) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST(an_all_reduce_in_two_phases) {
+  for (const auto* codec : {"bf16", "int8", "zeros", "fp16"}) {
+    for (const int size : {1, 2, 3}) {
+      compressed(size, [&](Group& group) {
+        for (const std::size_t count : {1, 2, 7, 1000}) {
+          std::vector<float> values(count, static_cast<float>(group.rank() + 1));
+          ranks::run(group, call_of(Op::all_reduce, values, codec));
+          CHECK(all_equal(values, static_cast<float>(size * (size + 1) / 2)));
+        }
+      });
+    }
+  }
+}
+
+TEST(works_waited_for_in_any_order) {
+  compressed(3, [](Group& group) {
+    constexpr int kCalls = 30;
+    std::vector<std::vector<float>> values;
+    std::vector<std::shared_ptr<Work>> works;
+    for (int i = 0; i < kCalls; ++i) values.emplace_back(100 + i, static_cast<float>(i));
+    for (int i = 0; i < kCalls; ++i) {
+      const char* codec = i % 3 == 0 ? "zeros" : i % 3 == 1 ? "bf16" : "int8";
+      works.push_back(ranks::start(group, call_of(Op::all_reduce, values[static_cast<std::size_t>(i)], codec)));
+    }
+    for (int i = 0; i < kCalls; ++i) {
+      const auto place = static_cast<std::size_t>(group.rank() % 2 == 0 ? kCalls - 1 - i : i);
+      wait(*works[place], milliseconds(30000), nullptr);
+      CHECK(all_equal(values[place], 3 * static_cast<float>(place)));
+    }
+  });
+}
+
+TEST(messages_of_unknown_size) {
+  compressed(2, [](Group& group) {
+    std::vector<float> first(300, 5), second(200, 0), third(100, 7);
+    const auto op = group.rank() == 0 ? Op::send : Op::recv;
+    if (group.rank() == 1) first.assign(300, -1), second.assign(200, -1), third.assign(100, -1);
+    std::vector<std::shared_ptr<Work>> works;
+    for (auto* values : {&first, &second, &third}) {
+      works.push_back(ranks::start(group, call_of(op, *values, "zeros", 1 - group.rank())));
+    }
+    for (auto work = works.rbegin(); work != works.rend(); ++work) wait(**work, milliseconds(30000), nullptr);
+    CHECK(all_equal(first, 5) && all_equal(second, 0) && all_equal(third, 7));
+  });
+}
+
+TEST(a_step_that_fails_fails_its_own_call_alone) {
+  compressed(2, [](Group& group) {
+    std::vector<float> bad(10, -13), good(10, 1);
+    const auto failing = ranks::start(group, call_of(Op::all_reduce, bad, "zeros"));
+    const auto working = ranks::start(group, call_of(Op::all_reduce, good, "zeros"));
+    wait(*working, milliseconds(30000), nullptr);
+    CHECK(all_equal(good, 2));
+    const auto got = ranks::failure([&] { wait(*failing, milliseconds(30000), nullptr); });
+    CHECK(got.code == ErrorCode::Backend && check::has(got.text, "memory.all_reduce", "could not"));
+  });
+}
+
+TEST(calls_that_cannot_be_compressed) {
+  compressed(1, [](Group& group) {
+    std::vector<float> values(4, 1);
+    auto call = call_of(Op::reduce, values, "bf16");
+    CHECK(check::has(ranks::failure([&] { ranks::run(group, call); }).text, "memory.reduce", "no compressed form"));
+    call = call_of(Op::all_reduce, values, "zeros");
+    call.dtype = DType::Int;
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
+    CHECK(got.code == ErrorCode::InvalidType && check::has(got.text, "expected a tensor of float32", "int32"));
+    call = call_of(Op::all_reduce, values, "none");
+    call.dtype = DType::Int;
+    ranks::run(group, call);
+    ranks::run(group, call_of(Op::all_reduce, values, "bf16"));
+    CHECK(all_equal(values, 1));
+  });
+}

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compression: codecs keep their bounds, and compressed calls give what decoding the encoded parts gives."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mcr_dl
+from harness import Pools
+from mcr_dl import passes
+from mcr_dl.examples import moe
+from ranks import compress
+
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+TINY = 1.1754944e-38 * 127  # below it, a block of int8 is zero
+COUNTS = [0, 1, 17, 1001]
+
+
+def _around(tensor: torch.Tensor, codec: str) -> torch.Tensor:
+    return passes.decode(passes.encode(tensor, codec), tensor, codec)
+
+
+def _equal(got: torch.Tensor, want: torch.Tensor) -> None:
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.nan_to_num(0.5), want.nan_to_num(0.5))
+    assert torch.equal(torch.signbit(got)[~got.isnan()], torch.signbit(want)[~want.isnan()])
+
+
+@pytest.mark.parametrize(("codec", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_16_bit_codecs_are_torchs_casts(codec: str, dtype: torch.dtype) -> None:
+    """All values of the type come back; all halfway points and their neighbours round as torch's casts do."""
+    exact = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float()
+    _equal(_around(exact, codec), exact)
+    bits = exact.view(torch.int32)
+    for step in (1, 2**11, 2**12, 2**12 + 1, 2**14, 2**15 - 1, 2**15, 2**15 + 1):
+        near = (bits + step).view(torch.float32)
+        _equal(_around(near, codec), near.to(dtype).float())
+        _equal(_around(near.double(), codec), near.to(dtype).double())
+    assert passes.encode(exact, codec).numel() == 2 * exact.numel()
+
+
+def _int8_bound(values: torch.Tensor, block: int) -> None:
+    got = _around(values, f"int8:block={block}")
+    for part, result in zip(values.split(block), got.split(block), strict=True):
+        if not bool(part.isfinite().all()):
+            assert bool(result.isnan().all())
+            continue
+        most = float(part.abs().max())
+        if most < TINY:
+            assert bool((result == 0).all())
+            assert not bool(torch.signbit(result).any())
+        else:
+            assert float((result.double() - part.double()).abs().max()) <= most / 127 * 0.5001
+            assert bool((result[part == 0] == 0).all())
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(FLOATS, min_size=1, max_size=40), st.integers(8, 20))
+def test_int8_bound(values: list[float], block: int) -> None:
+    """Half a scale in every finite block; NaN in every other; zero where the scale would be subnormal."""
+    _int8_bound(torch.tensor(values), block)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(FLOATS, min_size=1, max_size=40), st.sampled_from(["float32", "float64"]))
+def test_zfp_bound(values: list[float], dtype: str) -> None:
+    """The tolerance is kept; a part with a value that is not finite is NaN; zeros among themselves stay zeros."""
+    tensor = torch.tensor(values, dtype=getattr(torch, dtype))
+    got = _around(tensor, "zfp:tolerance=1e-3")
+    rated = _around(tensor, "zfp:rate=16")
+    if not bool(tensor.isfinite().all()):
+        assert bool(got.isnan().all())
+        assert bool(rated.isnan().all())
+        return
+    # An absolute error below the type's own precision cannot be had.
+    allowed = max(1e-3, float(tensor.abs().max()) * (2.0**-20 if dtype == "float32" else 2.0**-48))
+    assert float((got.double() - tensor.double()).abs().max()) <= allowed
+    # Rounding may pass the largest number; it never turns a number round.
+    large = tensor.abs() > torch.finfo(tensor.dtype).max / 2
+    assert bool(rated[~large].isfinite().all())
+    assert bool((torch.signbit(rated[large]) == torch.signbit(tensor[large])).all())
+    if not bool(tensor.any()):
+        assert not bool(rated.any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rate", [4, 8, 16, 20])
+def test_zfp_rate(rate: int, dtype: torch.dtype) -> None:
+    """The size is what the rate says, whatever the values; smooth data keeps the error that the rate allows."""
+    for count in (1, 3, 4, 5, 64, 1001):
+        smooth = torch.linspace(0, 3, count, dtype=dtype).sin()
+        sizes = {passes.encode(values, f"zfp:rate={rate}").numel() for values in (smooth, torch.zeros_like(smooth))}
+        assert len(sizes) == 1
+        assert sizes.pop() <= 8 + max(64, rate * count / 8 + 8 + rate * 4 / 8)
+        if rate >= 16:
+            assert float((_around(smooth, f"zfp:rate={rate}") - smooth).abs().max()) < 2.0 ** (4 - rate + 6)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int8:block=1000", "zfp:rate=8", "zfp:tolerance=1e-3"])
+def test_adversarial_values(codec: str) -> None:
+    """What comes back is near the value or as specified: zeros, subnormals, the largest, NaN, infinity."""
+    largest, tiny = torch.finfo(torch.float32).max, torch.finfo(torch.float32).smallest_normal / 4
+    zeros = torch.zeros(100)
+    assert not bool(_around(zeros, codec).any())
+    small = torch.full((100,), tiny)
+    assert float(_around(small, codec).abs().max()) <= tiny * 1.01
+    big = torch.tensor([largest, -largest] * 10)
+    result = _around(big, codec)
+    assert not bool(result.isnan().any())
+    if codec == "fp16":
+        assert bool(result.isinf().all())
+    elif not codec.startswith("zfp"):
+        # bf16 rounds what is above its own largest number to infinity, as torch's cast does.
+        _equal(result, big.bfloat16().float()) if codec == "bf16" else torch.testing.assert_close(result, big)
+    for special in (math.nan, math.inf, -math.inf):
+        mixed = torch.ones(100)
+        mixed[50] = special
+        result = _around(mixed, codec)
+        if codec in ("bf16", "fp16"):
+            _equal(result, mixed)
+        else:
+            assert bool(result[50].isnan())
+            assert bool((result.isnan() | (result == 1)).all())
+
+
+def test_what_codecs_take() -> None:
+    """A codec refuses what it would not make smaller or not keep."""
+    for codec, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("int8", "int32"), ("int8", "bool")):
+        with pytest.raises(mcr_dl.InvalidTypeError, match=f"{codec}.*"):
+            passes.encode(torch.ones(3).to(getattr(torch, dtype)), codec)
+    with pytest.raises(mcr_dl.InvalidArgumentError, match=r"expected one of bf16, fp16, int8.*zfp.*got 'gzip'"):
+        passes.encode(torch.ones(3), "gzip")
+    half = torch.randn(100).half()
+    _equal(_around(half, "int8"), _around(half.float(), "int8").half())
+
+
+def test_registering() -> None:
+    """A name that is taken and an object that is no codec are errors."""
+    with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):
+        passes.register_codec(compress._Broken("nowhere"), "bf16")
+    with pytest.raises(mcr_dl.InvalidTypeError, match="capacity"):
+        passes.register_codec(object(), "nothing")  # type: ignore[arg-type]
+    passes.register_codec(compress._Broken, "own-options", ("where",))  # type: ignore[arg-type]
+    values = torch.randn(10)
+    _equal(_around(values, "own-options:where=nowhere"), values)
+    with pytest.raises(mcr_dl.InvalidArgumentError, match="where, feedback"):
+        passes.encode(values, "own-options:what=1")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("backend", ["mpi", "gloo", None])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:tolerance=1e-3"])
+def test_operations(pools: Pools, world: int, backend: str | None, codec: str) -> None:
+    """Every operation gives what its definition gives, blocking and not."""
+    dtypes = ["float32", "float64"] if codec == "int8" and backend == "mpi" else ["float32"]
+    counts = COUNTS if backend is not None else [17]
+    made = pools.get("processes", world).run(compress.matrix, codec, backend, counts, dtypes, list(compress.OPERATIONS))
+    assert made == [len(compress.OPERATIONS) * 2 * len(counts) * len(dtypes)] * world
+
+
+@pytest.mark.parametrize("codec", ["fp16", "zfp:rate=16", "int8:block=100"])
+def test_other_codecs(pools: Pools, codec: str) -> None:
+    """The same for the others, on one backend."""
+    pools.get("processes", 3).run(
+        compress.matrix, codec, "mpi", [1, 1001], ["float32"], ["all_reduce", "all_to_all", "all_gatherv", "broadcast"]
+    )
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:tolerance=1e-3"])
+def test_reductions(pools: Pools, codec: str) -> None:
+    """SUM, AVG, PRODUCT, MIN and MAX, with NaN and infinity among the values."""
+    pools.get("processes", 3).run(compress.reductions, codec)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_tensors(pools: Pools, dtype: str) -> None:
+    """Are summed in float32."""
+    pools.get("processes", 2).run(compress.halves, dtype)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_in_flight(pools: Pools, world: int, backend: str) -> None:
+    """Many at once, waited for in another order on every rank."""
+    codecs = ["bf16", "int8", "zfp:tolerance=1e-2"]
+    pools.get("processes", world).run(compress.in_flight, backend, codecs, world, 120)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_blocking_after_started(pools: Pools, backend: str) -> None:
+    """No rank keeps another's later phases from being issued."""
+    pools.get("processes", 2).run(compress.blocking_after_started, backend)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+@pytest.mark.parametrize("order", [["fuse", "compress"], ["compress", "fuse"]])
+def test_beside_fusion(pools: Pools, order: list[str], backend: str) -> None:
+    """Either order gives the same values."""
+    pools.get("processes", 2).run(compress.beside_fusion, order, backend)
+
+
+def test_by_group(pools: Pools) -> None:
+    """Per call, per group, or not at all."""
+    pools.get("processes", 2).run(compress.by_group)
+
+
+def test_subgroups(pools: Pools) -> None:
+    """Each group has its own chain."""
+    pools.get("processes", 3).run(compress.subgroups)
+
+
+def test_errors(pools: Pools) -> None:
+    """Clear ones, with nothing sent."""
+    pools.get("processes", 2).run(compress.errors)
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_failing_codec(pools: Pools, backend: str) -> None:
+    """Fails its own call on every rank that needs what it should have made."""
+    pools.get("processes", 2).run(compress.failing_codec, backend)
+
+
+def test_feedback(pools: Pools) -> None:
+    """The mean over many steps goes to the exact sum; without feedback its error stays."""
+    for plain, fed in pools.get("processes", 2).run(compress.feedback):
+        assert plain > 0.05
+        assert fed < plain / 20
+
+
+def test_demo(tmp_path: Path) -> None:
+    """Training with compressed collectives reaches the uncompressed loss within the demo's tolerance."""
+    chart = tmp_path / "moe.png"
+    given = ["--codec", "bf16", "--codec", "zfp:rate=16", "--steps", "20", "--batch", "4", "--megabytes", "0.5"]
+    command = [sys.executable, "-m", "mcr_dl.examples.moe", *given, "--no-chart", "--chart", str(chart)]
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    modes = json.loads(chart.with_suffix(".json").read_text())["modes"]
+    assert [each["mode"] for each in modes] == ["auto", "bf16", "zfp:rate=16"], done.stdout + done.stderr
+    plain, *others = (each["loss_end"] for each in modes)
+    assert plain < modes[0]["loss_start"] - 0.5
+    assert all(0 < abs(each - plain) < moe.CODEC_TOLERANCE for each in others), modes
