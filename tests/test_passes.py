@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 import mcr_dl
@@ -49,6 +51,13 @@ def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: s
 
 def test_fusion_under_open_mpi(pools: Pools) -> None:
     pools.get("mpiexec-openmpi", 2).run(passes.fused, "mpi")
+
+
+@sizes
+@backends
+@pytest.mark.parametrize("names", list(permutations(("log", "fuse", "compress"))), ids="-".join)
+def test_all_passes_together(pools: Pools, size: int, backend: str, names: tuple[str, ...]) -> None:
+    pools.get("processes", size).run(passes.together, backend, names)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, InvalidTypeError
-from mcr_dl.passes import Fuse, PassedCall
+from mcr_dl.passes import Compress, Fuse, Log, PassedCall
 from ranks import session
 from ranks.expect import expect
 
@@ -411,3 +411,42 @@ def held_at_a_change(backend: str) -> None:
     mcr_dl.set_passes([])
     work.wait()
     assert tensor.tolist() == [float(size)] * 3
+
+
+# ---- all together
+
+
+def together(backend: str, names: tuple[str, ...]) -> None:
+    """All passes at once, in any order, blocking and asynchronous: right values, and every call in the log."""
+    session.start()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    options = {
+        "log": Log(),
+        "fuse": Fuse(buffer_bytes=2048, hold_microseconds=200),
+        "compress": Compress("bf16", smallest=0),
+    }
+    pace = random.Random(rank)
+    with chain(*(options[name] for name in names)):
+        first = len(mcr_dl.log_records())
+        batches = [Batch(operation, torch.float32, False, None, backend) for operation in OPERATIONS]  # exact in bf16
+        works = [batch.start(3 + number % 20, number) for number in range(30) for batch in batches]
+        if pace.random() < 0.5:
+            time.sleep(0.002)
+        total = torch.full((300,), float(rank))
+        mcr_dl.all_reduce(total, backend=backend)
+        out, into = torch.zeros(2 * size), torch.full((2 * size,), float(rank))
+        mcr_dl.all_to_all_single(out, into, backend=backend)
+        mcr_dl.barrier(backend=backend)
+        _wait(works, pace.randrange(4))
+        for batch in batches:
+            batch.check()
+        assert total.tolist() == [float(sum(range(size)))] * 300
+        assert out.tolist() == [float(peer) for peer in range(size) for _ in range(2)]
+        mcr_dl.synchronize()
+        records = mcr_dl.log_records()[first:]
+    if names[0] == "log":
+        assert len(records) == len(works) + 3
+        assert all(record.state == "completed" for record in records)
+        if names[1] == "fuse":
+            assert sum(record.fused for record in records) == len(works)
+        assert any(record.codec == "bf16" for record in records)
