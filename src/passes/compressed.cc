@@ -33,9 +33,9 @@ Op first_op(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter ? O
 class Combination {
  public:
   Combination(const Parcels& parcels, DType dtype, RedOp red)
-      : coded_(coded_type(dtype)), count_(parcels.count(0)), sum_(memory()) {
+      : coded_(coded_type(dtype)), count_(parcels.count(0)), sum_(count_ * size_of(coded_)) {
     parcels.decode(0, sum_.get(), coded_);
-    const auto other = memory();
+    const Scratch other(count_ * size_of(coded_));
     for (std::size_t i = 1; i < parcels.parts(); ++i) {
       parcels.decode(i, other.get(), coded_);
       combine(sum_.get(), other.get(), count_, coded_, red == RedOp::AVG ? RedOp::SUM : red);
@@ -52,13 +52,9 @@ class Combination {
   }
 
  private:
-  std::unique_ptr<std::byte[]> memory() const {
-    return std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(count_ * size_of(coded_)));
-  }
-
   DType coded_;
   int64_t count_;
-  std::unique_ptr<std::byte[]> sum_;
+  Scratch sum_;
 };
 
 void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void* out, DType dtype) {

@@ -11,10 +11,6 @@ namespace mcr {
 
 namespace {
 
-std::unique_ptr<std::byte[]> memory(int64_t bytes) {
-  return std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
-}
-
 template <class T>
 void add(T* values, const double* residual, int64_t count) {
   for (int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(values[i] + residual[i]);
@@ -53,7 +49,7 @@ void Parcels::lay_out(std::span<const int64_t> sizes) {
     places_.push_back(bytes_);
     bytes_ += size;
   }
-  memory_ = memory(bytes_);
+  memory_ = Scratch(bytes_);
 }
 
 void Parcels::expect(std::span<const int64_t> sizes) {
@@ -72,9 +68,9 @@ void Parcels::encode(std::size_t i, const void* data, DType dtype, double* resid
   const int64_t count = counts_[i];
   if (count == 0) return;
   const int64_t bytes = count * size_of(coded_);
-  std::unique_ptr<std::byte[]> copy;
+  Scratch copy;
   if (dtype != coded_ || residual != nullptr) {
-    copy = memory(bytes);
+    copy = Scratch(bytes);
     if (dtype != coded_) {
       widen(data, count, dtype, reinterpret_cast<float*>(copy.get()));
     } else {
@@ -89,7 +85,7 @@ void Parcels::encode(std::size_t i, const void* data, DType dtype, double* resid
   const auto size = codec_.encode(data, count, coded_, place);
   if (!codec_.fixed()) sizes_[i] = size;
   if (residual == nullptr) return;
-  const auto got = memory(bytes);
+  const Scratch got(bytes);
   codec_.decode(place, size, got.get(), count, coded_);
   visit(coded_, [&]<class T>(T) {
     keep_loss(reinterpret_cast<const T*>(data), reinterpret_cast<const T*>(got.get()), residual, count);
@@ -100,7 +96,7 @@ void Parcels::decode(std::size_t i, void* data, DType dtype) const {
   const int64_t count = counts_[i];
   if (count == 0) return;
   if (dtype == coded_) return codec_.decode(data_of(i), sizes_[i], data, count, coded_);
-  const auto wide = memory(count * size_of(coded_));
+  const Scratch wide(count * size_of(coded_));
   codec_.decode(data_of(i), sizes_[i], wide.get(), count, coded_);
   narrow(reinterpret_cast<const float*>(wide.get()), count, dtype, data);
 }

@@ -3,12 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "codec.h"
+#include "scratch.h"
 
 namespace mcr {
 
@@ -43,7 +43,7 @@ class Parcels {
   const DType coded_;
   std::vector<int64_t> counts_, sizes_, places_;
   int64_t bytes_ = 0;
-  std::unique_ptr<std::byte[]> memory_;
+  Scratch memory_;
 };
 
 }  // namespace mcr

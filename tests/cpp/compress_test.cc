@@ -9,6 +9,7 @@
 #include "dispatch.h"
 #include "error.h"
 #include "ranks.h"
+#include "scratch.h"
 
 namespace {
 
@@ -158,4 +159,19 @@ TEST(calls_that_cannot_be_compressed) {
     ranks::run(group, call_of(Op::all_reduce, values, "bf16"));
     CHECK(all_equal(values, 1));
   });
+}
+
+TEST(large_scratch_is_used_again) {
+  constexpr int64_t kBytes = 1 << 20;
+  const std::byte* first = nullptr;
+  {
+    const Scratch scratch(kBytes);
+    first = scratch.get();
+  }
+  Scratch same(kBytes - 100);
+  const Scratch other(kBytes);
+  CHECK(same.get() == first && other.get() != first);
+  same = Scratch(10);
+  const Scratch smaller(kBytes / 2);  // much less than what is there: not that
+  CHECK(smaller.get() != first && Scratch(kBytes).get() == first);
 }

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace mcr {
+
+/// Memory that is not initialised. Large pieces are kept for the next one of about that size when they are given up:
+/// fresh pages cost as much as what is done on them.
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(int64_t bytes);
+  Scratch(Scratch&& other) noexcept;
+  Scratch& operator=(Scratch&& other) noexcept;
+  ~Scratch();
+
+  std::byte* get() const { return memory_.get(); }
+
+ private:
+  void give_up() noexcept;
+
+  int64_t bytes_ = 0;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+}  // namespace mcr
