@@ -45,7 +45,7 @@ WARM_UP = 20  # steps in which the learning rate rises
 BALANCE = 0.01  # weight of the load-balance loss
 HELD_OUT_WINDOWS = 48  # of all ranks together
 TOLERANCE = 1e-5  # nats per byte by which the modes' final losses may differ
-CODEC_TOLERANCE = 0.05  # the same for codecs: other roundings are other courses of training
+CODEC_TOLERANCE = 0.02  # the same for codecs: other roundings are other courses of training
 LEAST_GAIN = 2.0  # nats per byte by which each mode's loss must fall
 
 
