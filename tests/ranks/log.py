@@ -67,8 +67,9 @@ def fields(backend: str) -> list[tuple[str, int]]:
     _check(first, op="all_reduce", dtype="float32", red="MAX", root=None, nbytes=20, out_count=5, asynchronous=False)
     _check(second, op="broadcast", dtype="int32", red=None, root=size - 1, nbytes=12, waited=0)
     _check(third, op="all_gather", in_count=4, out_count=4 * size, nbytes=16 * size, asynchronous=True)
-    assert third.wait_begin >= third.start
-    assert third.waited == third.wait_end - third.wait_begin
+    if third.wait_begin is not None:  # it was not complete before
+        assert third.wait_begin >= third.start
+        assert third.waited == third.wait_end - third.wait_begin
     out_splits = (rank + 1,) * size
     _check(fourth, name="all_to_allv", in_splits=tuple(counts), out_splits=out_splits, truncated=False)
     assert fourth.nbytes == 4 * max(sum(counts), sum(out_splits))
