@@ -194,10 +194,11 @@ class Issue {
   std::unique_ptr<Profiler::Span> span_;
 };
 
-// Adds a wait to the record of a work that has one.
+// Adds a wait for what is not complete yet to its record, if there is one.
 class LoggedWait {
  public:
-  explicit LoggedWait(const Work& work) : number_(work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
+  explicit LoggedWait(const Work& work)
+      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
   LoggedWait(const LoggedWait&) = delete;
   LoggedWait& operator=(const LoggedWait&) = delete;
   ~LoggedWait() {

@@ -51,7 +51,7 @@ struct Record {
   int64_t issue = 0;                     // the call came
   int64_t start = 0;                     // it was handed over: its backend, or the pass that holds it, has it
   int64_t end = 0;                       // it was seen to be complete
-  int64_t wait_begin = 0, wait_end = 0;  // the first wait's begin, the last one's end
+  int64_t wait_begin = 0, wait_end = 0;  // the first wait's begin, the last one's end; not of waits for what is over
   int64_t waited = 0;                    // in all waits together
   uint64_t splits = 0;                   // where the ring has the counts of a vectored call
   uint32_t in_splits = 0, out_splits = 0;

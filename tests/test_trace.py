@@ -396,6 +396,24 @@ def test_torch_finds_the_missing_call(pools: Pools, tmp_path: Path, capsys: pyte
     assert len(good) == 8
 
 
+def test_torch_names_the_rank_that_others_wait_for(
+    pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Traces that were saved while ranks sat in a call, without asking the others."""
+    traces = tmp_path / "traces"
+    pools.get("processes", 3).run(log.stuck, str(traces))
+    found = _files.read_all(traces)
+    assert [trace.records[-1].state for trace in found] == ["issued", "completed", "issued"]
+    assert found[0].records[-1].end is None
+    assert {trace.clock.method for trace in found} == {_clock.WALL}
+    (good, missing) = _analyse(traces, tmp_path / "fr", capsys).collectives
+    assert good.missing_ranks is None
+    assert missing.missing_ranks == {1}
+    assert (missing.collective_name, missing.collective_state) == ("gloo:all_reduce", "scheduled")
+    assert main(["merge", str(traces), "-o", str(tmp_path / "trace.json")]) == 0
+    assert "by the hosts' time of day" in capsys.readouterr().out
+
+
 def test_traces_by_environment(pools: Pools, tmp_path: Path) -> None:
     """MCR_DL_TRACE alone puts the log first and writes a file for each rank at the end."""
     for names in pools.get("processes", 2).run(log.automatic, str(tmp_path)):

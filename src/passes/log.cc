@@ -44,10 +44,10 @@ void finish(int64_t number, const Passage& passage, CallState state, int source)
 }
 
 void follow(int64_t number, const Passage& passage, Work& work) {
-  work.set_record(number);
   if (work.completed()) {
     return finish(number, passage, work.failed() ? CallState::Failed : CallState::Completed, work.source());
   }
+  work.set_record(number);
   const auto start = Recorder::now();
   Recorder::instance().change(number, [&](Record& record) {
     hand_over(record, passage);

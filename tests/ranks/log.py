@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -66,8 +67,9 @@ def fields(backend: str) -> list[tuple[str, int]]:
     _check(first, op="all_reduce", dtype="float32", red="MAX", root=None, nbytes=20, out_count=5, asynchronous=False)
     _check(second, op="broadcast", dtype="int32", red=None, root=size - 1, nbytes=12, waited=0)
     _check(third, op="all_gather", in_count=4, out_count=4 * size, nbytes=16 * size, asynchronous=True)
-    assert third.wait_begin >= third.start
-    assert third.waited == third.wait_end - third.wait_begin
+    if third.wait_begin is not None:  # it was not complete before
+        assert third.wait_begin >= third.start
+        assert third.waited == third.wait_end - third.wait_begin
     out_splits = (rank + 1,) * size
     _check(fourth, name="all_to_allv", in_splits=tuple(counts), out_splits=out_splits, truncated=False)
     assert fourth.nbytes == 4 * max(sum(counts), sum(out_splits))
@@ -260,6 +262,33 @@ def short(path: str) -> str:
     file = mcr_dl.trace.save(path)
     _off()
     return str(file)
+
+
+def stuck(path: str) -> None:
+    """Rank 1 does not come to an all_reduce; the others save their traces meanwhile, from another thread."""
+    _on("gloo")
+    mcr_dl.barrier()
+    current, rank = mcr_dl._runtime.state(), mcr_dl.get_rank()
+    store = mcr_dl.PrefixStore(f"stuck/{current.count('stuck')}", current.store)
+
+    def save_meanwhile() -> None:
+        while mcr_dl.log_records()[-1].state != "issued":
+            time.sleep(0.01)
+        mcr_dl.trace.save(path, align=False)
+        store.set(str(rank), "")
+
+    if rank == 1:
+        mcr_dl.trace.save(path, align=False)
+        for other in range(mcr_dl.get_world_size()):
+            if other != 1:
+                store.get(str(other))
+        mcr_dl.all_reduce(torch.ones(3))
+    else:
+        saver = threading.Thread(target=save_meanwhile)
+        saver.start()
+        mcr_dl.all_reduce(torch.ones(3))
+        saver.join()
+    _off()
 
 
 def automatic(folder: str) -> list[str]:

@@ -52,7 +52,7 @@ class Record(NamedTuple):
     issue: int  # the call came
     start: int | None  # its backend, or the pass that holds it, had it
     end: int | None  # it was seen to be complete
-    wait_begin: int | None  # of the first Work.wait
+    wait_begin: int | None  # of the first Work.wait; None: it was complete before the program waited for it
     wait_end: int | None  # of the last one
     waited: int  # ns in all waits together
     state: str  # issued, started, completed, failed

@@ -13,7 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, _runtime
 from mcr_dl.passes import log
-from mcr_dl.trace import _clock, _files, _regions
+from mcr_dl.trace import _clock, _files, _printer, _regions
 
 VARIABLE = "MCR_DL_TRACE"
 _AT_END = timedelta(seconds=10)  # for ranks that end without the others
@@ -73,7 +73,11 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
 
 
 def finish(*, together: bool) -> None:
-    """At the end of the runtime: write what ``MCR_DL_TRACE`` asks for; a failure is told and ends nothing."""
+    """At the end of the runtime: print the last lines of ``verbose`` and write what ``MCR_DL_TRACE`` asks for.
+
+    A failure is told and ends nothing.
+    """
+    _printer.flush()
     target = folder()
     if target is None or not _runtime.is_initialized():
         return

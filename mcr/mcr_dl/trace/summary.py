@@ -73,10 +73,11 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
     if result["straggler_analysis"] is not None:
         grid = _grid("Breakdown with straggler effect", _STRAGGLER_COLUMNS, 2)
         for name, sizes in result["straggler_analysis"].items():
-            for entry in sizes.values():
+            for index, entry in enumerate(sizes.values()):
                 last = ", ".join(f"{rank} ({times})" for rank, times in entry["last_ranks"].items())
                 times = ("total_comm_lat_ms", "total_straggler_ms", "avg_comm_lat_ms", "avg_straggler_ms")
-                grid.add_row(name, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
+                head = "" if index else name
+                grid.add_row(head, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
         console.print(grid)
     if unfinished:
         console.print(f"left out: {unfinished} calls that have failed or are still running")
