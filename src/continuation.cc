@@ -29,6 +29,8 @@ constexpr int kRounds = 100;
 
 }  // namespace
 
+std::atomic<int> Continuation::count_{0};
+
 void Continuation::set_pending(bool now) {
   if (now == pending_) return;
   pending_ = now;

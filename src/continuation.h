@@ -29,7 +29,7 @@ class Continuation : public std::enable_shared_from_this<Continuation> {
 
  private:
   bool pending_ = false;
-  static inline std::atomic<int> count_{0};
+  static std::atomic<int> count_;  // not inline: modules with hidden symbols would have their own
 };
 
 }  // namespace mcr
