@@ -18,9 +18,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fusion_rank
 from markdown_text import size_text, table
-from mcr_dl import _C
 from mcr_dl.bench.ranks import run_local
 from mcr_dl.passes.fuse import DEFAULTS
 
@@ -56,7 +57,7 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Tensor fusion",
         "",
-        f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; {_C.__version__}.",
+        f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; torch {torch.__version__}.",
         "",
         "Two ranks on one host, float32 SUM all_reduces: all of a batch are started, then all are waited for. Batches",
         "with and without fusion take turns; medians in µs, and the median of the rounds' ratios (above 1: fusion is",

@@ -35,8 +35,7 @@ class Promised : public Request {
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* owned) {
             const std::unique_ptr<py::function> owner(owned);
-            const Locked locked;
-            owned->release().dec_ref();
+            let_go(*owned);
           }};
 }
 
@@ -53,6 +52,13 @@ auto unlocked(Body body) {
 }
 
 }  // namespace
+
+void let_go(py::object& object) {
+  const py::handle handle = object.release();
+  if (Py_IsInitialized() == 0) return;
+  const Locked locked;
+  handle.dec_ref();
+}
 
 void Promise::fulfil(std::shared_ptr<Work> work) {
   const std::lock_guard lock(mutex_);

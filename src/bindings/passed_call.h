@@ -12,6 +12,9 @@
 
 namespace mcr::python {
 
+/// Gives up a reference, on whatever thread; after the interpreter's end it is left alone.
+void let_go(pybind11::object& object);
+
 /// Completes a held call once somebody gives it the Work that does it, or an error.
 class Promise {
  public:

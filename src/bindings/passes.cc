@@ -31,10 +31,7 @@ class PythonPass : public Pass {
       : object_(std::move(object)), name_(std::move(name)), group_(group) {}
   PythonPass(const PythonPass&) = delete;
   PythonPass& operator=(const PythonPass&) = delete;
-  ~PythonPass() override {
-    const Locked locked;
-    object_.release().dec_ref();
-  }
+  ~PythonPass() override { let_go(object_); }
 
   std::string_view name() const override { return name_; }
 
