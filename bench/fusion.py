@@ -57,7 +57,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Tensor fusion",
         "",
-        f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; torch {torch.__version__}.",
+        f"`python bench/fusion.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
+        f"torch {torch.__version__}.",
         "",
         "Two ranks on one host, float32 SUM all_reduces: all of a batch are started, then all are waited for. Batches",
         "with and without fusion take turns; medians in µs, and the median of the rounds' ratios (above 1: fusion is",
