@@ -95,12 +95,13 @@ const Coding& Codecs::coding(std::string_view text) {
 
 const CodecFamily& Codecs::family(std::string_view name, std::string_view text) const {
   const auto found = families_.find(name);
-  if (found == families_.end()) wrong(text, "one of " + joined(names()) + ", none", name);
+  if (found == families_.end()) wrong(text, "one of " + joined(names()) + ", none, auto", name);
   return found->second;
 }
 
 Coding Codecs::parse(std::string_view text) {
   if (text == "none") return {std::string(text)};
+  if (text == "auto") return {.text = std::string(text), .automatic = true};
   const auto colon = std::min(text.find(':'), text.find(','));
   const auto& chosen = family(text.substr(0, colon), text);
   auto known = chosen.options;

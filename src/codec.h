@@ -64,6 +64,7 @@ struct Coding {
   std::string text;
   const Codec* codec = nullptr;  // null: not compressed
   std::string feedback = {};     // name of the residual of an all_reduce; empty: none is kept
+  bool automatic = false;        // as the group's tables say
 };
 
 /// The codecs of this process, by name. All methods are thread-safe.

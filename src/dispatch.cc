@@ -147,7 +147,7 @@ class Issue {
  private:
   void prepare(Stopwatch* stopwatch) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
-    if (call.coding != nullptr && call.coding->codec != nullptr) {
+    if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
       throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
                                                   "': expected the pass \"compress\" in the group's chain, which " +
                                                   "mcr_dl.set_passes([\"compress\"]) puts there");

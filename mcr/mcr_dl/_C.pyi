@@ -106,7 +106,10 @@ class FusePass(Pass):
     def statistics(self) -> dict[str, int]: ...
 
 class CompressPass(Pass):
-    def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int) -> None: ...
+    def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int, measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None: ...
+    @property
+    def automatic(self) -> bool: ...
+    def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str: ...
     def _reset_feedback(self) -> None: ...
 
 def ops() -> list[dict[str, Any]]: ...
@@ -141,6 +144,7 @@ def log_lost() -> int: ...
 def log_now() -> int: ...
 def log_callers(wanted: bool) -> None: ...
 def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]: ...
+def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int: ...
 @overload
 def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Copies the root's tensor to every rank of the group.
@@ -154,7 +158,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | N
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -181,7 +185,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -210,7 +214,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -238,7 +242,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -267,7 +271,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -296,7 +300,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -326,7 +330,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -356,7 +360,7 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -409,7 +413,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None =
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: None, or a Work if async_op is set.
@@ -438,7 +442,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None =
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: The sender's global rank, or a Work if async_op is set.
@@ -466,7 +470,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -493,7 +497,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -520,7 +524,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -548,7 +552,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -576,7 +580,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -605,7 +609,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -637,7 +641,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -669,7 +673,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -700,7 +704,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -733,7 +737,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -764,7 +768,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: None, or a Work if async_op is set.
 
@@ -792,7 +796,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None 
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: A Work.
 
@@ -820,7 +824,7 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None 
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            None: as the group's pass says (docs/compression.md).
+            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
 
     Returns: A Work.
 

@@ -95,6 +95,7 @@ _FUNCTIONS = (
     "def log_now() -> int:",
     "def log_callers(wanted: bool) -> None:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
+    "def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int:",
 )
 
 # The classes are bound by hand in module.cc; test_api.py compares these with what they have.
@@ -164,7 +165,10 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def statistics(self) -> dict[str, int]:",
     ),
     "CompressPass(Pass)": (
-        "def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int) -> None:",
+        "def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int, "
+        "measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None:",
+        "@property def automatic(self) -> bool:",
+        "def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str:",
         "def _reset_feedback(self) -> None:",
     ),
 }

@@ -33,8 +33,8 @@ _PARAMETERS = {
     "backend": "name of one of the group's backends, or 'auto'; None: the group's choice. May also lead the "
     "positional arguments",
     "size_hint": "bytes, equal on all ranks, that 'auto' may choose by where counts differ between ranks",
-    "codec": "how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is; None: as the "
-    "group's pass says (docs/compression.md)",
+    "codec": "how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is; 'auto' as the "
+    "tuning table says; None: as the group's pass says (docs/compression.md)",
     "device_ids": "accepted as in torch; a host barrier has no use for it",
 }
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -186,11 +187,26 @@ const Codec& codec_of(const std::string& text, const at::Tensor& tensor) {
   return *codec;
 }
 
+// What was measured: operation, candidate, and the ranges of sizes with their codecs.
+using Measured = std::vector<std::tuple<std::string, std::string, std::vector<std::pair<int64_t, std::string>>>>;
+
 std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const std::string& codec,
-                                        const std::vector<std::string>& ops, int64_t smallest) {
-  CompressDefaults defaults{coding_of(codec).codec, {}, smallest};
+                                        const std::vector<std::string>& ops, int64_t smallest,
+                                        const Measured& measured) {
+  const auto& coding = coding_of(codec);
+  CompressDefaults defaults{coding.codec, {}, smallest, coding.automatic};
   for (const auto& op : ops) defaults.ops.push_back(named<Op>(kOps, op));
+  for (const auto& [op, candidate, ranges] : measured) {
+    auto& found = defaults.measured[{named<Op>(kOps, op), candidate}];
+    for (const auto& [from, name] : ranges) found.push_back({from, coding_of(name).codec});
+  }
   return std::make_shared<Compress>(std::move(shadow), std::move(defaults));
+}
+
+std::string standing(const Compress& pass, const std::string& op, const std::string& dtype,
+                     const std::string& candidate, int64_t bytes) {
+  const auto* codec = pass.standing(named<Op>(kOps, op), named<DType>(kDTypes, dtype), candidate, bytes);
+  return codec == nullptr ? "none" : codec->name();
 }
 
 at::Tensor encode(const at::Tensor& tensor, const std::string& text) {
@@ -227,7 +243,7 @@ py::dict explain(const std::string& text) {
   for (std::size_t i = 0; i < kDTypes.size(); ++i) {
     if (coding.codec != nullptr && coding.codec->accepts(static_cast<DType>(i))) dtypes.append(kDTypes[i].name);
   }
-  result["name"] = coding.codec == nullptr ? "none" : coding.codec->name();
+  result["name"] = coding.automatic ? "auto" : coding.codec == nullptr ? "none" : coding.codec->name();
   result["feedback"] = coding.feedback;
   result["fixed"] = coding.codec == nullptr || coding.codec->fixed();
   result["dtypes"] = dtypes;
@@ -238,7 +254,10 @@ py::dict explain(const std::string& text) {
 
 void add_compress(py::module_& module) {
   py::class_<Compress, Pass, std::shared_ptr<Compress>>(module, "CompressPass")
-      .def(py::init(&make_compress), py::arg("shadow"), py::arg("codec"), py::arg("ops"), py::arg("smallest"))
+      .def(py::init(&make_compress), py::arg("shadow"), py::arg("codec"), py::arg("ops"), py::arg("smallest"),
+           py::arg("measured"))
+      .def_property_readonly("automatic", &Compress::automatic)
+      .def("_standing", standing, py::arg("op"), py::arg("dtype"), py::arg("candidate"), py::arg("nbytes"))
       .def("_reset_feedback", [](Compress& pass) { checked([&] { pass.reset_feedback(); }); });
   module.def("register_codec", [](const std::string& name, std::vector<std::string> options, const py::function& make) {
     try {

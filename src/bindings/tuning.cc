@@ -154,6 +154,9 @@ void add_tuning(py::module_& module) {
         return std::string(kDTypeClasses[static_cast<std::size_t>(class_of(named<DType>(kDTypes, dtype)))]);
       },
       "The class of an element type in cost tables: half, float, integer or complex.");
+  module.def(
+      "cost_at", [](const Points& points, int64_t nbytes) { return curve_of(points).at(nbytes); }, py::arg("curve"),
+      py::arg("nbytes"), "The cost that a curve, as cheapest() takes it, has at a message size.");
   module.def("cheapest", ranges, py::arg("curves"),
              "The ranges of message sizes as (from, place of the cheapest curve); a curve is a list of (bytes, log2 of "
              "nanoseconds in 1/65536).");

@@ -35,32 +35,64 @@ std::string objection(const Call& call, const Coding& coding) {
 
 }  // namespace
 
+// That of a call which says how it wants to be compressed.
+const Codec* Compress::named(const Passage& passage) const {
+  const auto& call = passage.call;
+  if (call.coding->codec == nullptr) return nullptr;
+  if (call.device.type != DeviceType::CPU) {
+    throw refusal(passage, ErrorCode::Unsupported, "codec: expected a tensor on cpu");
+  }
+  const auto text = objection(call, *call.coding);
+  if (text.empty()) return call.coding->codec;
+  const bool type = compressible(call.op) && !call.coding->codec->accepts(call.dtype);
+  throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
+}
+
 // Null: the call passes on as it is.
 const Codec* Compress::codec_of(const Passage& passage) const {
   const auto& call = passage.call;
-  if (call.device.type != DeviceType::CPU) {
-    if (call.coding == nullptr || call.coding->codec == nullptr) return nullptr;
-    throw refusal(passage, ErrorCode::Unsupported, "codec: expected a tensor on cpu");
+  const bool asked = call.coding != nullptr && call.coding->automatic;
+  if (asked && !defaults_.automatic) {
+    throw refusal(passage, ErrorCode::InvalidArgument,
+                  "codec 'auto': expected a group with the pass Compress(\"auto\", codecs=[...]), got codec '" +
+                      (defaults_.codec == nullptr ? "none" : defaults_.codec->name()) + "'");
   }
-  if (call.coding != nullptr) {
-    if (call.coding->codec == nullptr) return nullptr;
-    const auto text = objection(call, *call.coding);
-    if (!text.empty()) {
-      const bool type = compressible(call.op) && !call.coding->codec->accepts(call.dtype);
-      throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
-    }
-    return call.coding->codec;
-  }
-  const auto* codec = defaults_.codec;
-  const auto& ops = defaults_.ops;
-  if (codec == nullptr || std::find(ops.begin(), ops.end(), call.op) == ops.end()) return nullptr;
+  if (call.coding != nullptr && !asked) return named(passage);
+  if (call.device.type != DeviceType::CPU) return nullptr;
+  static const std::string any;
   const auto bytes = message_bytes(call, passage.group.size());
-  return codec->accepts(call.dtype) && (bytes < 0 || bytes >= defaults_.smallest) ? codec : nullptr;
+  const Slot* slot = passage.slot != nullptr || !defaults_.automatic ? passage.slot : &passage.group.choose(call);
+  const std::string& candidate = slot == nullptr ? any : slot->name;
+  return asked ? measured(call.op, call.dtype, candidate, bytes) : standing(call.op, call.dtype, candidate, bytes);
 }
 
-// That of the call that carries the data, by its encoded size, which all ranks know where they know the call's.
-Slot& Compress::slot_of(const Passage& passage, const Codec& codec) const {
+const Codec* Compress::standing(Op op, DType dtype, const std::string& candidate, int64_t bytes) const {
+  const auto& ops = defaults_.ops;
+  if (std::find(ops.begin(), ops.end(), op) == ops.end() || (bytes >= 0 && bytes < defaults_.smallest)) return nullptr;
+  if (defaults_.automatic) return measured(op, dtype, candidate, bytes);
+  return defaults_.codec != nullptr && defaults_.codec->accepts(dtype) ? defaults_.codec : nullptr;
+}
+
+const Codec* Compress::measured(Op op, DType dtype, const std::string& candidate, int64_t bytes) const {
+  const auto found = defaults_.measured.find({op, candidate});
+  if (found == defaults_.measured.end() || bytes < 0) return nullptr;
+  const auto& ranges = found->second;
+  const auto after = std::upper_bound(ranges.begin(), ranges.end(), bytes,
+                                      [](int64_t size, const CodecRange& range) { return size < range.from; });
+  if (after == ranges.begin()) return nullptr;
+  const Codec* codec = std::prev(after)->codec;
+  return codec != nullptr && codec->accepts(dtype) ? codec : nullptr;
+}
+
+// That of the call that carries the data, by its encoded size, which all ranks know where they know the call's. With a
+// codec that was chosen because it was measured, the backend that it was measured on.
+Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automatic) const {
   if (passage.slot != nullptr) return *passage.slot;
+  if (automatic) {
+    auto& chosen = passage.group.choose(passage.call);
+    auto* backend = passage.group.find(chosen.backend.name);
+    return backend == nullptr ? chosen : *backend;
+  }
   const auto bytes = message_bytes(passage.call, passage.group.size());
   const auto dtype = passage.call.dtype;
   Call carrier;
@@ -95,12 +127,13 @@ std::shared_ptr<Sequence> Compress::sequence_of(const Passage& passage, const Co
 Outcome Compress::handle(Passage& passage, const Next& next) {
   const auto* coding = passage.call.coding;
   const Codec* codec = codec_of(passage);
+  const bool automatic = defaults_.automatic && (coding == nullptr || coding->automatic);
   passage.call.coding = nullptr;  // done with, so that nobody behind asks why it is there
   // A message without elements is a message still.
   const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
   if (codec == nullptr || nothing) return next(passage);
   auto residual = residual_of(passage, coding);
-  passage.slot = &slot_of(passage, *codec);
+  passage.slot = &slot_of(passage, *codec, automatic);
   auto sequence = sequence_of(passage, *codec);
   const int64_t number = messages_.fetch_add(1, std::memory_order_relaxed) % kTags;
   return Compressed(passage, next, *codec, {shadow_, std::move(sequence), std::move(residual), number}).run();

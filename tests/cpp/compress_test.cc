@@ -100,6 +100,31 @@ TEST(an_all_reduce_in_two_phases) {
   }
 }
 
+TEST(a_codec_by_what_was_measured) {
+  const auto* bf16 = coding("bf16").codec;
+  CompressDefaults defaults;
+  defaults.automatic = true;
+  defaults.ops = {Op::all_reduce};
+  defaults.smallest = 50;
+  defaults.measured[{Op::all_reduce, "a"}] = {{0, bf16}, {100, nullptr}, {200, bf16}};
+  defaults.measured[{Op::all_gather, "a"}] = {{0, bf16}};
+  const Compress pass(nullptr, defaults);
+  const auto standing = [&](int64_t bytes, const char* candidate = "a", DType dtype = DType::Float) {
+    return pass.standing(Op::all_reduce, dtype, candidate, bytes);
+  };
+  CHECK(standing(49) == nullptr);
+  CHECK(standing(50) == bf16);
+  CHECK(standing(99) == bf16);
+  CHECK(standing(100) == nullptr);
+  CHECK(standing(199) == nullptr);
+  CHECK(standing(200) == bf16);
+  CHECK(standing(int64_t{1} << 40) == bf16);
+  CHECK(standing(-1) == nullptr);
+  CHECK(standing(200, "b") == nullptr);
+  CHECK(standing(200, "a", DType::Int) == nullptr);
+  CHECK(pass.standing(Op::all_gather, DType::Float, "a", 200) == nullptr);
+}
+
 TEST(works_waited_for_in_any_order) {
   compressed(3, [](Group& group) {
     constexpr int kCalls = 30;

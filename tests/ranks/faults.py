@@ -34,12 +34,22 @@ def _wrong(prepared: Prepared) -> None:
 _FAULTS: dict[str, Callable[[Prepared], None]] = {"hang": _hang, "crash": _crash, "wrong": _wrong}
 
 
-def faulty(fault: str, operation: str, after: int, plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
+def faulty(
+    fault: str,
+    operation: str,
+    after: int,
+    plan: Plan,
+    progress: Progress,
+    journal: Path,
+    limit: float,
+    codec: str = "",
+) -> int:
     """worker.work(), but gloo's `operation` goes wrong in one way from its call number `after` on."""
 
     def prepare(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
-        if prepared.candidate == "gloo" and prepared.case.operation == operation:
+        case = prepared.case
+        if (prepared.candidate, case.operation, case.codec) == ("gloo", operation, codec):
             inner, calls = prepared.call, 0
 
             def call() -> None:
@@ -69,6 +79,11 @@ def all_gather_crashes(*arguments: Any) -> int:
 def all_gather_is_wrong(*arguments: Any) -> int:
     """At every call."""
     return faulty("wrong", "all_gather", 0, *arguments)
+
+
+def compressed_all_gather_is_wrong(*arguments: Any) -> int:
+    """At every call with bf16."""
+    return faulty("wrong", "all_gather", 0, *arguments, codec="bf16")
 
 
 def all_gather_hangs_later(*arguments: Any) -> int:

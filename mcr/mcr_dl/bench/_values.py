@@ -83,6 +83,11 @@ def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int) -> torch.Tensor
     return (result != 0).long() if dtype == torch.bool else result
 
 
+def combined(red: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts of all ranks, in rank order, as the reduction combines them in their own type."""
+    return _REDUCTIONS[red](parts)
+
+
 def _parts(flat: torch.Tensor, values: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The repetitions of the pattern in a tensor, as rows, and what is left; each with what belongs there."""
     period = values.roll(-start).to(flat.dtype).to(flat.device)

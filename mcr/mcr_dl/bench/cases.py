@@ -13,7 +13,7 @@ from torch.distributed import ReduceOp
 
 from mcr_dl import _C
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from mcr_dl.bench import _values
+from mcr_dl.bench import _coded, _values
 from mcr_dl.bench._layout import Layout, Operation, layout, table
 
 _LISTS = {"inputs", "outputs"}
@@ -23,7 +23,10 @@ _DEFAULTS = {"None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM, "": None
 
 @dataclass(frozen=True)
 class Case:
-    """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank."""
+    """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank.
+
+    `codec` is how it is compressed, for which the group needs the pass "compress"; empty: it is not.
+    """
 
     operation: str
     nbytes: int
@@ -33,6 +36,7 @@ class Case:
     asynchronous: bool = False
     in_place: bool = False
     device: str = "cpu"
+    codec: str = ""
 
 
 def operations() -> list[str]:
@@ -198,7 +202,11 @@ class Prepared:
         values = {**self._arguments(), "async_op": asynchronous, **changed}
         params = row["params"]
         places = [values.get(kind, _DEFAULTS[default]) for _, kind, default, keyword in params if not keyword]
-        names = {name: True for name, kind, _, keyword in params if keyword and kind == "async_op" and asynchronous}
+        names: dict[str, Any] = {
+            name: True for name, kind, _, keyword in params if keyword and kind == "async_op" and asynchronous
+        }
+        if self.case.codec:
+            names["codec"] = self.case.codec
         return partial(getattr(_C, row["name"]), self.candidate, *places, **names)
 
     def _bind(self) -> Callable[[], object]:
@@ -257,13 +265,20 @@ class Prepared:
     def wrong(self) -> int:
         """How many elements of this rank's output are not as they must be after `fill` and one call."""
         dtype, ranks, done, count = dtype_of(self.case.dtype), self.group.size(), 0, 0
-        for source, start, length in self.part.expected:
-            if source is None:
+        for segment in self.part.expected:
+            source, start, length = segment
+            if self.case.codec:
+                values = _coded.expected(segment, self.row.op, self.case.codec, dtype, self._red, ranks, self._salt)
+            elif source is None:
                 values = _values.reduced(dtype, self.case.red, ranks, self._salt)
             else:
                 values = _values.pattern(dtype, self._red, source, ranks, self._salt)
             assert self.tensors.output is not None
-            count += _values.wrong(self.tensors.output[done : done + length], values, start, self._red)
+            part = self.tensors.output[done : done + length]
+            if self.case.codec:
+                count += int((part != values).sum())
+            else:
+                count += _values.wrong(part, values, start, self._red)
             done += length
         return count
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mcr_dl import _C
+from mcr_dl import _C, _runtime
 from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import codecs as tables
 
 # Those that have a compressed form. A receive is compressed where its send is.
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
-_DEFAULT = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,13 @@ class Compress:
     too small; else it goes on as it is. ``codec="none"`` turns the pass off for one call.
 
     Args:
-        codec: the codec of calls that name none, such as ``"int8:block=64"``; "none": these go on as they are.
+        codec: the codec of calls that name none, such as ``"int8:block=64"``; "none": these go on as they are; "auto":
+            the one of ``codecs`` with which the tuning table says that the call is cheaper, or none.
         ops: operations for which it stands; by default all_reduce, reduce_scatter, all_gather and all_to_all. Their
             vectored forms are among them.
         smallest: bytes, counted as in tuning tables, below which it does not stand.
+        codecs: for "auto", the codecs whose loss is acceptable, at least one. ``mcr-tune --codecs`` measures them; one
+            that was not measured is not used.
 
     Raises InvalidArgumentError for an unknown codec or operation, BackendUnavailableError if the codec's library is
     missing.
@@ -36,16 +39,12 @@ class Compress:
     codec: str = "none"
     ops: Sequence[str] | None = None
     smallest: int = 4096
+    codecs: Sequence[str] = ()
 
     name: ClassVar[str] = "compress"
 
     def __post_init__(self) -> None:
-        if _C.codec(self.codec)["feedback"]:
-            message = (
-                f"Compress: codec: expected one without feedback, which is of one tensor alone, got {self.codec!r}; "
-                "name it in the calls"
-            )
-            raise InvalidArgumentError(message)
+        self._check_codecs()
         for op in self._ops():
             if op not in OPERATIONS:
                 message = f"Compress: ops: expected some of {', '.join(OPERATIONS)}, got {op!r}"
@@ -54,20 +53,42 @@ class Compress:
             message = f"Compress: smallest: expected 0 or more bytes, got {self.smallest!r}"
             raise InvalidArgumentError(message)
 
+    def _check_codecs(self) -> None:
+        accepted = [] if isinstance(self.codecs, str) else list(self.codecs)
+        wrong = isinstance(self.codecs, str) or bool(accepted) != (self.codec == "auto")
+        if wrong or "none" in accepted or "auto" in accepted:
+            message = (
+                'Compress: codecs: expected with codec "auto" a list of codecs to choose from, and else none, '
+                f"got {self.codecs!r} with codec {self.codec!r}"
+            )
+            raise InvalidArgumentError(message)
+        for codec in (self.codec, *accepted):
+            if _C.codec(codec)["feedback"]:
+                message = (
+                    f"Compress: codec: expected one without feedback, which is of one tensor alone, got {codec!r}; "
+                    "name it in the calls"
+                )
+                raise InvalidArgumentError(message)
+
+    def _codecs(self) -> list[str]:
+        """By their full names."""
+        return [str(_C.codec(codec)["name"]) for codec in self.codecs]
+
     def _ops(self) -> list[str]:
-        return list(_DEFAULT if self.ops is None else self.ops)
+        return list(tables.OPERATIONS if self.ops is None else self.ops)
 
     def terms(self) -> dict[str, Any]:
         """All options."""
-        return {"codec": _C.codec(self.codec)["name"], "ops": sorted(self._ops()), "smallest": self.smallest}
+        codec = _C.codec(self.codec)["name"]
+        return {"codec": codec, "ops": sorted(self._ops()), "smallest": self.smallest, "codecs": self._codecs()}
 
     def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
         """The pass of one group, with a shadow group for what is issued later than the calls themselves."""
-        del group
         ops = self._ops()
         if "send" in ops:
             ops.append("recv")
-        return _C.CompressPass(shadow("compress"), self.codec, ops, self.smallest)
+        measured = tables.measured(_runtime.state().knowledge, group.ranks, self._codecs())
+        return _C.CompressPass(shadow("compress"), self.codec, ops, self.smallest, measured)
 
 
 def reset_feedback(group: _C.ProcessGroup | None = None) -> None:

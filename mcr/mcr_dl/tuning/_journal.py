@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import codecs
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one scale's run measures. ``budget_seconds`` is for all candidates at one size."""
+    """What one scale's run measures. ``budget_seconds`` is for all candidates at one size.
+
+    A candidate with a codec is one more candidate, named by its label (``gloo+bf16``).
+    """
 
     ranks: int
     backends: tuple[str, ...]
@@ -40,6 +44,12 @@ class Plan:
     budget_seconds: float
     confidence: float
     device: str = "cpu"
+    codecs: tuple[str, ...] = ()
+
+    def codecs_for(self, unit: Unit, nbytes: int) -> tuple[str, ...]:
+        """The codecs that calls of a unit are measured with at one size."""
+        able = unit.operation in codecs.OPERATIONS and unit.dtype == codecs.DTYPE and nbytes >= codecs.SMALLEST
+        return self.codecs if able else ()
 
     @property
     def points(self) -> int:

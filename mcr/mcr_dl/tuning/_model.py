@@ -19,6 +19,17 @@ FORMAT = "mcr-dl tuning table"
 VERSION = 1
 
 
+def label_of(candidate: str, codec: str) -> str:
+    """A candidate with a codec as one name: ``gloo+bf16``; without one, itself."""
+    return f"{candidate}+{codec}" if codec else candidate
+
+
+def parts_of(label: str) -> tuple[str, str]:
+    """Candidate and codec, or nothing, of a label."""
+    candidate, _, codec = label.partition("+")
+    return candidate, codec
+
+
 @dataclass(frozen=True)
 class Sample:
     """Times of calls of one size, in microseconds; ``n`` is how many were taken."""
@@ -32,13 +43,22 @@ class Sample:
 
 @dataclass(frozen=True)
 class Curve:
-    """The samples of one candidate, by ascending size. ``dtype`` was measured, in place of its class."""
+    """The samples of one candidate, by ascending size. ``dtype`` was measured, in place of its class.
+
+    ``codec`` is empty, or how the calls were compressed; ``bytes`` are those of the call all the same.
+    """
 
     operation: str
     dtype_class: str
     dtype: str
     candidate: str
     samples: tuple[Sample, ...]
+    codec: str = ""
+
+    @property
+    def label(self) -> str:
+        """Who it is of: ``gloo``, ``gloo+bf16``."""
+        return label_of(self.candidate, self.codec)
 
     @cached_property
     def medians(self) -> dict[int, float]:
@@ -69,12 +89,18 @@ class Winner:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A candidate that failed, and why."""
+    """A candidate that failed, and why; with a ``codec``, it failed with that one alone."""
 
     operation: str
     dtype: str
     candidate: str
     reason: str
+    codec: str = ""
+
+    @property
+    def label(self) -> str:
+        """Who it was: ``gloo``, ``gloo+bf16``."""
+        return label_of(self.candidate, self.codec)
 
 
 @dataclass(frozen=True)
@@ -102,7 +128,11 @@ class Scale:
         return f"{self.ranks} ranks{layout}" + ("" if self.device == "cpu" else f", {self.device}")
 
     def curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
-        """The curves of the candidates for one operation and class of element types."""
+        """The curves of the candidates for one operation and class of element types, without codecs."""
+        return [each for each in self.all_curves_of(operation, dtype_class) if not each.codec]
+
+    def all_curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
+        """The same with those of calls that were compressed."""
         return [each for each in self.curves if (each.operation, each.dtype_class) == (operation, dtype_class)]
 
     def winner_of(self, operation: str, dtype_class: str) -> Winner | None:
@@ -132,14 +162,16 @@ class Table:
     @property
     def candidates(self) -> list[str]:
         """All candidates that have a curve or win somewhere, sorted."""
-        measured = {curve.candidate for scale in self.scales for curve in scale.curves}
+        measured = {curve.candidate for scale in self.scales for curve in scale.curves if not curve.codec}
         chosen = {each.candidate for scale in self.scales for winner in scale.winners for each in winner.ranges}
         return sorted(measured | chosen)
 
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Pairs of operation and class of element types that have a curve or a winner, in the op table's order."""
-        found = {(curve.operation, curve.dtype_class) for scale in self.scales for curve in scale.curves}
+        found = {
+            (curve.operation, curve.dtype_class) for scale in self.scales for curve in scale.curves if not curve.codec
+        }
         found |= {(winner.operation, winner.dtype_class) for scale in self.scales for winner in scale.winners}
         order = {name: index for index, name in enumerate(_C.operations())}
         return sorted(found, key=lambda row: (order.get(row[0], len(order)), row))
@@ -160,7 +192,9 @@ def _plain(value: Any) -> Any:
     """JSON's types for a dataclass, tuple or mapping. Times are floats, so that 4 and 4.0 are the same content."""
     if is_dataclass(value):
         names = (each.name for each in fields(value))
-        return {_key(value, name): _plain(_number(name, getattr(value, name))) for name in names}
+        pairs = [(name, getattr(value, name)) for name in names]
+        # A table without codecs is what it was before there were any.
+        return {_key(value, name): _plain(_number(name, each)) for name, each in pairs if (name, each) != ("codec", "")}
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value

@@ -115,15 +115,15 @@ def _not_ascending(numbers: list[int], where: str, key: str) -> str | None:
 def _twice(rows: list[dict[str, Any]], keys: tuple[str, ...], where: str) -> str | None:
     seen: dict[tuple[Any, ...], int] = {}
     for index, row in enumerate(rows):
-        first = seen.setdefault(tuple(row[key] for key in keys), index)
+        first = seen.setdefault(tuple(row.get(key) for key in keys), index)
         if first != index:
-            names = ", ".join(str(row[key]) for key in keys)
+            names = ", ".join(str(row[key]) for key in keys if key in row)
             return f"{where}[{index}]: expected one entry for {names}, got a second one beside {where}[{first}]"
     return None
 
 
 def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
-    yield _twice(scale["curves"], ("operation", "dtype_class", "candidate"), f"{where}.curves")
+    yield _twice(scale["curves"], ("operation", "dtype_class", "candidate", "codec"), f"{where}.curves")
     yield _twice(scale["winners"], ("operation", "dtype_class"), f"{where}.winners")
     for index, curve in enumerate(scale["curves"]):
         numbers = [sample["bytes"] for sample in curve["samples"]]

@@ -130,24 +130,22 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
 # ---- rank 0 decides
 
 
-def _costs(scale: Scale) -> dict[str, Any]:
+def costs_of(scale: Scale) -> dict[str, Any]:
+    """A scale as ``Knowledge`` has it, in JSON's types."""
     known = _C.operations()
-    curves = [
-        [
-            curve.operation,
-            curve.dtype_class,
-            curve.candidate,
-            [(s.bytes, round(math.log2(max(s.median_us, 0.001) * 1000) * _UNIT)) for s in curve.samples],
-        ]
-        for curve in scale.curves
-        if curve.operation in known
-    ]
+    curves: dict[bool, list[list[Any]]] = {False: [], True: []}  # by whether they are of codecs
+    for curve in scale.curves:
+        if curve.operation in known:
+            whose = [curve.operation, curve.dtype_class, curve.candidate, *([curve.codec] if curve.codec else ())]
+            points = [(s.bytes, round(math.log2(max(s.median_us, 0.001) * 1000) * _UNIT)) for s in curve.samples]
+            curves[bool(curve.codec)].append([*whose, points])
     return {
         "ranks": scale.ranks,
         "nodes": scale.nodes,
         "device": scale.device,
         "name": scale.name,
-        "curves": curves,
+        "curves": curves[False],
+        "codecs": curves[True],
     }
 
 
@@ -175,7 +173,7 @@ def decider(
         return {
             "source": "" if table is None else table.source,
             "nodes": [numbers[host] for host in hosts],
-            "scales": [] if table is None else [_costs(scale) for scale in table.scales],
+            "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
         }
 

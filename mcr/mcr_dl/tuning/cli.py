@@ -21,6 +21,7 @@ from mcr_dl.bench import _arguments as arguments
 from mcr_dl.bench._sizes import parse_size
 from mcr_dl.bench.ranks import launched
 from mcr_dl.tuning import _views as views
+from mcr_dl.tuning import codecs
 from mcr_dl.tuning import table as tables
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from mcr_dl.tuning._text import size_text
@@ -40,6 +41,7 @@ class _Settings:
     operations: tuple[str, ...]
     backends: tuple[str, ...]
     dtypes: tuple[str, ...]
+    codecs: tuple[str, ...]
     sizes: tuple[int, ...]
     budget_seconds: float
     confidence: float
@@ -57,7 +59,15 @@ class _Settings:
             several = operation in reduces or operation.removesuffix("v") in reduces
             sizes = (0,) if operation == "barrier" else self.sizes
             units += [Unit(operation, dtype, sizes) for dtype in (self.dtypes if several else self.dtypes[:1])]
-        return Plan(ranks, tuple(backends), tuple(units), self.budget_seconds, self.confidence, self.device)
+        given = (self.budget_seconds, self.confidence, self.device, self.codecs)
+        plan = Plan(ranks, tuple(backends), tuple(units), *given)
+        if self.codecs and not any(plan.codecs_for(unit, size) for unit in units for size in unit.sizes):
+            message = (
+                f"argument --codecs: expected one of {', '.join(codecs.OPERATIONS)} with {codecs.DTYPE} and a size of "
+                f"at least {size_text(codecs.SMALLEST)}, with which codecs are measured; got none of these"
+            )
+            raise InvalidArgumentError(message)
+        return plan
 
 
 # ---- the command line
@@ -65,6 +75,16 @@ class _Settings:
 
 def _dtypes(text: str) -> tuple[str, ...]:
     return tuple(arguments.one_of(_C.dtypes)(name) for name in arguments.name_list(text))
+
+
+def _codecs(text: str) -> tuple[str, ...]:
+    """Their full names, as tables have them."""
+    found = [_C.codec(name) for name in arguments.name_list(text)]
+    for each in found:
+        if each["feedback"] or codecs.DTYPE not in each["dtypes"]:
+            message = f"expected codecs for {codecs.DTYPE}, without feedback, got {each['name']!r} in {text!r}"
+            raise InvalidArgumentError(message)
+    return tuple(dict.fromkeys(each["name"] for each in found))
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -88,6 +108,7 @@ def _measure_parser() -> argparse.ArgumentParser:
     add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (all)")
     add("--backends", arguments.name_list, (_USABLE,), "LIST", "backends, each with its variants (all that work here)")
     add("--dtypes", _dtypes, None, "LIST", "element types (float32,bfloat16,int32,complex64; quick: the first two)")
+    add("--codecs", _codecs, (), "LIST", "also each backend with these codecs, such as bf16,int8 (none)")
     add("--min", parse_size, 4, "SIZE", "smallest message in bytes (4); K, M, G: powers of 1024")
     add("--max", parse_size, None, "SIZE", "largest message in bytes (64M; quick: 16M)")
     add("--factor", arguments.above(1), None, "F", "from one size to the next (2; quick: 4)")
@@ -107,12 +128,15 @@ def _parse(argv: Sequence[str]) -> _Settings:
     if given.n not in (None, ranks):
         message = f"argument -n: expected {ranks[0]}, as the launcher has started so many ranks, got {given.n}"
         raise InvalidArgumentError(message)
+    if given.codecs and given.device != "cpu":
+        raise InvalidArgumentError(f"argument --codecs: expected --device cpu, got {given.device}")
     largest = given.max or (16 << 20 if quick else 64 << 20)
     return _Settings(
         ranks=ranks,
         operations=given.ops,
         backends=given.backends,
         dtypes=given.dtypes or ("float32", "bfloat16", *(() if quick else ("int32", "complex64"))),
+        codecs=given.codecs,
         sizes=arguments.sizes(given.min, largest, given.factor or (4.0 if quick else 2.0)),
         budget_seconds=given.budget or (0.4 if quick else 1.0),
         confidence=given.confidence,
@@ -234,7 +258,7 @@ def _summary(scale: Scale, path: Path, seconds: float) -> None:
     console = Console()
     console.print(grid)
     for each in scale.excluded:
-        console.print(f"left out: {each.candidate} for {each.operation} ({each.dtype}): {each.reason}", highlight=False)
+        console.print(f"left out: {each.label} for {each.operation} ({each.dtype}): {each.reason}", highlight=False)
     console.print(f"{seconds:.0f} s; table: {path}", highlight=False, soft_wrap=True)
 
 
@@ -259,6 +283,8 @@ def _measure(settings: _Settings) -> int:
             "confidence": settings.confidence,
             "bound_to_cores": bool(progress.facts.get("bound")),
         }
+        if settings.codecs:
+            facts["codecs"] = ",".join(settings.codecs)
         tables.write(_table_with(path, scale, progress, facts), path)
         path.with_suffix(f".{ranks}-ranks.journal").unlink(missing_ok=True)
         _summary(scale, path, time.monotonic() - begin)

@@ -52,13 +52,13 @@ def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
     if not moved:
         return
     worst = max(moved, key=lambda nbytes: moved[nbytes])
-    what = f"median of {one.candidate}: {len(moved)} of {len(common)} sizes, most at {size_text(worst)}"
+    what = f"median of {one.label}: {len(moved)} of {len(common)} sizes, most at {size_text(worst)}"
     right = f"{time_text(two.medians[worst])} (x{ratios[worst]:.2f})"
     yield where, what, time_text(one.medians[worst]), right
 
 
 def _group(scale: Scale, operation: str, dtype_class: str) -> dict[str, Curve]:
-    return {curve.candidate: curve for curve in scale.curves_of(operation, dtype_class)}
+    return {curve.label: curve for curve in scale.all_curves_of(operation, dtype_class)}
 
 
 def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
@@ -73,7 +73,7 @@ def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
         yield from _presence(where, "curve of", set(left), set(right))
         for candidate in sorted(left.keys() & right.keys()):
             yield from _curve_rows(where, left[candidate], right[candidate])
-    excluded = [{f"{each.candidate} from {each.operation} ({each.dtype})" for each in s.excluded} for s in (one, two)]
+    excluded = [{f"{each.label} from {each.operation} ({each.dtype})" for each in s.excluded} for s in (one, two)]
     yield from _presence(one.name, "excluded:", *excluded)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mcr_dl import _C, _runtime
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
-from mcr_dl.tuning import rules
+from mcr_dl.tuning import codecs, rules
 
 ReduceOp = torch.distributed.ReduceOp
 
@@ -22,6 +22,9 @@ class Explanation:
     ``predicted_us`` has every candidate that was compared, in microseconds (None: not measured). ``table`` is the file,
     ``row`` the scale and curve in it; both are empty where no measurement was used. What refinement has learnt without
     a table has a row alone.
+
+    ``codec`` is what ``Compress("auto")`` of the group makes the call travel with: a codec, or "none"; empty if the
+    group has no such pass. ``codec_us`` is the predicted time without and with the codec, if there is one.
     """
 
     operation: str
@@ -31,6 +34,8 @@ class Explanation:
     table: str
     row: str
     reason: str
+    codec: str = ""
+    codec_us: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         size = "any size" if self.nbytes is None else f"{self.nbytes} bytes"
@@ -39,6 +44,9 @@ class Explanation:
             f"  {name}: " + ("not measured" if time is None else f"{time:.2f} us")
             for name, time in self.predicted_us.items()
         ]
+        if self.codec:
+            times = "" if self.codec_us is None else f", {self.codec_us[1]:.2f} us instead of {self.codec_us[0]:.2f} us"
+            lines.append(f"  codec {self.codec}{times}")
         if self.row:
             lines.append("  " + (f"table {self.table}, " if self.table else "") + self.row)
         return "\n".join(lines)
@@ -95,6 +103,22 @@ def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, An
     return f"{scale['name']}{nearest}, {curve}"
 
 
+def _codec(
+    operation: str, nbytes: int | None, dtype: str, group: _C.ProcessGroup, candidate: str, device: str
+) -> tuple[str, tuple[float, float] | None]:
+    """What ``Compress("auto")`` of the group does with the call, and the times without and with."""
+    found = [each for each in _C.passes(group) if isinstance(each, _C.CompressPass) and each.automatic]
+    if not found:
+        return "", None
+    op = next(row["name"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
+    codec = "none"
+    if nbytes is not None and device == "cpu":
+        codec = found[0]._standing(op, dtype, candidate, nbytes)
+    if nbytes is None or codec == "none":
+        return codec, None
+    return codec, codecs.predicted(_runtime.state().knowledge, group.ranks, op, candidate, codec, nbytes)
+
+
 def explain(
     operation: str,
     nbytes: int | None = None,
@@ -132,6 +156,7 @@ def explain(
     found = where._explain(name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device)
     times = _times(found)
     knowledge = _runtime.state().knowledge
+    codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
     used = found["measured"] and not found["forced"] and knowledge is not None
     return Explanation(
         operation=name,
@@ -141,4 +166,6 @@ def explain(
         table=knowledge.source if used and knowledge is not None else "",
         row=_row(name, element, where, found, device) if used else "",
         reason=_reason(name, nbytes, found, times),
+        codec=codec,
+        codec_us=codec_us,
     )

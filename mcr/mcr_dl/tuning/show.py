@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.tuning import codecs
 from mcr_dl.tuning._text import colours, size_text, time_text
+from mcr_dl.tuning.choice import costs_of
 from mcr_dl.tuning.table import Scale, Table
 
 if TYPE_CHECKING:
@@ -83,9 +85,23 @@ def _facts(table: Table) -> list[tuple[str, str]]:
     return rows
 
 
+def _codecs(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
+    """From which size on a codec was measured to be cheaper than none."""
+    return [
+        ("codecs", f"{scale.name}: {operation} on {candidate}: " + ", ".join(_steps(ranges)))
+        for scale in table.scales
+        for operation, candidate, ranges in codecs.ranges_of(costs_of(scale))
+        if names is None or operation in names
+    ]
+
+
+def _steps(ranges: codecs.Ranges) -> list[str]:
+    return [name if start == 0 else f"from {size_text(start)}: {name}" for start, name in ranges]
+
+
 def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
     return [
-        ("excluded", f"{scale.name}: {each.candidate} from {each.operation} ({each.dtype}): {each.reason}")
+        ("excluded", f"{scale.name}: {each.label} from {each.operation} ({each.dtype}): {each.reason}")
         for scale in table.scales
         for each in scale.excluded
         if names is None or each.operation in names
@@ -105,7 +121,7 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
     facts = Grid(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
-    for name, text in _facts(table) + _excluded(table, names):
+    for name, text in _facts(table) + _codecs(table, names) + _excluded(table, names):
         facts.add_row(name, escape(text), style="yellow" if name == "excluded" else None)
     console.print(facts)
     for each in rows:

@@ -21,6 +21,7 @@ from mcr_dl._errors import BackendUnavailableError
 from mcr_dl.bench.ranks import LocalRanks, run_local
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress
+from mcr_dl.tuning._model import parts_of
 from mcr_dl.tuning._text import size_text
 from mcr_dl.tuning.table import Curve, Exclusion, Range, Sample, Scale, Winner
 
@@ -147,13 +148,14 @@ def _curves(progress: Progress, plan: Plan) -> list[Curve]:
         base = unit.operation if unit.operation in reduces else unit.operation.removesuffix("v")
         types = _C.dtype_class(unit.dtype) if reduces[base] else "any"
         results = progress.results(unit.operation, unit.dtype)
-        for candidate in dict.fromkeys(each["candidate"] for each in results):
+        for label in dict.fromkeys(each["candidate"] for each in results):
             samples = [
                 Sample(*(each[key] for key in ("bytes", "n", "min_us", "median_us", "p99_us")))
                 for each in results
-                if each["candidate"] == candidate
+                if each["candidate"] == label
             ]
-            curves.append(Curve(unit.operation, types, unit.dtype, candidate, tuple(samples)))
+            candidate, codec = parts_of(label)
+            curves.append(Curve(unit.operation, types, unit.dtype, candidate, tuple(samples), codec))
     return curves
 
 
@@ -163,14 +165,20 @@ def cost_of(microseconds: float) -> int:
 
 
 def winners_of(curves: list[Curve]) -> list[Winner]:
-    """Who `auto` chooses by size, computed by the code that chooses."""
+    """Who `auto` chooses by size, computed by the code that chooses. Codecs change results, and are no candidates."""
     winners = []
-    for key in dict.fromkeys((curve.operation, curve.dtype_class) for curve in curves):
-        compared = [curve for curve in curves if (curve.operation, curve.dtype_class) == key]
+    plain = [curve for curve in curves if not curve.codec]
+    for key in dict.fromkeys((curve.operation, curve.dtype_class) for curve in plain):
+        compared = [curve for curve in plain if (curve.operation, curve.dtype_class) == key]
         points = [[(sample.bytes, cost_of(sample.median_us)) for sample in curve.samples] for curve in compared]
         ranges = [Range(start, compared[index].candidate) for start, index in _C.cheapest(points)]
         winners.append(Winner(*key, tuple(ranges)))
     return winners
+
+
+def _exclusion(operation: str, dtype: str, candidate: str, reason: str) -> Exclusion:
+    name, codec = parts_of(candidate)
+    return Exclusion(operation, dtype, name, reason, codec)
 
 
 def now() -> str:
@@ -189,5 +197,5 @@ def scale_of(plan: Plan, progress: Progress) -> Scale:
         measured=now(),
         curves=tuple(curves),
         winners=tuple(winners_of(curves)),
-        excluded=tuple(Exclusion(**each) for each in progress.excluded),
+        excluded=tuple(_exclusion(**each) for each in progress.excluded),
     )

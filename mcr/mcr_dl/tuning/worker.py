@@ -13,9 +13,19 @@ from mcr_dl.bench.cases import Case, Prepared, prepare
 from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+from mcr_dl.tuning._model import label_of, parts_of
 
 _RED = "SUM"
 VISITS = 3  # to each size, with the others in between
+
+
+def _compressing(world: _C.ProcessGroup) -> _C.ProcessGroup:
+    """A group of all ranks whose calls may name codecs; those of the default group go through no pass."""
+    from mcr_dl.passes import chain
+
+    group = _runtime.make_group("codecs", list(world.ranks), world.backends, world.timeout, passes=False)
+    chain.set_passes(["compress"], group)
+    return group
 
 
 class Worker:
@@ -25,6 +35,7 @@ class Worker:
         world = _C.world()
         assert world is not None
         self.plan, self.progress, self.group = plan, progress, world
+        self.coded = _compressing(world) if plan.codecs else world
         self.control = TorchControl()
         self.bound = bind()
         self.journal = journal if world.rank() == 0 else None
@@ -35,11 +46,13 @@ class Worker:
             self.journal.add(event, **values)
         self.progress.take({"event": event, **values})
 
-    def candidates(self, unit: Unit) -> list[str]:
-        """Those that `auto` would compare for this operation, less those that are out."""
+    def candidates(self, unit: Unit, nbytes: int) -> list[str]:
+        """Those that `auto` would compare for this operation, and backends with codecs, less those that are out."""
         known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device)["candidates"]
+        codecs = self.plan.codecs_for(unit, nbytes)
+        coded = [label_of(name, codec) for codec in codecs for name in known if ":" not in name]
         gone = self.progress.out(unit.operation)
-        return [name for name in known if name not in gone]
+        return [name for name in [*known, *coded] if name not in gone]
 
     def run(self) -> None:
         """All units that are not done."""
@@ -61,7 +74,7 @@ class Worker:
 
     def unit(self, unit: Unit) -> None:
         """One operation and type: first the results at every size, then the times, in several visits to each size."""
-        ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit)) for nbytes in unit.sizes}
+        ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
         gone = self.progress.out(unit.operation)
         samplings = []
         for nbytes, prepared in ready.items():
@@ -95,9 +108,10 @@ class Worker:
         prepared: dict[str, Prepared] = {}
         for name in names:
             self.step(unit, nbytes, "check", [name])
-            case = Case(unit.operation, nbytes, unit.dtype, _RED, device=self.plan.device)
+            candidate, codec = parts_of(name)
+            case = Case(unit.operation, nbytes, unit.dtype, _RED, device=self.plan.device, codec=codec)
             shared = next(iter(prepared.values())).tensors if prepared else None
-            ready = prepare(case, name, self.group, shared)
+            ready = prepare(case, candidate, self.coded if codec else self.group, shared)
             wrong = int(sum(self.control.gathered(ready.check())))
             if wrong:
                 self.exclude(unit, name, f"{wrong} wrong elements at {ready.nbytes} bytes")
