@@ -86,6 +86,6 @@ def test_what_can_be_registered() -> None:
 def test_outside_init() -> None:
     with pytest.raises(mcr_dl.NotInitializedError):
         mcr_dl.set_passes(["fuse"])
-    with pytest.raises(InvalidArgumentError, match="expected one of fuse"):
+    with pytest.raises(InvalidArgumentError, match="got 'fuze'"):
         mcr_dl.init_process_group("null", passes=["fuze"])
     assert not mcr_dl.is_initialized()
