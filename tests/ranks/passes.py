@@ -449,4 +449,7 @@ def together(backend: str, names: tuple[str, ...]) -> None:
         assert all(record.state == "completed" for record in records)
         if names[1] == "fuse":
             assert sum(record.fused for record in records) == len(works)
-        assert any(record.codec == "bf16" for record in records)
+        assert {record.error_bound for record in records if record.codec == "bf16"} == {"2^-8 of each value"}
+        summary = mcr_dl.log_summary(return_dict=True)
+        assert summary is not None
+        assert summary["metadata"]["codecs"]["bf16"]["error_bound"] == "2^-8 of each value"

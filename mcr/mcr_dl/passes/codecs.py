@@ -53,6 +53,14 @@ class _Adapter:
         self._codec.decode(np.frombuffer(data, np.uint8), np.frombuffer(out, dtype))
 
 
+# Derived in docs/compression.md, and what tests/test_compress.py holds the codecs to.
+_BOUNDS = {
+    "bf16": "2^-8 of each value",
+    "fp16": "2^-11 of each value, or 2^-25",
+    "int8": "0.5001 * max|x| / 127 of each block",
+}
+
+
 def _specification(name: str, options: dict[str, str]) -> str:
     return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
 
@@ -80,6 +88,19 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
         return _Adapter(_specification(known, given), made)
 
     _C.register_codec(known, list(options), make)
+    _BOUNDS[known] = str(getattr(codec, "error_bound", "not stated"))
+
+
+def error_bound(codec: str) -> str:
+    """How far one encoding may take a value from itself, in words, for a codec with its options.
+
+    Of a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice.
+    """
+    name, _, options = codec.partition(":")
+    if name == "zfp":
+        key, _, value = options.partition("=")
+        return f"{value} for each value" if key == "tolerance" else "none: as large as the values are rough"
+    return _BOUNDS.get(name, "not stated")
 
 
 def known_codecs() -> list[str]:

@@ -65,6 +65,13 @@ class Record(NamedTuple):
         return self.op + ("v" if self.vectored else "")
 
     @property
+    def error_bound(self) -> str | None:
+        """How far its codec may take a value from itself, in words; None without a codec."""
+        from mcr_dl.passes.codecs import error_bound
+
+        return None if self.codec is None else error_bound(self.codec)
+
+    @property
     def latency(self) -> int | None:
         """ns from the call to its end."""
         return None if self.end is None else self.end - self.issue

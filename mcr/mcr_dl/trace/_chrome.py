@@ -32,6 +32,7 @@ def _arguments(record: Record) -> Event:
         "out_splits": list(record.out_splits) or None,
         "sent_bytes": record.sent_bytes,
         "codec": record.codec,
+        "error_bound": record.error_bound,
         "fused": record.fused or None,
         "caller": record.caller,
         "state": record.state,

@@ -41,6 +41,15 @@ def _sized(records: list[Record]) -> dict[str, dict[int, dict[str, Any]]]:
     return result
 
 
+def _codecs(records: list[Record]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if record.codec is not None:
+            entry = found.setdefault(record.codec, {"count": 0, "error_bound": record.error_bound})
+            entry["count"] += 1
+    return found
+
+
 def _grid(title: str, columns: tuple[str, ...], texts: int) -> Table:
     grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
@@ -79,6 +88,8 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
                 head = "" if index else name
                 grid.add_row(head, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
         console.print(grid)
+    for codec, entry in result["metadata"]["codecs"].items():
+        console.print(f"codec {codec}: {entry['count']} calls, error at most {entry['error_bound']}", highlight=False)
     if unfinished:
         console.print(f"left out: {unfinished} calls that have failed or are still running")
     if lost:
@@ -116,6 +127,7 @@ def log_summary(
             "rank": current.launch.rank,
             "timestamp": datetime.now().isoformat(),
             "lost_records": lost,
+            "codecs": _codecs(records),
         },
     }
     if current.launch.rank == 0:
