@@ -3,7 +3,7 @@
 
 256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then
 all are waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer
-sizes instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
+sizes and times instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import platform
 import statistics
 import tempfile
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 
 
-def measure(options: dict[str, dict[str, int]], budget: float, models: bool) -> dict[str, Any]:
+def measure(entry: Callable[..., None], *arguments: Any) -> dict[str, Any]:
     """Samples of fresh ranks."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
-        with run_local(fusion_rank.measure_all, (options, budget, models, str(output)), 2) as running:
+        with run_local(entry, (*arguments, str(output)), 2) as running:
             running.wait()
             if running.first_failure is not None:
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
@@ -115,7 +116,7 @@ def explore(budget: float) -> None:
         size_text(size): {"buffer_bytes": size, "largest_bytes": min(size, 1 << 16), "hold_microseconds": 1000}
         for size in buffers
     }
-    found = measure(options, budget, models=False)
+    found = measure(fusion_rank.measure_all, options, budget, False)
     for backend in fusion_rank.BACKENDS:
         rows = [
             [size_text(point["nbytes"]), *(f"{medians(point, name)[2]:.2f}" for name in options)]
@@ -124,16 +125,29 @@ def explore(budget: float) -> None:
         print(f"\n{backend}: plain / fused by buffer size\n\n" + "\n".join(table(["tensor", *options], rows)))
 
 
+def explore_time() -> None:
+    """How long to hold: 64 calls of 1 KiB with pauses of computing, waited for at the end."""
+    holds = {f"{hold} µs": {"hold_microseconds": hold} for hold in (50, 100, 200, 500, 1000, 2000)}
+    rows = []
+    for pause in (5, 20, 100):
+        found = measure(fusion_rank.measure_pauses, holds, pause * 1e-6)
+        for backend in fusion_rank.BACKENDS:
+            times = [statistics.median(found[backend][name]) for name in ("plain", *holds)]
+            rows.append([f"{backend}, {pause} µs between calls", *(f"{value:,.0f}" for value in times)])
+    print("\nµs by T\n\n" + "\n".join(table(["64 x 1 KiB", "plain", *holds], rows)))
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per point")
-    parser.add_argument("--explore", action="store_true", help="compare buffer sizes")
+    parser.add_argument("--explore", action="store_true", help="compare buffer sizes and times")
     arguments = parser.parse_args()
     if arguments.explore:
         explore(arguments.budget)
+        explore_time()
         return
-    found = measure({"fused": {}}, arguments.budget, models=True)
+    found = measure(fusion_rank.measure_all, {"fused": {}}, arguments.budget, True)
     (RESULTS / "fusion.json").write_text(json.dumps(found, indent=1))
     (RESULTS / "fusion.md").write_text(markdown(found))
     draw(found, ROOT / "docs" / "images" / "fusion.png")

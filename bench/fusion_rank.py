@@ -46,11 +46,15 @@ def gpt2_small() -> list[int]:
 MODELS = {"ResNet-50": resnet50, "GPT-2 small": gpt2_small}
 
 
-def _batch(tensors: list[torch.Tensor], group: Any, backend: str) -> float:
-    """Microseconds from the first call to the end of the last."""
+def _batch(tensors: list[torch.Tensor], group: Any, backend: str, pause: float = 0.0) -> float:
+    """Microseconds from the first call to the end of the last, with so many seconds of computing between calls."""
     mcr_dl.barrier(group, backend="mpi")
     begin = time.perf_counter()
-    works = [mcr_dl.all_reduce(tensor, group=group, backend=backend, async_op=True) for tensor in tensors]
+    works = []
+    for number, tensor in enumerate(tensors, 1):
+        works.append(mcr_dl.all_reduce(tensor, group=group, backend=backend, async_op=True))
+        while time.perf_counter() - begin < number * pause:
+            pass
     for work in works:
         work.wait()
     return (time.perf_counter() - begin) * 1e6
@@ -70,6 +74,23 @@ def _measure(sizes: list[int], groups: dict[str, Any], backend: str, budget: flo
         more.fill_(rounds < 6 or (rounds < 60 and time.perf_counter() - begin < budget))
         mcr_dl.broadcast(more, 0, backend="mpi")
     return {name: samples[1:] for name, samples in times.items()}
+
+
+def measure_pauses(options: dict[str, dict[str, int]], pause: float, output: str) -> None:
+    """64 calls of 1 KiB with pauses, for each set of Fuse's options; rank 0 writes the samples."""
+    mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
+    bind()
+    groups = _choices(options)
+    tensors = [torch.zeros(256) for _ in range(64)]
+    found: dict[str, dict[str, list[float]]] = {}
+    for backend in BACKENDS:
+        found[backend] = {name: [] for name in groups}
+        for turn in range(21):
+            for name in list(groups) if turn % 2 else reversed(groups):
+                found[backend][name].append(_batch(tensors, groups[name], backend, pause))
+    if mcr_dl.get_rank() == 0:
+        Path(output).write_text(json.dumps(found))
+    mcr_dl.finalize()
 
 
 def _choices(options: dict[str, dict[str, int]]) -> dict[str, Any]:
