@@ -6,16 +6,15 @@ Part of overhead.py.
 
 from __future__ import annotations
 
-import statistics
 import timeit
 from typing import Any
 
 import torch
 
 import mcr_dl
+from timers import medians
 
 _CALLS = 50_000
-_ROUNDS = 21
 
 
 class HandsOn:
@@ -44,12 +43,9 @@ def measure() -> dict[str, float]:
             mcr_dl.set_passes(passes, group)
         known = {"_f": mcr_dl.all_reduce, "_x": torch.ones(4), "_g": group}
         timers[name] = timeit.Timer("f(x, group=g)", "f = _f; x = _x; g = _g", globals=known)
-    taken: dict[str, list[float]] = {name: [] for name in CHAINS}
-    for _ in range(_ROUNDS):
-        for name, timer in timers.items():
-            taken[name].append(timer.timeit(_CALLS) / _CALLS * 1e9)
+    taken = medians(timers, _CALLS)
     mcr_dl.destroy_process_group()
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return taken
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ nothing. For overhead.py."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import timeit
 from pathlib import Path
@@ -14,9 +13,9 @@ import torch
 import mcr_dl
 from mcr_dl.tuning import table
 from mcr_dl.tuning.host import host, software
+from timers import medians
 
 _CALLS = 100_000
-_ROUNDS = 21
 # Interleaved; "auto" in the paper's spelling and torch's, each beside the same spelling with a name.
 WAYS = {
     "named": 'f("null", x)',
@@ -54,12 +53,9 @@ def measure() -> dict[str, float]:
     assert mcr_dl.explain("all_reduce", 16).candidate == "null"
     known = {f"_{name}": value for name, value in names.items()}
     timers = {way: timeit.Timer(statement, "f = _f; x = _x", globals=known) for way, statement in WAYS.items()}
-    taken: dict[str, list[float]] = {way: [] for way in WAYS}
-    for _ in range(_ROUNDS):
-        for way, timer in timers.items():
-            taken[way].append(timer.timeit(_CALLS) / _CALLS * 1e9)
+    taken = medians(timers, _CALLS)
     mcr_dl.destroy_process_group()
-    return {way: statistics.median(values) for way, values in taken.items()}
+    return taken
 
 
 if __name__ == "__main__":

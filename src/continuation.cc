@@ -44,6 +44,16 @@ void Continuation::set_pending(bool now) {
   }
 }
 
+bool Continuation::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    hurry();
+    if (!pending_) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
 void Continuation::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int round = 1; any(); ++round) {

@@ -18,6 +18,8 @@ class Continuation : public std::enable_shared_from_this<Continuation> {
   virtual ~Continuation() = default;
   /// Issues what it can, at once; never waits. From any thread.
   virtual void hurry() = 0;
+  /// Hurries until nothing is pending; false if the time runs out first.
+  bool settle(std::chrono::nanoseconds limit);
 
   static bool any() noexcept { return count_.load(std::memory_order_relaxed) != 0; }
   /// Waits until nothing is pending. Throws Timeout.
@@ -28,7 +30,7 @@ class Continuation : public std::enable_shared_from_this<Continuation> {
   void set_pending(bool pending);
 
  private:
-  bool pending_ = false;
+  std::atomic<bool> pending_{false};
   static std::atomic<int> count_;  // not inline: modules with hidden symbols would have their own
 };
 

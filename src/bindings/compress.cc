@@ -20,6 +20,7 @@
 #include "passes/compress.h"
 #include "passes/parcels.h"
 #include "tensors.h"
+#include "unlocked.h"
 
 namespace py = pybind11;
 
@@ -158,26 +159,15 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
   Codecs::instance().add({name, std::move(options), std::move(maker)});
 }
 
-template <class Body>
-decltype(auto) checked(Body body) {
-  try {
-    const Unlocked guard;
-    return body();
-  } catch (const Error&) {
-    set_error();
-    throw py::error_already_set();
-  }
-}
-
 const Coding& coding_of(const std::string& text) {
-  return checked([&]() -> const Coding& { return Codecs::instance().coding(text); });
+  return unlocked([&]() -> const Coding& { return Codecs::instance().coding(text); });
 }
 
 DType dtype_of(const at::Tensor& tensor) { return *python::dtype_of(tensor.scalar_type()); }  // codec_of() has checked
 
 const Codec& codec_of(const std::string& text, const at::Tensor& tensor) {
   const auto* codec = coding_of(text).codec;
-  checked([&] {
+  unlocked([&] {
     if (codec == nullptr) throw Error(ErrorCode::InvalidArgument, "codec: expected a codec, got '" + text + "'");
     const auto dtype = python::dtype_of(tensor.scalar_type());
     if (dtype && codec->accepts(*dtype)) return;
@@ -212,7 +202,7 @@ std::string standing(const Compress& pass, const std::string& op, const std::str
 at::Tensor encode(const at::Tensor& tensor, const std::string& text) {
   const auto& codec = codec_of(text, tensor);
   const at::Tensor values = tensor.contiguous();
-  return checked([&] {
+  return unlocked([&] {
     const auto dtype = dtype_of(values);
     Parcels parcels(codec, dtype, {values.numel()});
     parcels.encode(0, values.data_ptr(), dtype);
@@ -224,7 +214,7 @@ at::Tensor encode(const at::Tensor& tensor, const std::string& text) {
 
 at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const std::string& text) {
   const auto& codec = codec_of(text, like);
-  return checked([&] {
+  return unlocked([&] {
     const auto dtype = dtype_of(like);
     Parcels parcels(codec, dtype, {like.numel()});
     const int64_t bytes = encoded.numel();
@@ -258,7 +248,7 @@ void add_compress(py::module_& module) {
            py::arg("measured"))
       .def_property_readonly("automatic", &Compress::automatic)
       .def("_standing", standing, py::arg("op"), py::arg("dtype"), py::arg("candidate"), py::arg("nbytes"))
-      .def("_reset_feedback", [](Compress& pass) { checked([&] { pass.reset_feedback(); }); });
+      .def("_reset_feedback", [](Compress& pass) { unlocked([&] { pass.reset_feedback(); }); });
   module.def("register_codec", [](const std::string& name, std::vector<std::string> options, const py::function& make) {
     try {
       register_codec(name, std::move(options), make);
@@ -267,7 +257,7 @@ void add_compress(py::module_& module) {
       throw py::error_already_set();
     }
   });
-  module.def("codecs", [] { return checked([] { return Codecs::instance().names(); }); });
+  module.def("codecs", [] { return unlocked([] { return Codecs::instance().names(); }); });
   module.def("codec", explain, py::arg("text"));
   module.def("encode", encode, py::arg("tensor"), py::arg("codec"));
   module.def("decode", decode, py::arg("encoded"), py::arg("like"), py::arg("codec"));

@@ -19,6 +19,7 @@
 #include "signature.h"
 #include "torch_profiler.h"
 #include "tuning.h"
+#include "unlocked.h"
 
 namespace py = pybind11;
 
@@ -29,18 +30,6 @@ namespace {
 using std::chrono::milliseconds;
 
 const KeptTensors* kept(const Work& work) { return static_cast<const KeptTensors*>(work.plan().kept.get()); }
-
-// Runs `body` without the GIL; the core's errors become Python's.
-template <class Body>
-auto unlocked(Body body) {
-  try {
-    const Unlocked guard;
-    return body();
-  } catch (...) {
-    set_error();
-    throw py::error_already_set();
-  }
-}
 
 bool wait_for(const std::shared_ptr<Work>& work, std::optional<milliseconds> timeout) {
   unlocked([&] { wait(*work, timeout && timeout->count() > 0 ? *timeout : work->limit(), check_signals); });

@@ -14,6 +14,7 @@
 #include "gil.h"
 #include "select.h"
 #include "tensors.h"
+#include "unlocked.h"
 
 namespace py = pybind11;
 
@@ -37,18 +38,6 @@ std::shared_ptr<py::function> shared(py::function function) {
             const std::unique_ptr<py::function> owner(owned);
             let_go(*owned);
           }};
-}
-
-// Runs core code that may throw, without the GIL.
-template <class Body>
-auto unlocked(Body body) {
-  try {
-    const Unlocked guard;
-    return body();
-  } catch (...) {
-    set_error();
-    throw py::error_already_set();
-  }
 }
 
 }  // namespace

@@ -107,9 +107,8 @@ Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automat
 std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Coding* coding) {
   if (coding == nullptr || coding->feedback.empty()) return nullptr;
   const int64_t count = passage.call.out.count;
-  const int64_t share = (count + passage.group.size() - 1) / passage.group.size();
   try {
-    return feedback_.find(coding->feedback, count, passage.call.dtype, share);
+    return feedback_.find(coding->feedback, count, passage.call.dtype, share(count, passage.group.size()));
   } catch (const Error& error) {
     throw refusal(passage, error.code(), error.what());
   }

@@ -17,8 +17,6 @@ std::byte* at(void* data, int64_t offset, DType dtype) {
   return static_cast<std::byte*>(data) + offset * size_of(dtype);
 }
 
-int64_t share(int64_t count, int size) { return (count + size - 1) / size; }
-
 // The parts of an all_reduce, as even as they can be with all but the last of one size.
 std::vector<int64_t> shares(int64_t count, int size) {
   const int64_t each = share(count, size);

@@ -15,6 +15,9 @@ namespace mcr {
 /// Whether the operation has a compressed form.
 bool compressible(Op op);
 
+/// The elements of an all_reduce that one rank combines, at most.
+constexpr int64_t share(int64_t count, int size) { return (count + size - 1) / size; }
+
 /// What a call needs of its pass.
 struct CompressContext {
   std::shared_ptr<Group> shadow;

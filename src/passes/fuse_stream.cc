@@ -2,7 +2,6 @@
 #include "passes/fuse_stream.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "dispatch.h"
@@ -72,19 +71,6 @@ void FuseStream::hurry() {
   const std::lock_guard lock(mutex_);
   wanted_ = made();
   step();
-}
-
-bool FuseStream::settle(std::chrono::nanoseconds limit) {
-  const auto deadline = Clock::now() + limit;
-  for (;;) {
-    hurry();
-    {
-      const std::lock_guard lock(mutex_);
-      if (held_.empty()) return true;
-    }
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::yield();
-  }
 }
 
 FuseStatistics FuseStream::statistics() const {

@@ -68,8 +68,6 @@ class FuseStream : public Continuation {
   void hurry(const FusePart& part);
   /// Somebody waits for all.
   void hurry() override;
-  /// Waits until nothing is held; false if the time runs out first.
-  bool settle(std::chrono::nanoseconds limit);
   const FuseLimits& limits() const { return limits_; }
   FuseStatistics statistics() const;
 

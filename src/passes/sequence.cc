@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "passes/sequence.h"
 
-#include <thread>
 #include <utility>
 
 #include "error.h"
@@ -93,19 +92,6 @@ void Sequence::drive() {
 void Sequence::hurry() {
   hurried_.store(true, std::memory_order_relaxed);
   drive();
-}
-
-bool Sequence::settle(std::chrono::nanoseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (;;) {
-    hurry();
-    {
-      const std::lock_guard lock(mutex_);
-      if (waiting_.empty()) return true;
-    }
-    if (std::chrono::steady_clock::now() >= deadline) return false;
-    std::this_thread::yield();
-  }
 }
 
 std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps) {

@@ -51,8 +51,6 @@ class Sequence : public Continuation {
   void drive();
   /// The same; somebody waits.
   void hurry() override;
-  /// Waits until everything is issued; false if the time runs out first.
-  bool settle(std::chrono::nanoseconds limit);
 
  private:
   const bool ordered_;

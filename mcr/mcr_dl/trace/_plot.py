@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mcr_dl._pictures import INK, style
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
 from mcr_dl.trace._files import Trace
@@ -16,19 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK = "#333333"
 _COMPUTE = "#c9ced6"
 _LEAST_LABEL = 0.04  # of the tallest bar; flatter parts have no room for a text
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 def bars(traces: Sequence[Trace]) -> list[Breakdown]:
@@ -49,7 +39,7 @@ def _stack(axes: Axes, parts: Sequence[Breakdown], colour: dict[str, str]) -> No
             axes.bar(place, seconds, bottom=height, width=0.62, color=shade, edgecolor="white", linewidth=0.8)
             if seconds / tallest >= _LEAST_LABEL:
                 text = f"{time_text(seconds * 1e6)}  {seconds / part.total:.0%}"
-                ink = _INK if name == "compute" else "white"
+                ink = INK if name == "compute" else "white"
                 axes.text(place, height + seconds / 2, text, ha="center", va="center", fontsize=8.5, color=ink)
             height += seconds
         axes.text(place, height + 0.012 * tallest, time_text(height * 1e6), ha="center", va="bottom", weight="bold")
@@ -68,7 +58,7 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
     parts = bars(traces)
     names = sorted({name for part in parts for name in part.exposed})
     colour = {"compute": _COMPUTE, **colours(names)}
-    with rc_context(_STYLE):
+    with rc_context(style(10)):
         figure = Figure(figsize=(max(5.2, 1.7 + 1.5 * len(parts)), 4.6), dpi=130, layout="constrained")
         axes = figure.add_subplot()
         _stack(axes, parts, colour)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mcr_dl._pictures import style
 from mcr_dl.tuning._text import colours, short_size_text, size_text, time_text
 from mcr_dl.tuning.show import select
 from mcr_dl.tuning.table import Scale, Table
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
 _COLUMNS = 4
 _PANEL = (3.6, 2.7)  # inches
 _HEAD = 0.9  # inches, for title and legend
-_INK = "#333333"
-_STYLE: Any = {  # matplotlib's type for it names each of its settings
-    "font.size": 8.5,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 def _curves(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
@@ -124,7 +114,7 @@ def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | 
     columns = min(_COLUMNS, max(1, len(rows)))
     lines = math.ceil(len(rows) / columns) or 1
     width, height = max(5.0, _PANEL[0] * columns), _PANEL[1] * lines + _HEAD
-    with rc_context(_STYLE):
+    with rc_context(style(8.5)):
         figure = Figure(figsize=(width, height), dpi=130)
         title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
         figure.suptitle(title, y=1 - 0.1 / height, va="top")

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the pictures of all commands look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INK = "#333333"
+
+
+def style(font_size: float) -> dict[Any, Any]:  # matplotlib's type for it names each of its settings
+    """Settings for ``matplotlib.rc_context``: ink instead of black, axes without a frame."""
+    return {
+        "font.size": font_size,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
