@@ -48,11 +48,15 @@ bool Work::advance() {
   return true;
 }
 
-// The error is seen at once; the other requests go on being polled, as the library still uses their memory.
+// The error is seen at once; the other requests go on being polled, as the library still uses their memory. Settled
+// comes last: who sees that need not look further.
 void Work::fail() noexcept {
   if (next_ < requests_.size()) ++next_;
+  if (!completed()) keep_error();
   if (next_ == requests_.size()) settled_.store(true, std::memory_order_release);
-  if (completed()) return;
+}
+
+void Work::keep_error() noexcept {
   try {
     throw;
   } catch (const Error& error) {

@@ -76,6 +76,7 @@ class Work {
  private:
   bool advance();
   void fail() noexcept;
+  void keep_error() noexcept;
   void complete() noexcept;
 
   const Context context_;

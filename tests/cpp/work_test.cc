@@ -112,6 +112,24 @@ TEST(an_error_in_the_last_steps_is_the_works) {
   CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "no memory"));
 }
 
+// Whoever sees the work complete sees its error too, also beside the thread that is just writing it.
+TEST(an_error_is_there_as_soon_as_the_work_is_complete) {
+  for (int i = 0; i < 2000; ++i) {
+    auto work = work_of(std::make_unique<Countdown>(20, "link down"));
+    std::atomic<bool> silent{false};
+    const auto look = [&] {
+      while (!work->poll()) {
+      }
+      if (!work->failed()) silent = true;
+    };
+    {
+      const std::jthread other(look);
+      look();
+    }
+    CHECK(!silent);
+  }
+}
+
 TEST(callbacks) {
   std::atomic<bool> open{false};
   auto work = work_of(std::make_unique<Gate>(open));
