@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +18,15 @@
 
 namespace mcr {
 
+/// Where the ranks of a group meet while a communicator is made. Its keys are this communicator's alone.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// Waits until some rank has set it; throws Timeout.
+  virtual std::string get(const std::string& key) = 0;
+};
+
 struct GroupSpec {
   std::string name;        // equal on all members, unique among living groups
   std::vector<int> ranks;  // global ranks, in group order
@@ -25,6 +35,8 @@ struct GroupSpec {
   /// A communicator made elsewhere that this one shall use, 0 if none: an MPI_Comm, or the address of a c10d::Backend.
   /// The caller keeps it alive during connect().
   uintptr_t foreign = 0;
+  Store* store = nullptr;                 // during connect() alone
+  Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to one
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
@@ -47,6 +59,22 @@ class Communicator {
   virtual bool inline_messages() const { return false; }
   /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
   virtual bool packed() const { return false; }
+  /// The kind of device on whose streams issue() enqueues; nothing for a host library. Only tensors of that kind reach
+  /// issue() then, and every lane is a stream.
+  virtual std::optional<DeviceType> streams() const { return std::nullopt; }
+  /// How many calls may be under way beside each other. Equal on all ranks.
+  virtual int lanes() const { return 1; }
+  /// Whether calls on several communicators start on the device in the order in which the host has issued them. If not,
+  /// the core sees to it.
+  virtual bool keeps_launch_order() const { return true; }
+  /// Whether the library copes with this input inside this output, or the other way round, as they lie in memory. May
+  /// differ from rank to rank: it decides about a local copy alone.
+  virtual bool takes_in_place(const Call& call) const {
+    static_cast<void>(call);
+    return false;
+  }
+  /// Throws the library's error, if it has noticed that issued operations cannot complete. From any thread.
+  virtual void check() {}
   /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.
   virtual void abort() noexcept {}
 };
@@ -93,12 +121,13 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 2;
+inline constexpr int kPluginVersion = 3;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {
   int version;  // kPluginVersion that the module was compiled with
-  std::unique_ptr<Backend> (*create)();
+  /// `library`: path of the library to use, for modules that bind theirs at run time; else empty.
+  std::unique_ptr<Backend> (*create)(const std::string& library);
 };
 
 }  // namespace mcr

@@ -35,6 +35,8 @@ struct Call {
   std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;
   int root = 0;  // root, or peer of a send or receive, as a rank of the group; kAnyRank to receive from any
   int tag = 0;
+  double factor = 1;                  // of PREMUL_SUM
+  const void* factor_data = nullptr;  // the same in device memory, one element of `dtype`; null: `factor` counts
   int64_t size_hint = -1;          // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
   const Coding* coding = nullptr;  // how the caller wants it compressed; null: as the group does
   std::chrono::milliseconds timeout{0};

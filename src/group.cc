@@ -24,9 +24,10 @@ Group::Group(GroupSpec spec)
                                                  " of " + std::to_string(spec_.size()))),
       selector_(spec_.size()) {}
 
-void Group::connect(Registry::Entry& backend, uintptr_t foreign) {
+void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
+  spec.store = store;
   const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
   slots_.push_back({backend, communicator, backend.name});
   for (const auto variant : communicator->variants()) {

@@ -28,8 +28,9 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  /// Makes the communicator of one more backend. Collective. Not beside running calls of the same group.
-  void connect(Registry::Entry& backend, uintptr_t foreign);
+  /// Makes the communicator of one more backend. Collective. Not beside running calls of the same group. `foreign` and
+  /// `store` as in GroupSpec.
+  void connect(Registry::Entry& backend, uintptr_t foreign, Store* store = nullptr);
   /// Gives up one backend with its variants, or one variant.
   void disconnect(std::string_view name);
   /// Takes what `auto` shall go by, equal on all ranks. Not beside running calls of the same group.

@@ -3,8 +3,11 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "device.h"
 
 namespace mcr {
 
@@ -27,11 +30,16 @@ class Request {
 };
 
 /// Where a call is issued. A blocking lane is the caller's own thread: the operation is complete when issue() returns.
-/// Otherwise the backend starts it and leaves its Request with track(). (Device streams join as a third kind.)
+/// A stream is a device's: the operation is enqueued there, and whoever has given the stream knows when it is complete.
+/// Otherwise the backend starts it and leaves its Request with track().
 class Lane {
  public:
   explicit Lane(bool blocking) : blocking_(blocking) {}
+  /// `index`: which of Communicator::lanes() it is. Calls on one index are issued in the same order on all ranks.
+  explicit Lane(const Stream& stream, int index = 0) : blocking_(false), stream_(stream), index_(index) {}
   bool blocking() const { return blocking_; }
+  const Stream& stream() const { return *stream_; }  // of a lane that was made of one
+  int index() const { return index_; }
   void track(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
   /// On a blocking lane: the group rank that a receive came from.
   void set_source(int rank) { source_ = rank; }
@@ -41,6 +49,8 @@ class Lane {
 
  private:
   bool blocking_;
+  std::optional<Stream> stream_;
+  int index_ = 0;
   int source_ = -1;
   std::vector<std::unique_ptr<Request>> requests_;
 };

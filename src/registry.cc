@@ -10,7 +10,7 @@ namespace mcr {
 
 namespace {
 
-std::unique_ptr<Backend> create_from(const std::string& path) {
+std::unique_ptr<Backend> create_from(const std::string& path, const std::string& library) {
   void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (module == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
   const auto* plugin = static_cast<const Plugin*>(dlsym(module, "mcr_dl_plugin"));
@@ -19,7 +19,7 @@ std::unique_ptr<Backend> create_from(const std::string& path) {
     throw Error(ErrorCode::Unavailable, path + ": expected plugin version " + std::to_string(kPluginVersion) +
                                             ", got " + std::to_string(plugin->version) + "; rebuild the backend");
   }
-  return plugin->create();
+  return plugin->create(library);
 }
 
 }  // namespace
@@ -30,13 +30,13 @@ Registry& Registry::instance() {
   return registry;
 }
 
-Registry::Entry& Registry::load(const std::string& name, const std::string& path) {
+Registry::Entry& Registry::load(const std::string& name, const std::string& path, const std::string& library) {
   std::lock_guard lock(mutex_);
   auto& entry = entries_[name];
   entry.name = name;
   if (entry.backend) return entry;
   try {
-    entry.backend = create_from(path);
+    entry.backend = create_from(path, library);
   } catch (const Error& error) {
     entry.reason = error.what();
     throw Error(error.code(), "backend '" + name + "' is unavailable: " + entry.reason);

@@ -27,7 +27,8 @@ class Registry {
   static Registry& instance();
 
   /// The backend of that name, from the module at `path` if it is not there yet. Throws Unavailable with the reason.
-  Entry& load(const std::string& name, const std::string& path);
+  /// `library`: for modules that bind theirs at run time.
+  Entry& load(const std::string& name, const std::string& path, const std::string& library = {});
   /// Adds a backend that is not in a module.
   Entry& add(const std::string& name, std::unique_ptr<Backend> backend);
   /// The backend of that name if it is loaded, else null.

@@ -487,7 +487,7 @@ class C10dBackend : public Backend {
   }
 };
 
-std::unique_ptr<Backend> create() { return std::make_unique<C10dBackend>(); }
+std::unique_ptr<Backend> create(const std::string&) { return std::make_unique<C10dBackend>(); }
 
 }  // namespace
 

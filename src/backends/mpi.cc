@@ -373,7 +373,7 @@ class MpiBackend : public Backend {
   void shutdown() override { Library::get().stop(); }
 };
 
-std::unique_ptr<Backend> make() { return std::make_unique<MpiBackend>(); }
+std::unique_ptr<Backend> make(const std::string&) { return std::make_unique<MpiBackend>(); }
 
 }  // namespace
 

@@ -18,7 +18,7 @@ class NullBackend : public Backend {
   std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<NullCommunicator>(); }
 };
 
-std::unique_ptr<Backend> create() { return std::make_unique<NullBackend>(); }
+std::unique_ptr<Backend> create(const std::string&) { return std::make_unique<NullBackend>(); }
 
 }  // namespace
 
