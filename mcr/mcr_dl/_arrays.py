@@ -10,6 +10,12 @@ import torch
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 
 
+def stream_of(value: object) -> int | None:
+    """The stream (a cudaStream_t) that the array's own library works on now; None: as torch (called by the C++ core)."""
+    del value
+    return None
+
+
 def as_tensor(value: object, parameter: str) -> torch.Tensor:
     """Wrap a NumPy array or any DLPack object without a copy (also called by the C++ core).
 
