@@ -282,7 +282,8 @@ Group* group_of(PyObject* object) {
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
   const py::handle handle(reduction);
   const auto none = std::numeric_limits<double>::quiet_NaN();
-  if (!py::isinstance<c10d::ReduceOp>(handle)) return {at::Tensor(), none};
+  // (isinstance() says yes to the enumerators too.)
+  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) return {at::Tensor(), none};
   const auto& op = handle.cast<const c10d::ReduceOp&>();
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (supplement == nullptr) return {at::Tensor(), none};
