@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.info``: versions, launcher, MPI and NCCL libraries, tuning table, backends and what each supports."""
+"""``python -m mcr_dl.info``: versions, launcher, MPI and NCCL, tuning table, backends and what each supports."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def failing_connect() -> str:
 
 
 def lanes() -> int:
-    """Many asynchronous calls under way at once, on several groups; returns the number of the library's communicators."""
+    """Many calls under way at once, on several groups; returns how many communicators of the library each group has."""
     session.start("nccl")
     groups = [group for group in session.groups().values() if group is not None]
     before = library().mcr_stand_in_comms()
