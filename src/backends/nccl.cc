@@ -373,7 +373,7 @@ std::shared_ptr<void> make_flags(Device device, int lanes) {
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kBarrierStride * lanes));
   const auto size = static_cast<int64_t>(zeros.size());
   auto flags = runtime.allocate(device, size);
-  runtime.copy(flags.get(), zeros.data(), size, runtime.current(device));
+  runtime.copy(flags.get(), zeros.data(), size, CopyKind::ToDevice, runtime.current(device));
   return flags;
 }
 

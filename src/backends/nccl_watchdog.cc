@@ -41,6 +41,7 @@ std::vector<std::shared_ptr<Lanes>> Watchdog::living() {
 }
 
 void Watchdog::run(const std::stop_token& stopping) {
+  DeviceRuntime::enter_background_everywhere();
   while (!stopping.stop_requested()) {
     for (const auto& lanes : living()) lanes->poll();
     std::unique_lock lock(mutex_);

@@ -146,6 +146,8 @@ def messages(dtypes: Sequence[str], counts: Sequence[int]) -> int:
                 for work in works:
                     if asynchronous:
                         assert work.wait() is True
+                if not asynchronous:
+                    assert sorted(str(work) for work in works) == sorted(["None", str(before)]), works
                 reference.assert_same(got, _sizes(dtype, count, before, turn), f"message {name} {count}")
     return turn
 
