@@ -56,6 +56,7 @@ struct Small {
   static unsigned encode(float magnitude) {
     if (std::isnan(magnitude)) return kNan;
     if (std::isinf(magnitude)) return kLargest;
+    if (magnitude == 0) return 0;  // which has no power of its own
     int power = 0;
     std::frexp(magnitude, &power);
     power = std::max(power - 1, 1 - kBias);
