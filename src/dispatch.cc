@@ -318,6 +318,7 @@ std::string_view how(const Communicator& communicator, Call call) {
   bool average = false;
   switch (route(communicator, call, average)) {
     case Route::Native:
+    case Route::Stream:
       return "native";
     case Route::Emulated:
       return "emulated";
