@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,24 +15,24 @@ namespace {
 
 class EventPool {
  public:
-  PooledEvent take(Device device) {
+  PooledEvent take(const ReturnEvent& kind) {
     {
       const std::lock_guard lock(mutex_);
-      auto& idle = idle_of(device);
+      auto& idle = idle_of(kind);
       if (!idle.empty()) {
-        PooledEvent event(idle.back().release(), {device});
+        PooledEvent event(idle.back().release(), kind);
         idle.pop_back();
         return event;
       }
     }
-    return {DeviceRuntime::of(device.type).make_event(false).release(), {device}};
+    return {DeviceRuntime::of(kind.device.type).make_event(kind.timing).release(), kind};
   }
 
-  void give_back(Event* event, Device device) noexcept {
+  void give_back(Event* event, const ReturnEvent& kind) noexcept {
     std::unique_ptr<Event> owned(event);
     const std::lock_guard lock(mutex_);
     try {
-      idle_of(device).push_back(std::move(owned));
+      idle_of(kind).push_back(std::move(owned));
     } catch (const std::bad_alloc&) {
       // Then it is destroyed instead.
     }
@@ -39,12 +40,12 @@ class EventPool {
 
  private:
   // An event belongs to the device that it was first recorded on.
-  std::vector<std::unique_ptr<Event>>& idle_of(Device device) {
-    return idle_[{static_cast<int>(device.type), device.index}];
+  std::vector<std::unique_ptr<Event>>& idle_of(const ReturnEvent& kind) {
+    return idle_[{static_cast<int>(kind.device.type), kind.device.index, kind.timing}];
   }
 
   std::mutex mutex_;
-  std::map<std::pair<int, int>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
+  std::map<std::tuple<int, int, bool>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
 };
 
 // Never destroyed: at the end of the process the devices' libraries may be gone before it.
@@ -55,8 +56,8 @@ EventPool& pool() {
 
 }  // namespace
 
-void ReturnEvent::operator()(Event* event) const noexcept { pool().give_back(event, device); }
+void ReturnEvent::operator()(Event* event) const noexcept { pool().give_back(event, *this); }
 
-PooledEvent take_event(Device device) { return pool().take(device); }
+PooledEvent take_event(Device device, bool timing) { return pool().take({device, timing}); }
 
 }  // namespace mcr

@@ -10,22 +10,23 @@ namespace mcr {
 
 struct ReturnEvent {
   Device device;
+  bool timing = false;
   void operator()(Event* event) const noexcept;
 };
 
 /// An event of the process's pool, which gets it back.
 using PooledEvent = std::unique_ptr<Event, ReturnEvent>;
 
-/// An event without timing for the streams of a device. From any thread. A stream that has joined an event does not
-/// need it any more: it may go back at once.
-PooledEvent take_event(Device device);
+/// An event for the streams of a device. From any thread. A stream that has joined an event does not need it any more:
+/// it may go back at once.
+PooledEvent take_event(Device device, bool timing = false);
 
 /// Where an asynchronous operation stands in a device's work. Any thread may look at it; one thread records it, once.
 class StreamPoint {
  public:
   /// `caller`: the stream whose work the operation comes behind.
-  explicit StreamPoint(const Stream& caller)
-      : event_(take_event(caller.device)),
+  explicit StreamPoint(const Stream& caller, bool timing = false)
+      : event_(take_event(caller.device, timing)),
         caller_(caller),
         captured_(DeviceRuntime::of(caller.device.type).capturing(caller)) {}
 
@@ -41,6 +42,7 @@ class StreamPoint {
   /// What the stream is given from now on comes behind the operation. It must be recorded.
   void join(const Stream& stream) { event_->join(stream); }
 
+  Event& event() { return *event_; }
   const Stream& caller() const { return caller_; }
   /// The stream that it was recorded on.
   const Stream& stream() const { return stream_; }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "device_times.h"
 #include "group.h"
 #include "work.h"
 
@@ -18,6 +19,8 @@ namespace mcr {
 struct Trail {
   bool fused = false;                  // it shares a buffer with others
   const std::string* codec = nullptr;  // a name that lives as long as the process; null: not compressed
+  bool timed = false;                  // an outer pass wants to know when a device did it
+  std::shared_ptr<DeviceTimes> times;  // that, where a device has been given it
   int64_t sent_bytes = -1;             // what this rank hands to the backend, where it is not what the call has
 };
 

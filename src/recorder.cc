@@ -169,6 +169,27 @@ void Recorder::completed(int64_t number, bool failed, int source) {
   });
 }
 
+void Recorder::follow(int64_t number, std::shared_ptr<DeviceTimes> times) {
+  const std::lock_guard lock(followed_mutex_);
+  followed_.emplace_back(number, std::move(times));
+  // Older ones than the ring keeps have no record any more.
+  if (followed_.size() > capacity()) followed_.pop_front();
+}
+
+void Recorder::collect() {
+  const std::lock_guard lock(followed_mutex_);
+  while (!followed_.empty() && followed_.front().second->ready()) {
+    const auto [number, times] = followed_.front();
+    followed_.pop_front();
+    const auto span = times->read();
+    change(number, [&](Record& record) {
+      record.start = span.start;
+      record.end = span.end;
+      if (record.state != CallState::Failed) record.state = CallState::Completed;
+    });
+  }
+}
+
 int64_t Recorder::lost() const {
   const auto& current = ring();
   const auto written = next_.load(std::memory_order_relaxed) - current.first();

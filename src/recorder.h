@@ -15,9 +15,11 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "call.h"
+#include "device_times.h"
 #include "group.h"
 
 namespace mcr {
@@ -50,7 +52,7 @@ struct Record {
   int64_t sent_bytes = -1;               // what the backend got, where a pass has made it another size
   int64_t issue = 0;                     // the call came
   int64_t start = 0;                     // it was handed over: its backend, or the pass that holds it, has it
-  int64_t end = 0;                       // it was seen to be complete
+  int64_t end = 0;                       // it was seen to be complete; of a device's work both are the device's times
   int64_t wait_begin = 0, wait_end = 0;  // the first wait's begin, the last one's end; not of waits for what is over
   int64_t waited = 0;                    // in all waits together
   uint64_t splits = 0;                   // where the ring has the counts of a vectored call
@@ -149,8 +151,16 @@ class Recorder {
   /// `source`: of a receive, the group rank that the message came from; else -1.
   void completed(int64_t number, bool failed, int source);
 
+  /// Gives the record of that number a device's times, as soon as they can be read.
+  void follow(int64_t number, std::shared_ptr<DeviceTimes> times);
+  /// Reads those that can be read by now.
+  void collect();
+
   /// The records from `number` on, oldest first.
-  std::vector<Reading> read(int64_t number) const { return ring().read(number, next_.load(std::memory_order_relaxed)); }
+  std::vector<Reading> read(int64_t number) {
+    collect();
+    return ring().read(number, next_.load(std::memory_order_relaxed));
+  }
   /// How many have been made, and how many of them were overwritten.
   int64_t made() const { return next_.load(std::memory_order_relaxed) - 1; }
   int64_t lost() const;
@@ -167,7 +177,9 @@ class Recorder {
   std::atomic<Ring*> ring_{nullptr};
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;  // guarded by mutex_; the last one is in use, a writer may hold another
-  std::deque<RecordedGroup> groups_;          // guarded by mutex_; they never move
+  std::mutex followed_mutex_;
+  std::deque<std::pair<int64_t, std::shared_ptr<DeviceTimes>>> followed_;  // guarded by followed_mutex_
+  std::deque<RecordedGroup> groups_;                                       // guarded by mutex_; they never move
 };
 
 template <class Change>

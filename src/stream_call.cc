@@ -64,12 +64,21 @@ class Passed final : public Request {
   std::shared_ptr<StreamPoint> point_;
 };
 
-void enqueue(const Passage& passage, Lane& lane) {
+// Times it, if somebody wants that and the device will do it now.
+std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
+  if (!passage.trail.timed || stream.device.type == DeviceType::CPU) return nullptr;
+  if (DeviceRuntime::of(stream.device.type).capturing(stream)) return nullptr;
+  return passage.trail.times = std::make_shared<DeviceTimes>(stream);
+}
+
+void enqueue(Passage& passage, Lane& lane) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  const auto times = timing(passage, lane.stream());
   for (const auto& copy : plan.before) copy(lane.stream());
   slot->communicator->issue(call, lane);
   unflatten(call, plan);
   for (const auto& copy : plan.behind) copy(lane.stream());
+  if (times != nullptr) times->finish(lane.stream());
 }
 
 // The place of a call in the device's one order.
@@ -115,7 +124,7 @@ std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
   return std::make_unique<Passed>(std::move(point));
 }
 
-void run_on_stream(const Passage& passage) {
+void run_on_stream(Passage& passage) {
   auto& call = passage.call;
   const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
   {
@@ -149,9 +158,10 @@ class Batch::Member {
     communicator_->begin_batch();
   }
 
-  Enqueued add(const Passage& passage) {
+  Enqueued add(Passage& passage) {
     auto& plan = passage.plan;
     const StreamGuard guard(lane_.stream());
+    if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
     for (const auto& copy : plan.before) copy(lane_.stream());
     communicator_->issue(passage.call, lane_);
     unflatten(passage.call, plan);
@@ -167,6 +177,7 @@ class Batch::Member {
     for (const auto& copy : behind_) {
       if (started) copy(lane_.stream());
     }
+    for (const auto& times : times_) times->finish(lane_.stream());
     launch_.done(lane_.stream());
     point_->record(lane_.stream());
   }
@@ -180,6 +191,7 @@ class Batch::Member {
   Lane lane_;
   std::shared_ptr<StreamPoint> point_;
   std::vector<std::function<void(const Stream&)>> behind_;
+  std::vector<std::shared_ptr<DeviceTimes>> times_;
 };
 
 Batch::Batch() {
@@ -222,7 +234,7 @@ void Batch::end() {
   if (failure) std::rethrow_exception(failure);
 }
 
-Enqueued start_on_stream(const Passage& passage) {
+Enqueued start_on_stream(Passage& passage) {
   if (batch != nullptr) return batch->member(passage).add(passage);
   auto& call = passage.call;
   const Stream caller = DeviceRuntime::of(call.device.type).current(call.device);

@@ -22,10 +22,10 @@ struct Enqueued {
 
 /// On the caller's current stream, without an event: what the caller enqueues next comes behind it. `passage` has its
 /// slot. A batch of this thread does not see blocking calls.
-void run_on_stream(const Passage& passage);
+void run_on_stream(Passage& passage);
 
 /// On a lane of the backend's own, behind what the caller's current stream has been given so far.
-Enqueued start_on_stream(const Passage& passage);
+Enqueued start_on_stream(Passage& passage);
 
 /// Between its making and end(), the asynchronous calls of this thread that go to streams start together: sends and
 /// receives in it do not wait for each other. Not nested.

@@ -58,6 +58,16 @@ void follow(int64_t number, const Passage& passage, Work& work) {
   work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
 }
 
+// A blocking call of a device's streams: the host has handed it over, and the device has it still to do.
+void handed_over(int64_t number, const Passage& passage) {
+  const auto start = Recorder::now();
+  Recorder::instance().change(number, [&](Record& record) {
+    hand_over(record, passage);
+    record.start = start;
+    record.state = CallState::Started;
+  });
+}
+
 }  // namespace
 
 int64_t Log::record(const Passage& passage, int64_t seq) const {
@@ -94,12 +104,20 @@ Outcome Log::handle(Passage& passage, const Next& next) {
   const auto seq = counter.fetch_add(1, std::memory_order_relaxed) + 1;
   if (!ops_.test(static_cast<std::size_t>(op))) return next(passage);
   const auto number = record(passage, seq);
+  passage.trail.timed = true;
   try {
     auto outcome = next(passage);
-    if (outcome.work == nullptr) {
-      finish(number, passage, CallState::Completed, outcome.source);
-    } else {
+    const auto& times = passage.trail.times;
+    if (outcome.work != nullptr) {
       follow(number, passage, *outcome.work);
+    } else if (times != nullptr) {
+      handed_over(number, passage);
+    } else {
+      finish(number, passage, CallState::Completed, outcome.source);
+    }
+    if (times != nullptr) {
+      Recorder::instance().follow(number, times);
+      Recorder::instance().collect();
     }
     return outcome;
   } catch (...) {

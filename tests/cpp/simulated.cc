@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "simulated.h"
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -76,10 +78,12 @@ struct Flag {
   std::mutex mutex;
   std::condition_variable changed;
   bool raised = false;
+  std::chrono::steady_clock::time_point when;
 
   void raise() {
     const std::lock_guard lock(mutex);
     raised = true;
+    when = std::chrono::steady_clock::now();
     changed.notify_all();
   }
   bool ready() {
@@ -111,7 +115,10 @@ class SimulatedEvent final : public Event {
   void synchronize() override {
     if (const auto flag = this->flag()) flag->wait();
   }
-  double since(Event&) override { return 0; }
+  double since(Event& earlier) override {
+    const auto from = static_cast<SimulatedEvent&>(earlier).flag();
+    return std::chrono::duration<double, std::milli>(flag()->when - from->when).count();
+  }
 
  private:
   std::shared_ptr<Flag> flag() {

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "check.h"
+#include "passes/log.h"
 #include "ranks.h"
+#include "recorder.h"
 #include "simulated.h"
 #include "stream_call.h"
 
@@ -362,4 +364,29 @@ TEST(wrong_devices_are_refused) {
   got = ranks::failure([&] { ranks::run(fixture.group(), call); });
   CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "fake.all_reduce", "cpu"));
   CHECK(fixture.script.indices.empty());
+}
+
+TEST(the_log_has_the_devices_times) {
+  Fixture fixture;
+  auto& recorder = Recorder::instance();
+  const auto before = recorder.made();
+  fixture.group().set_passes({std::make_shared<Log>(fixture.group(), Log::Ops().set())});
+  std::vector<float> a(8, 1), b(8, 1);
+  const auto issued = Recorder::now();
+  slowly([] {});
+  ranks::run(fixture.group(), reduction(a));
+  const auto work = ranks::start(fixture.group(), reduction(b));
+  auto readings = recorder.read(before + 1);
+  CHECK(readings.size() == 2 && readings[0].record.state == CallState::Started && readings[0].record.end == 0);
+  wait(*work, 10s, nullptr);
+  simulated::finish(simulated::current());
+  readings = recorder.read(before + 1);
+  for (const auto& [record, in, out] : readings) {
+    constexpr int64_t kMilli = 1000 * 1000;
+    CHECK(record.state == CallState::Completed);
+    // Behind the slow work, and as long as the device took for it; the host never waited.
+    CHECK(record.start - issued > 25 * kMilli && record.end - record.start > 4 * kMilli);
+    CHECK(record.issue - issued < 25 * kMilli);
+  }
+  fixture.group().set_passes({});
 }
