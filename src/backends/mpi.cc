@@ -260,13 +260,13 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     if (lane.blocking()) {
       const auto lock = library_.lock();
       library_.algorithms().use(call.op, call.variant);
-      return check(routine.run(args..., comm(call)), routine.name);
+      return mpi::check(routine.run(args..., comm(call)), routine.name);
     }
     auto operation = std::make_unique<Operation>(routine.name, std::move(vectors));
     {
       const auto lock = library_.lock();
       library_.algorithms().use(call.op, call.variant);
-      check(routine.start(args..., comm(call), operation->handle()), routine.name);
+      mpi::check(routine.start(args..., comm(call), operation->handle()), routine.name);
     }
     lane.track(std::move(operation));
   }
