@@ -123,10 +123,10 @@ if [ -n "$rehearse" ] && [ ! -e "$MCR_DL_NCCL_LIB" ]; then
   run listing4-1 40 listing4 --backend gloo --ranks 1
   run overhead-1 60 overhead --backend gloo --no-raw --ranks 1 --seconds 8
   run overlap-2 60 overlap --backend gloo --ranks 2
-  run staging 60 overlap --staging --staging-bytes 1048576
+  run staging 50 overlap --staging --staging-bytes 1048576
   left_out suite-nccl "the stand-in is not built"
 else
-  seconds=25 device_seconds=30 few=
+  seconds=20 device_seconds=22 few=
   [ -z "$rehearse" ] || seconds=6 device_seconds=8 few="--staging-bytes 1048576"
   run suite-nccl-1 50 suite --backend nccl --ranks 1 --seconds "$seconds"
   run suite-nccl-2 55 suite --backend nccl --ranks 2 --seconds "$seconds"
@@ -139,7 +139,7 @@ else
   run overhead-2 60 overhead --backend nccl --ranks 2 --seconds "$device_seconds"
   run overlap-1 40 overlap --backend nccl --ranks 1
   run overlap-2 50 overlap --backend nccl --ranks 2
-  run staging 60 overlap --staging $few
+  run staging 50 overlap --staging $few
 fi
 
 if [ -n "$rehearse" ]; then

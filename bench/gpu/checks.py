@@ -417,12 +417,29 @@ def cupy_arrays(at: Setting) -> None:
             assert array.data.ptr == place
             wanted = at.total + at.ranks * turn
             assert bool((result == wanted).all()), f"CuPy: expected {wanted}, got {result[:4]}"
-            again = cupy.full(1001, at.rank + 1.0, dtype=cupy.float32)
-            work = mcr_dl.all_reduce(at.backend, again, async_op=True)
-            work.wait()
-            doubled = again * 2
-            stream.synchronize()
-            assert bool((doubled == 2 * at.total).all()), "CuPy, asynchronous"
+
+
+@check
+def cupy_wait(at: Setting) -> None:
+    """After wait(), what CuPy's current stream is given next comes behind an asynchronous call on a CuPy array."""
+    at.need_real()
+    try:
+        import cupy
+    except ImportError as error:
+        raise NotRun("cupy is not installed") from error
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        array = cupy.full(1001, at.rank + 1.0, dtype=cupy.float32)
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            at.device.sleep(_LATE_MS / 4)
+        blocker = cupy.full(LARGE, 1.0, dtype=cupy.float32)
+        sink = cupy.empty(LARGE * at.ranks, dtype=cupy.float32)
+        held = mcr_dl.all_gather_single(sink, blocker, backend=at.backend, async_op=True)  # makes the next one late
+        work = mcr_dl.all_reduce(at.backend, array, async_op=True)
+        work.wait()
+        doubled = array * 2
+        held.wait()
+        stream.synchronize()
+        assert bool((doubled == 2 * at.total).all()), f"expected {2 * at.total}, got {doubled[:4]}"
 
 
 @check

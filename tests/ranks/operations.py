@@ -84,7 +84,9 @@ def _alias(case: Case, rank: int, source: Side, target: Side) -> tuple[Side, Sid
     """Lay the smaller side into the larger one: this rank's own block, or all of it for all_to_all."""
     if case.op == "all_to_all":
         if source.base.numel() < target.base.numel():
-            source.base = torch.cat([source.base, target.base[source.base.numel() :]])
+            larger = target.base.clone()
+            larger[: source.base.numel()] = source.base
+            source.base = larger
         target.base = source.base[: target.base.numel()]
         source.base = source.base[: max(start + count for start, count in source.places)]
         return source, target
