@@ -35,6 +35,9 @@ else
   device=cuda
   export PYTHONPATH=$root/build/gpu/install:$root/bench:$root/tests
 fi
+# All ranks are on this host. The build tools may lie beside this Python.
+export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+PATH=$(dirname "$(command -v "$python")"):$PATH
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MCR_DL_TUNING_TABLE=none
 
 say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }

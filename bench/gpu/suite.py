@@ -59,7 +59,7 @@ def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
     return [case for row in zip_longest(*piles) for case in row if case is not None]
 
 
-def _exchange(case: Any, rank: int, size: int) -> None:
+def _exchange(case: Any, rank: int, members: list[int]) -> None:
     """A send or receive and its other half, in NCCL's way: both sides in an order in which they meet."""
     from calls import OPS, SIGNATURES, spell
     from ranks import operations
@@ -68,13 +68,15 @@ def _exchange(case: Any, rank: int, size: int) -> None:
     halves = {}
     for name in (case.function, names[case.function]):
         half = replace(case, function=name)
-        prepared = operations.prepare(half, rank, size)
+        prepared = operations.prepare(half, rank, len(members))
         halves[OPS[SIGNATURES[name]["op"]]["name"]] = (prepared, spell(half, dict(prepared.arguments)))
     # In a ring whose even ranks send first, somebody always receives.
     order = ("send", "recv") if rank % 2 == 0 else ("recv", "send")
-    for work in [halves[name][1]() for name in order]:
-        if SIGNATURES[case.function]["starts"]:
-            assert work.wait() is True
+    results = {name: halves[name][1]() for name in order}
+    if SIGNATURES[case.function]["starts"]:
+        assert all(work.wait() is True for work in results.values())
+    else:
+        assert results == {"send": None, "recv": members[rank - 1]}, results
     for prepared, _ in halves.values():
         prepared.check()
 
@@ -89,7 +91,7 @@ def _run(case: Any) -> None:
         return
     members = session.members(case.group, mcr_dl.get_world_size())
     if mcr_dl.get_rank() in members:
-        _exchange(case, members.index(mcr_dl.get_rank()), len(members))
+        _exchange(case, members.index(mcr_dl.get_rank()), members)
 
 
 class _Tally:
