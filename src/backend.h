@@ -3,6 +3,7 @@
 // for issuing, no logging and no Python: it turns a Call on raw buffers into library calls.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -64,6 +65,10 @@ class Communicator {
   virtual std::optional<DeviceType> streams() const { return std::nullopt; }
   /// How many calls may be under way beside each other. Equal on all ranks.
   virtual int lanes() const { return 1; }
+  /// The lanes in turn, for calls that all ranks issue in the same order.
+  int next_lane() {
+    return static_cast<int>(turns_.fetch_add(1, std::memory_order_relaxed) % static_cast<unsigned>(lanes()));
+  }
   /// Whether calls on several communicators start on the device in the order in which the host has issued them. If not,
   /// the core sees to it.
   virtual bool keeps_launch_order() const { return true; }
@@ -73,10 +78,16 @@ class Communicator {
     static_cast<void>(call);
     return false;
   }
+  /// Around the issue() of several sends and receives that must not wait for each other.
+  virtual void begin_batch() {}
+  virtual void end_batch() {}
   /// Throws the library's error, if it has noticed that issued operations cannot complete. From any thread.
   virtual void check() {}
   /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.
   virtual void abort() noexcept {}
+
+ private:
+  std::atomic<unsigned> turns_{0};
 };
 
 /// Routes issue() to the method that has the op's name. An op without a method is one that the backend lacks.

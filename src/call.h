@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "ops.h"
@@ -28,14 +29,15 @@ struct Call {
   DType dtype = DType::Byte;
   RedOp red = RedOp::SUM;
   bool vectored = false;
-  bool internal = false;  // part of an emulation: its messages must not match a user's
-  uint8_t variant = 0;    // which of the communicator's ways to do it: 0 for the library's own choice
+  bool device_idle = false;  // nothing that was enqueued still changes the device memory of the buffers
+  bool internal = false;     // part of an emulation: its messages must not match a user's
+  uint8_t variant = 0;       // which of the communicator's ways to do it: 0 for the library's own choice
   Device device;
   Buffer in, out;
   std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;
   int root = 0;  // root, or peer of a send or receive, as a rank of the group; kAnyRank to receive from any
   int tag = 0;
-  double factor = 1;                  // of PREMUL_SUM
+  double factor = std::numeric_limits<double>::quiet_NaN();  // of PREMUL_SUM; NaN: not given
   const void* factor_data = nullptr;  // the same in device memory, one element of `dtype`; null: `factor` counts
   int64_t size_hint = -1;          // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
   const Coding* coding = nullptr;  // how the caller wants it compressed; null: as the group does

@@ -32,7 +32,7 @@ class Codec {
   virtual bool accepts(DType dtype) const = 0;
   /// Whether the encoded size is capacity(), whatever the values.
   virtual bool fixed() const = 0;
-  /// Bytes of `count` encoded elements, at most. `dtype` is Float or Double here and below: 16-bit types are widened.
+  /// Bytes of `count` encoded elements, at most. `dtype` is Float or Double here and below: shorter types are widened.
   virtual int64_t capacity(int64_t count, DType dtype) const = 0;
   /// Returns the bytes that were written to `out`.
   virtual int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const = 0;
@@ -46,7 +46,7 @@ class Codec {
 
 /// The type that a codec sees for tensors of `dtype`.
 constexpr DType coded_type(DType dtype) {
-  return dtype == DType::Half || dtype == DType::BFloat16 ? DType::Float : dtype;
+  return row(dtype).kind == DTypeKind::Floating && size_of(dtype) <= 2 ? DType::Float : dtype;
 }
 
 /// The options of a specification, in the order of their names.
@@ -96,7 +96,7 @@ CodecFamily bf16_family();
 CodecFamily fp16_family();
 CodecFamily int8_family();
 
-/// 16-bit elements as Float, and back (rounded to the nearest, ties to even).
+/// Floating-point elements of 16 or 8 bits as Float, and back (rounded to the nearest, ties to even).
 void widen(const void* in, int64_t count, DType dtype, float* out);
 void narrow(const float* in, int64_t count, DType dtype, void* out);
 

@@ -27,13 +27,14 @@ class HostRuntime final : public DeviceRuntime {
  public:
   Stream current(Device device) override { return {device}; }
   Stream exchange(const Stream& stream) override { return stream; }
+  Device exchange(Device device) override { return device; }
   Stream make_stream(Device device, bool) override { return {device, next_.fetch_add(1, std::memory_order_relaxed)}; }
   std::unique_ptr<Event> make_event(bool) override { return std::make_unique<HostEvent>(); }
   std::shared_ptr<void> allocate(Device, int64_t bytes) override {
     return std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
   }
   std::shared_ptr<void> allocate_pinned(Device device, int64_t bytes) override { return allocate(device, bytes); }
-  void copy(void* to, const void* from, int64_t bytes, const Stream&) override {
+  void copy(void* to, const void* from, int64_t bytes, CopyKind, const Stream&) override {
     if (bytes != 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
   bool capturing(const Stream&) override { return false; }
@@ -55,6 +56,12 @@ DeviceRuntime& DeviceRuntime::of(DeviceType type) {
   auto& runtime = runtimes()[static_cast<std::size_t>(type)];
   if (runtime == nullptr) throw Error(ErrorCode::Unavailable, "no device of type " + std::string(name(type)));
   return *runtime;
+}
+
+void DeviceRuntime::enter_background_everywhere() {
+  for (const auto& runtime : runtimes()) {
+    if (runtime != nullptr) runtime->enter_background();
+  }
 }
 
 void DeviceRuntime::add(DeviceType type, std::unique_ptr<DeviceRuntime> runtime) {

@@ -12,6 +12,8 @@
 #include "profile.h"
 #include "recorder.h"
 #include "reduce.h"
+#include "staging.h"
+#include "stream_call.h"
 #include "validate.h"
 
 namespace mcr {
@@ -37,7 +39,7 @@ class Waiting {
 // How often a wait looks up from the operation: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
-enum class Route { Native, Emulated, Unsupported };
+enum class Route { Native, Emulated, Stream, Staged, Unsupported };
 
 bool empty(const Call& call) {
   // Receives from any rank must report one, and vectored calls may be empty on this rank alone: both are issued.
@@ -52,17 +54,33 @@ void lower_bool(Call& call) {
   if (call.red == RedOp::PRODUCT) call.red = RedOp::MIN;
 }
 
+bool staged(const Communicator& communicator, Call call);
+
 // Decides how the call is done, from values that are equal on all ranks: op, dtype, reduction, vectored, device and
 // the communicator's tables. AVG becomes SUM, with `average` set, where the backend does not have it.
 Route route(const Communicator& communicator, Call& call, bool& average) {
+  if (const auto streams = communicator.streams()) {
+    return call.device.type == *streams && communicator.supports(call) ? Route::Stream : Route::Unsupported;
+  }
+  if (call.device.type != DeviceType::CPU && !call.device_idle) {
+    return staged(communicator, call) ? Route::Staged : Route::Unsupported;
+  }
   if (communicator.supports(call)) return Route::Native;
   if (call.red == RedOp::AVG && row(call.op).is(kReduces)) {
     call.red = RedOp::SUM;
     average = true;
     if (communicator.supports(call)) return Route::Native;
   }
-  const bool host = call.device.type == DeviceType::CPU;
-  return row(call.op).fallback == Fallback::Exchange && host ? Route::Emulated : Route::Unsupported;
+  const bool combined = call.red != RedOp::PREMUL_SUM || !row(call.op).is(kReduces);
+  return row(call.op).fallback == Fallback::Exchange && combined ? Route::Emulated : Route::Unsupported;
+}
+
+// Whether a host library can do the call of a device's tensors on copies of them.
+bool staged(const Communicator& communicator, Call call) {
+  if (communicator.supports(call)) return true;
+  call.device = {};
+  bool average = false;
+  return route(communicator, call, average) != Route::Unsupported;
 }
 
 // What is true of every call before any pass sees it. False: it has nothing to do.
@@ -81,7 +99,8 @@ bool admit(Passage& passage) {
   return true;
 }
 
-std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests) {
+std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
+                                std::shared_ptr<StreamPoint> point = nullptr) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   if (plan.keep) plan.kept = plan.keep();
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
@@ -89,6 +108,7 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
       Work::Context{call.op, group.label(), &chosen.name, chosen.communicator, &chosen.backend.progress, call.timeout},
       std::move(plan));
   made->attach(std::move(requests));
+  made->set_point(std::move(point));
   return made;
 }
 
@@ -107,6 +127,8 @@ class Issue {
     Lane lane(true);
     try {
       prepare(&stopwatch);
+      if (route_ == Route::Stream) return run_on_stream(passage_), -1;
+      if (route_ == Route::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
       if (lane.blocking() && admits_one_thread() && Continuation::any()) [[unlikely]] {
         Continuation::finish(passage_.call.timeout, passage_.interrupt);
@@ -122,18 +144,19 @@ class Issue {
     }
     const auto work = make_work(passage_, lane.take());
     try {
-      wait(*work, passage_.call.timeout, passage_.interrupt);
+      return finish(work);
     } catch (...) {
       if (!work->settled()) watch(passage_, work);
       throw;
     }
-    return work->source();
   }
 
   std::shared_ptr<Work> start() {
     Lane lane(false);
     try {
       prepare(nullptr);
+      if (route_ == Route::Stream) return enqueue();
+      if (route_ == Route::Staged) return stage();
       issue(lane);
     } catch (const Error& error) {
       fail(error, lane);
@@ -145,6 +168,29 @@ class Issue {
   }
 
  private:
+  int finish(const std::shared_ptr<Work>& work) {
+    wait(*work, passage_.call.timeout, passage_.interrupt);
+    return work->source();
+  }
+
+  std::shared_ptr<Work> enqueue() {
+    auto [requests, point] = start_on_stream(passage_);
+    auto work = make_work(passage_, std::move(requests), std::move(point));
+    // A device's work is not complete yet, and asking costs as much as enqueuing it did.
+    if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
+      work->poll();
+    if (!work->settled()) watch(passage_, work);
+    return work;
+  }
+
+  std::shared_ptr<Work> stage() {
+    auto* staging = passage_.group.staging();
+    if (staging != nullptr) return staging->start(passage_);
+    throw Error(ErrorCode::Unsupported,
+                "expected tensors on cpu: the group was made without a device to copy from, got tensors on " +
+                    std::string(name(passage_.call.device.type)));
+  }
+
   void prepare(Stopwatch* stopwatch) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
@@ -154,13 +200,23 @@ class Issue {
     }
     if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
-    separate(call, plan);
-    if (call.vectored && slot->communicator->packed()) pack(call, plan);
-    route_ = route(*slot->communicator, call, average_);
+    auto& communicator = *slot->communicator;
+    const auto streams = communicator.streams();
+    if (streams && row(call.op).extent == Extent::None) call.device = group.device(*streams);
+    if (!communicator.takes_in_place(call)) separate(call, plan);
+    if (call.vectored && communicator.packed()) pack(call, plan);
+    route_ = route(communicator, call, average_);
+    if (route_ == Route::Stream && call.device != group.device(*streams)) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "expected tensors on the group's device, cuda:" + std::to_string(group.spec().device.index) +
+                      ", got cuda:" + std::to_string(call.device.index));
+    }
     if (route_ == Route::Unsupported) {
-      throw Error(ErrorCode::Unsupported, "no native form for dtype " + std::string(row(call.dtype).name) +
-                                              " on device " + std::string(name(call.device.type)) +
-                                              ", and no fallback");
+      const bool reduces = row(call.op).is(kReduces);
+      throw Error(ErrorCode::Unsupported, "no native form " +
+                                              (reduces ? "of " + std::string(name(call.red)) + " " : std::string()) +
+                                              "for dtype " + std::string(row(call.dtype).name) + " on device " +
+                                              std::string(name(call.device.type)) + ", and no fallback");
     }
     span_ = Profiler::span(call.op, slot->name);
   }
@@ -218,10 +274,15 @@ Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
 }
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
-  unflatten(passage.call, passage.plan);
   std::vector<std::unique_ptr<Request>> requests;
   if (request != nullptr) requests.push_back(std::move(request));
-  auto work = make_work(passage, std::move(requests));
+  return hold(passage, std::move(requests), nullptr);
+}
+
+std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
+                           std::shared_ptr<StreamPoint> point) {
+  unflatten(passage.call, passage.plan);
+  auto work = make_work(passage, std::move(requests), std::move(point));
   watch(passage, work);
   return work;
 }
@@ -267,19 +328,20 @@ std::string_view how(const Communicator& communicator, Call call) {
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
   const LoggedWait logged(work);
+  if (work.join()) return;
   if (work.poll()) return work.rethrow();
   const Waiting waiting(work.progress());
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (work.wait_for(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
+    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
     if (left.count() <= 0) {
       throw Error(ErrorCode::Timeout, work.what() + ": still running after " + std::to_string(limit.count()) + " ms");
     }
     if (interrupt != nullptr) interrupt();
   }
-  work.rethrow();
+  if (!work.join()) work.rethrow();
 }
 
 }  // namespace mcr

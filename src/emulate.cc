@@ -95,7 +95,7 @@ class Exchange {
   // Memory for one contribution of every rank; on completion their combination, in rank order, goes to `result`.
   std::byte* contributions(Buffer result) {
     const int64_t length = bytes(result.count);
-    auto* all = static_cast<std::byte*>(plan_.allocate(length * size_));
+    auto* all = static_cast<std::byte*>(plan_.allocate({}, length * size_));
     plan_.finish.emplace_back([all, length, result, size = size_, dtype = call_.dtype, red = call_.red] {
       for (int i = 1; i < size; ++i) combine(all, all + i * length, result.count, dtype, red);
       if (length != 0) std::memcpy(result.data, all, static_cast<std::size_t>(length));
@@ -166,7 +166,7 @@ class Exchange {
 
   void barrier() {
     const int64_t mark = bytes(1);
-    auto* marks = static_cast<std::byte*>(plan_.allocate(mark * (1 + size_)));
+    auto* marks = static_cast<std::byte*>(plan_.allocate({}, mark * (1 + size_)));
     std::fill_n(marks, mark * (1 + size_), std::byte{0});
     with_all([&](int) { return Buffer{marks + mark * size_, 1}; }, [&](int i) { return Buffer{marks + mark * i, 1}; });
   }

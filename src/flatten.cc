@@ -32,25 +32,60 @@ bool even(const std::vector<Block>& blocks) {
   return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.count == blocks.front().count; });
 }
 
-void copy(void* to, const void* from, int64_t count, DType dtype) {
-  if (count != 0) std::memcpy(to, from, static_cast<std::size_t>(count * size_of(dtype)));
-}
+// Copies of elements, on the host or in the order of a stream.
+class Copies {
+ public:
+  Copies(Device device, DType dtype) : device_(device), dtype_(dtype) {}
 
-void copy_in(void* packed, const std::vector<Block>& blocks, DType dtype) {
-  int64_t offset = 0;
-  for (const auto& block : blocks) {
-    copy(at(packed, offset, dtype), block.data, block.count, dtype);
-    offset += block.count;
+  void gather(void* packed, const std::vector<Block>& blocks, const Stream* stream) const {
+    int64_t offset = 0;
+    for (const auto& block : blocks) {
+      copy(at(packed, offset, dtype_), block.data, block.count, stream);
+      offset += block.count;
+    }
   }
-}
 
-void copy_out(const std::vector<Block>& blocks, void* packed, DType dtype) {
-  int64_t offset = 0;
-  for (const auto& block : blocks) {
-    copy(block.data, at(packed, offset, dtype), block.count, dtype);
-    offset += block.count;
+  void spread(const std::vector<Block>& blocks, void* packed, const Stream* stream) const {
+    int64_t offset = 0;
+    for (const auto& block : blocks) {
+      copy(block.data, at(packed, offset, dtype_), block.count, stream);
+      offset += block.count;
+    }
   }
-}
+
+  // On the host now; on a device in front of the operation.
+  void gather_into(void* packed, std::vector<Block> blocks, Plan& plan) const {
+    if (host()) return gather(packed, blocks, nullptr);
+    plan.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
+      copies.gather(packed, blocks, &stream);
+    });
+  }
+
+  // When the operation is complete; on a device behind it in its stream.
+  void spread_from(std::vector<Block> blocks, void* packed, Plan& plan) const {
+    if (host()) {
+      plan.finish.emplace_back(
+          [copies = *this, blocks = std::move(blocks), packed] { copies.spread(blocks, packed, nullptr); });
+      return;
+    }
+    plan.behind.emplace_back([copies = *this, blocks = std::move(blocks), packed](const Stream& stream) {
+      copies.spread(blocks, packed, &stream);
+    });
+  }
+
+ private:
+  bool host() const { return device_.type == DeviceType::CPU; }
+
+  void copy(void* to, const void* from, int64_t count, const Stream* stream) const {
+    if (count == 0) return;
+    const int64_t bytes = count * size_of(dtype_);
+    if (stream != nullptr) return DeviceRuntime::of(device_.type).copy(to, from, bytes, CopyKind::Within, *stream);
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+
+  Device device_;
+  DType dtype_;
+};
 
 std::span<const int64_t> counts_of(const std::vector<Block>& blocks, Plan& plan) {
   std::vector<int64_t> counts(blocks.size());
@@ -86,8 +121,8 @@ void flatten(Call& call, Plan& plan) {
   if (!ins.empty()) {
     call.in = {ins.front().data, total(ins)};
     if (!adjacent(ins, call.dtype)) {
-      call.in.data = plan.allocate(call.in.count * size_of(call.dtype));
-      copy_in(call.in.data, ins, call.dtype);
+      call.in.data = plan.allocate(call.device, call.in.count * size_of(call.dtype));
+      Copies(call.device, call.dtype).gather_into(call.in.data, ins, plan);
     }
     if (call.vectored) call.in_counts = counts_of(ins, plan);
   }
@@ -97,7 +132,7 @@ void flatten(Call& call, Plan& plan) {
     if (adjacent(outs, call.dtype)) {
       outs.clear();
     } else {
-      call.out.data = plan.allocate(call.out.count * size_of(call.dtype));
+      call.out.data = plan.allocate(call.device, call.out.count * size_of(call.dtype));
     }
   }
 }
@@ -105,22 +140,20 @@ void flatten(Call& call, Plan& plan) {
 void pack(Call& call, Plan& plan) {
   if (!call.in_counts.empty() && call.in.data != nullptr && !is_packed(call.in_counts, call.in_displs)) {
     const auto blocks = spread(call.in.data, call.in_counts, call.in_displs, call.dtype);
-    call.in = {plan.allocate(total(blocks) * size_of(call.dtype)), total(blocks)};
-    copy_in(call.in.data, blocks, call.dtype);
+    call.in = {plan.allocate(call.device, total(blocks) * size_of(call.dtype)), total(blocks)};
+    Copies(call.device, call.dtype).gather_into(call.in.data, blocks, plan);
     call.in_displs = plan.keep_packed(call.in_counts);
   }
   if (!call.out_counts.empty() && call.out.data != nullptr && !is_packed(call.out_counts, call.out_displs)) {
     plan.out_blocks = spread(call.out.data, call.out_counts, call.out_displs, call.dtype);
-    call.out = {plan.allocate(total(plan.out_blocks) * size_of(call.dtype)), total(plan.out_blocks)};
+    call.out = {plan.allocate(call.device, total(plan.out_blocks) * size_of(call.dtype)), total(plan.out_blocks)};
     call.out_displs = plan.keep_packed(call.out_counts);
   }
 }
 
 void unflatten(const Call& call, Plan& plan) {
   if (plan.out_blocks.empty()) return;
-  plan.finish.emplace_back([blocks = std::move(plan.out_blocks), packed = call.out.data, dtype = call.dtype] {
-    copy_out(blocks, packed, dtype);
-  });
+  Copies(call.device, call.dtype).spread_from(std::exchange(plan.out_blocks, {}), call.out.data, plan);
 }
 
 void separate(Call& call, Plan& plan) {
@@ -129,8 +162,8 @@ void separate(Call& call, Plan& plan) {
   const auto* out = static_cast<const std::byte*>(call.out.data);
   const auto bytes = size_of(call.dtype);
   if (in >= out + call.out.count * bytes || out >= in + call.in.count * bytes) return;
-  void* copied = plan.allocate(call.in.count * bytes);
-  copy(copied, call.in.data, call.in.count, call.dtype);
+  void* copied = plan.allocate(call.device, call.in.count * bytes);
+  Copies(call.device, call.dtype).gather_into(copied, {{call.in.data, call.in.count}}, plan);
   call.in.data = copied;
 }
 

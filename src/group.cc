@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "staging.h"
+
 namespace mcr {
 
 namespace {
@@ -29,6 +31,7 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   spec.foreign = foreign;
   spec.store = store;
   const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
+  if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
   slots_.push_back({backend, communicator, backend.name});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
@@ -44,6 +47,7 @@ void Group::disconnect(std::string_view name) {
 
 void Group::close() {
   closed_ = true;
+  if (staging_ != nullptr) staging_->close();
   slots_.clear();
 }
 

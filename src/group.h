@@ -15,6 +15,7 @@
 namespace mcr {
 
 class Pass;
+class Staging;
 using Chain = std::vector<std::shared_ptr<Pass>>;
 
 /// A set of ranks and its communicators, one per backend, with the variants of each as candidates. Communicators are
@@ -49,6 +50,9 @@ class Group {
   }
   /// Null if there are no passes. A pass that keeps a Next for later keeps this too.
   const std::shared_ptr<const Chain>& chain() const { return chain_; }
+  /// How tensors of devices reach libraries that take host memory alone; null: they do not. As set_passes().
+  void set_staging(std::shared_ptr<Staging> staging) { staging_ = std::move(staging); }
+  Staging* staging() const { return staging_.get(); }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 
@@ -56,6 +60,8 @@ class Group {
   Slot* find(std::string_view name);
   std::list<Slot>& slots() { return slots_; }
   const GroupSpec& spec() const { return spec_; }
+  /// This process's device of a kind, in the group.
+  Device device(DeviceType type) const { return type == DeviceType::CPU ? Device{} : spec_.device; }
   int size() const { return spec_.size(); }
   int rank() const { return spec_.rank; }
   /// The place of a global rank in the group, -1 if it is not a member.
@@ -77,6 +83,7 @@ class Group {
   std::list<Slot> slots_;
   Selector selector_;
   std::shared_ptr<const Chain> chain_;
+  std::shared_ptr<Staging> staging_;
 };
 
 }  // namespace mcr

@@ -68,6 +68,9 @@ class Pass {
 /// The Work of a call whose backend's part is done later, by `request`, or has been done (null). It takes the plan,
 /// with the caller's tensors. The passage must have its slot by now: that one's progress thread polls the Work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
+/// The same with several requests, of an operation that ends at a point of a device's work.
+std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
+                           std::shared_ptr<StreamPoint> point);
 
 /// The Error of a pass, which names the call as all errors do.
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text);

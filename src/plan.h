@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "call.h"
+#include "device.h"
 
 namespace mcr {
 
@@ -26,11 +27,14 @@ struct Plan {
   std::vector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
   std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
   std::vector<std::unique_ptr<std::byte[]>> scratch;
+  // Of a device's call: copies in the order of its stream, before the operation and behind it.
+  std::vector<std::function<void(const Stream&)>> before, behind;
   std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
   std::vector<std::function<void()>> after;     // the same, of passes: behind all of `finish`, the last one first
   std::vector<std::shared_ptr<void>> owned;     // what else must live as long
   std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
   std::shared_ptr<void> kept;                   // the caller's tensors
+  void (*release)(void* kept) = nullptr;        // gives up what only the running operation needs of it
 
   std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
   /// Displacements of blocks that lie one behind the other.
@@ -43,7 +47,11 @@ struct Plan {
     for (auto& step : finish) step();
     for (auto step = after.rbegin(); step != after.rend(); ++step) (*step)();
   }
-  void* allocate(int64_t bytes) {
+  /// Memory of the device that the call's tensors are on.
+  void* allocate(Device device, int64_t bytes) {
+    if (device.type != DeviceType::CPU) {
+      return owned.emplace_back(DeviceRuntime::of(device.type).allocate(device, bytes)).get();
+    }
     return scratch.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();
   }
 };

@@ -60,13 +60,14 @@ bool Progress::drain(std::chrono::nanoseconds limit) {
 }
 
 void Progress::run(const std::stop_token& stop) {
+  DeviceRuntime::enter_background_everywhere();
   auto nap = kFirstNap;
   int idle = 0;
   while (!stop.stop_requested()) {
     const bool some = sweep();
     const bool waited_for = waiting_.load(std::memory_order_relaxed) > 0;
     nap = some && !waited_for ? kFirstNap : std::min(nap * 2, kLongestNap);
-    std::this_thread::sleep_for(waited_for ? kLongestNap : nap);
+    std::this_thread::sleep_for((waited_for ? kLongestNap : nap) * patience_.load(std::memory_order_relaxed));
     idle = some ? 0 : idle + 1;
     if (idle < kIdleNaps) continue;
     if (!sleep_while_idle(stop)) return;

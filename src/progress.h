@@ -27,6 +27,9 @@ class Progress {
   void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
   void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }
 
+  /// For works whose device signals them: nobody is served by looking often, and looking costs the device's library.
+  void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
+
   /// Polls until everything watched is complete or the time has passed; true if nothing is left.
   bool drain(std::chrono::nanoseconds limit);
   /// Ends the thread. What is still running is left to whoever waits for it.
@@ -42,7 +45,8 @@ class Progress {
   std::deque<std::shared_ptr<Work>> works_;  // guarded by mutex_
   bool asleep_ = false;                      // guarded by mutex_
   std::atomic<int> waiting_{0};
-  std::jthread thread_;  // last: joins before what it uses is gone
+  std::atomic<int> patience_{1};  // how many times longer than usual the naps are
+  std::jthread thread_;           // last: joins before what it uses is gone
 };
 
 }  // namespace mcr

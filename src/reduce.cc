@@ -127,6 +127,10 @@ auto visit(DType dtype, Visitor visitor) {
       return visitor(uint64_t{});
     case DType::Long:
       return visitor(int64_t{});
+    case DType::Float8_e4m3fn:
+      return visitor(E4M3{});
+    case DType::Float8_e5m2:
+      return visitor(E5M2{});
     case DType::Half:
       return visitor(Half{});
     case DType::BFloat16:

@@ -10,6 +10,7 @@
 
 #include "backend.h"
 #include "progress.h"
+#include "stream_pool.h"
 
 namespace mcr {
 
@@ -21,6 +22,7 @@ class Registry {
     std::string name;
     std::unique_ptr<Backend> backend;  // null: `reason` says why it is missing
     Progress progress;
+    StreamPool streams;
     std::string reason;
   };
 

@@ -47,10 +47,17 @@ int64_t message_bytes(const Call& call, int ranks) {
 }
 
 bool native(const Communicator& communicator, Call call) {
+  if (const auto streams = communicator.streams()) return call.device.type == *streams && communicator.supports(call);
   if (communicator.supports(call)) return true;
   if (call.red != RedOp::AVG || !row(call.op).is(kReduces)) return false;
   call.red = RedOp::SUM;
   return communicator.supports(call);
+}
+
+bool native_on_copies(const Communicator& communicator, Call call) {
+  if (communicator.streams() || call.device.type == DeviceType::CPU) return false;
+  call.device = {};
+  return native(communicator, call);
 }
 
 void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
@@ -71,7 +78,10 @@ Slot& Selector::choose(const Call& call) {
   const auto bytes = message_bytes(call, ranks_);
   const Range& range = range_of(remembered(call), bytes);
   // Only very large counts make a communicator refuse what it has for its types.
-  if (bytes <= INT_MAX || range.forced || native(*range.slot->communicator, call)) return *range.slot;
+  const auto& communicator = *range.slot->communicator;
+  if (bytes <= INT_MAX || range.forced || native(communicator, call) || native_on_copies(communicator, call)) {
+    return *range.slot;
+  }
   for (auto& slot : *slots_) {
     if (slot.variant == 0 && native(*slot.communicator, call)) return slot;
   }
@@ -155,9 +165,13 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
 // it.
 Selector::Field Selector::field(const Call& call) const {
   Field result;
-  for (auto& slot : *slots_) {
-    if (!native(*slot.communicator, call)) continue;
-    if (slot.variant == 0 || slot.communicator->varies(call)) result.slots.push_back(&slot);
+  // Libraries that take the tensors as they are come first: without measurements they count.
+  for (const auto able : {native, native_on_copies}) {
+    for (auto& slot : *slots_) {
+      if (!able(*slot.communicator, call)) continue;
+      if (std::find(result.slots.begin(), result.slots.end(), &slot) != result.slots.end()) continue;
+      if (slot.variant == 0 || slot.communicator->varies(call)) result.slots.push_back(&slot);
+    }
   }
   const bool reduces = row(call.op).is(kReduces);
   const auto own = reduces ? class_of(call.dtype) : DTypeClass::Any;

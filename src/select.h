@@ -58,6 +58,9 @@ int64_t message_bytes(const Call& call, int ranks);
 /// Whether the communicator does the call itself, if need be with a sum and a division for an average.
 bool native(const Communicator& communicator, Call call);
 
+/// The same for a library of the host, on copies of a device's tensors.
+bool native_on_copies(const Communicator& communicator, Call call);
+
 /// The choice of one group. choose() and explain() may be called from any thread; what changes it not beside them.
 class Selector {
  public:

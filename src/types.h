@@ -12,21 +12,23 @@ namespace mcr {
 enum class DTypeKind : uint8_t { Integer, Floating, Complex, Bool };
 
 // torch's name, torch's ScalarType, bytes, kind
-#define MCR_DTYPES(X)                    \
-  X(uint8, Byte, 1, Integer)             \
-  X(int8, Char, 1, Integer)              \
-  X(uint16, UInt16, 2, Integer)          \
-  X(int16, Short, 2, Integer)            \
-  X(uint32, UInt32, 4, Integer)          \
-  X(int32, Int, 4, Integer)              \
-  X(uint64, UInt64, 8, Integer)          \
-  X(int64, Long, 8, Integer)             \
-  X(float16, Half, 2, Floating)          \
-  X(bfloat16, BFloat16, 2, Floating)     \
-  X(float32, Float, 4, Floating)         \
-  X(float64, Double, 8, Floating)        \
-  X(bool, Bool, 1, Bool)                 \
-  X(complex64, ComplexFloat, 8, Complex) \
+#define MCR_DTYPES(X)                          \
+  X(uint8, Byte, 1, Integer)                   \
+  X(int8, Char, 1, Integer)                    \
+  X(uint16, UInt16, 2, Integer)                \
+  X(int16, Short, 2, Integer)                  \
+  X(uint32, UInt32, 4, Integer)                \
+  X(int32, Int, 4, Integer)                    \
+  X(uint64, UInt64, 8, Integer)                \
+  X(int64, Long, 8, Integer)                   \
+  X(float8_e4m3fn, Float8_e4m3fn, 1, Floating) \
+  X(float8_e5m2, Float8_e5m2, 1, Floating)     \
+  X(float16, Half, 2, Floating)                \
+  X(bfloat16, BFloat16, 2, Floating)           \
+  X(float32, Float, 4, Floating)               \
+  X(float64, Double, 8, Floating)              \
+  X(bool, Bool, 1, Bool)                       \
+  X(complex64, ComplexFloat, 8, Complex)       \
   X(complex128, ComplexDouble, 16, Complex)
 
 // The enumerators carry ScalarType's names: `bool` cannot be one.
@@ -83,7 +85,8 @@ constexpr bool defined(DType dtype, RedOp red) {
   return false;
 }
 
-/// Element types whose operations cost alike, to the cost tables: `Any` for operations that only move data.
+/// Element types whose operations cost alike, to the cost tables: `Any` for operations that only move data. `Half` are
+/// the floating-point types of 16 and 8 bits: those that are computed in a wider type.
 enum class DTypeClass : uint8_t { Any, Half, Float, Integer, Complex };
 
 inline constexpr std::array<std::string_view, 5> kDTypeClasses = {"any", "half", "float", "integer", "complex"};
@@ -91,7 +94,7 @@ inline constexpr std::array<std::string_view, 5> kDTypeClasses = {"any", "half",
 constexpr DTypeClass class_of(DType dtype) {
   switch (row(dtype).kind) {
     case DTypeKind::Floating:
-      return row(dtype).bytes == 2 ? DTypeClass::Half : DTypeClass::Float;
+      return row(dtype).bytes <= 2 ? DTypeClass::Half : DTypeClass::Float;
     case DTypeKind::Complex:
       return DTypeClass::Complex;
     case DTypeKind::Integer:

@@ -2,6 +2,7 @@
 #include "validate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -22,6 +23,12 @@ std::string elements(int64_t count) { return to_string(count) + (count == 1 ? " 
 
 void check_reduction(const Call& call) {
   if (defined(call.dtype, call.red)) return;
+  if (call.red == RedOp::PREMUL_SUM && row(call.dtype).kind == DTypeKind::Floating) {
+    if (call.factor_data != nullptr || !std::isnan(call.factor)) return;
+    throw Error(ErrorCode::InvalidType,
+                "op: expected PREMUL_SUM with its factor (torch.distributed._make_nccl_premul_sum) for dtype " +
+                    std::string(row(call.dtype).name) + ", got PREMUL_SUM without");
+  }
   std::string known;
   for (std::size_t i = 0; i < kReductions.size(); ++i) {
     if (defined(call.dtype, static_cast<RedOp>(i))) known += (known.empty() ? "" : ", ") + std::string(kReductions[i]);

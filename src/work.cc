@@ -79,11 +79,27 @@ void Work::complete() noexcept {
   for (auto& callback : callbacks) callback();
 }
 
-bool Work::wait_for(Nanoseconds limit) noexcept {
-  if (poll()) return true;
+bool Work::join() {
+  auto* point = this->point();
+  if (point == nullptr) return false;
+  rethrow();
+  if (completed() && !point->captured()) return true;
+  const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
+  point->join(current);
+  // Memory was allocated in the order of the caller's stream: what that stream is given next comes behind the
+  // operation.
+  if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {
+    plan_.release(plan_.kept.get());
+  }
+  return true;
+}
+
+bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
+  const auto arrived = [&] { return poll() || (point_suffices && point() != nullptr); };
+  if (arrived()) return true;
   for (const auto& request : requests_) request->hurry();
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (int polls = 0; !poll(); ++polls) {
+  for (int polls = 0; !arrived(); ++polls) {
     if (polls % 16 != 0) continue;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= Nanoseconds::zero()) return false;

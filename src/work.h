@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "event_pool.h"
 #include "fence.h"
 #include "plan.h"
 
@@ -48,10 +49,20 @@ class Work {
   /// Takes the started requests. Called once, before the Work is shared.
   void attach(std::vector<std::unique_ptr<Request>> requests) { requests_ = std::move(requests); }
 
+  /// The point in a device's work that the operation ends with. Called once, before the Work is shared.
+  void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
+  /// Null for what the host must wait for: until the operation has been given to the device, all but its end.
+  StreamPoint* point() const { return point_ != nullptr && point_->recorded() ? point_.get() : nullptr; }
+  /// Makes the current stream wait for the operation; false if it has no point yet. Throws its error. Memory that only
+  /// the operation still held is given up where the stream's own order protects it.
+  bool join();
+
   /// One step of progress; never waits. True once complete, be it with an error.
   bool poll() noexcept;
   /// Waits at most `limit`. False if the operation is still running then. Never throws.
-  bool wait_for(Nanoseconds limit) noexcept;
+  bool wait_for(Nanoseconds limit) noexcept { return wait_for(limit, false); }
+  /// The same, or until the operation has a point.
+  bool wait_for_point(Nanoseconds limit) noexcept { return wait_for(limit, true); }
   /// Rethrows the operation's error, if it is complete and has one.
   void rethrow() const;
 
@@ -74,6 +85,7 @@ class Work {
   void on_done(std::function<void()> callback);
 
  private:
+  bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
   bool advance();
   void fail() noexcept;
   void keep_error() noexcept;
@@ -84,6 +96,8 @@ class Work {
   std::vector<std::unique_ptr<Request>> requests_;
   std::size_t next_ = 0;  // requests before it are at their end; guarded by busy_
   std::atomic<bool> settled_{false};
+  std::shared_ptr<StreamPoint> point_;
+  std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text rather than the exception: each thread that asks throws one of its own.

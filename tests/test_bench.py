@@ -100,7 +100,10 @@ def test_counts_are_as_even_as_possible(ranks: int) -> None:
             assert part.output_counts == [other.input_counts[rank] for other in parts]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float16", "bfloat16", "bool", "uint8", "complex64"])
+_SMALL_DTYPES = ["int8", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "bool", "uint8", "complex64"]
+
+
+@pytest.mark.parametrize("dtype", _SMALL_DTYPES)
 def test_reductions_are_exact(dtype: str) -> None:
     """What ranks send is such that their own type can hold every result, up to many ranks."""
     torch_dtype = cases.dtype_of(dtype)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mcr_dl
+import reference
 from harness import Pools
 from mcr_dl import passes
 from mcr_dl.examples import moe
@@ -135,13 +137,59 @@ def test_adversarial_values(codec: str) -> None:
 
 def test_what_codecs_take() -> None:
     """A codec refuses what it would not make smaller or not keep."""
-    for codec, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("int8", "int32"), ("int8", "bool")):
+    for codec, dtype in (
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+        ("int8", "int32"),
+        ("int8", "bool"),
+        ("int8", "float8_e5m2"),
+    ):
         with pytest.raises(mcr_dl.InvalidTypeError, match=f"{codec}.*"):
             passes.encode(torch.ones(3).to(getattr(torch, dtype)), codec)
     with pytest.raises(mcr_dl.InvalidArgumentError, match=r"expected one of bf16, fp16, int8.*zfp.*got 'gzip'"):
         passes.encode(torch.ones(3), "gzip")
     half = torch.randn(100).half()
     _equal(_around(half, "int8"), _around(half.float(), "int8").half())
+
+
+class _Given:
+    """A codec that decodes to values of its own, whatever it has encoded."""
+
+    fixed = True
+    dtypes = ("float8_e4m3fn", "float8_e5m2")
+    seen: ClassVar[torch.Tensor]
+    given: ClassVar[torch.Tensor]
+
+    def capacity(self, count: int, dtype: str) -> int:
+        assert dtype == "float32"
+        return count
+
+    def encode(self, values: passes.codecs.Values, out: passes.codecs.Bytes) -> int:
+        _Given.seen = torch.from_numpy(values.copy())
+        out[: len(values)] = 0
+        return len(values)
+
+    def decode(self, data: passes.codecs.Bytes, out: passes.codecs.Values) -> None:
+        assert not data.any()
+        out[:] = self.given.numpy()
+
+
+def test_float8_tensors_reach_own_codecs_as_float32() -> None:
+    """Exactly; and what comes back is rounded as torch's casts do it, with ties, subnormals, overflow and NaN."""
+    passes.register_codec(_Given(), "given")
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        every = torch.arange(256).to(torch.uint8).view(dtype)
+        every = every[every.float().isfinite()]
+        bits = every.float().view(torch.int32)
+        # Around all values, and around what lies halfway between two: floats have 20 or 21 bits more.
+        near = [bits + offset + step for offset in (0, 2**19, 2**20) for step in (-1, 0, 1)]
+        sweep = torch.arange(-(2**31), 2**31, 9973).to(torch.int32)
+        _Given.given = torch.cat([*near, sweep]).view(torch.float32)
+        like = every.repeat(1 + _Given.given.numel() // every.numel())[: _Given.given.numel()]
+        got = _around(like, "given")
+        _equal(_Given.seen, like.float())
+        assert got.dtype == dtype
+        _equal(got.float(), reference.rounded(_Given.given, dtype).float())
 
 
 def test_registering() -> None:

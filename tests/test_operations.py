@@ -73,6 +73,15 @@ def test_groups_roots_spellings(pools: Pools, world: int, backend: str, function
     run(pools, "processes", world, cases, 120)
 
 
+@backends
+@pytest.mark.parametrize("red", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_rounding(pools: Pools, dtype: str, red: str, backend: str) -> None:
+    """Of all pairs of values, with the specials: each result is rounded once, as torch's cast does it."""
+    overflowed = pools.get("processes", 2).run(operations.float8_pairs, backend, dtype, red, limit=60)
+    assert all(count > 100 for count in overflowed) == (red == "SUM")
+
+
 @functions
 def test_the_groups_choice(pools: Pools, function: str) -> None:
     """Without a backend, and with "auto", the group chooses one, the same on all ranks."""

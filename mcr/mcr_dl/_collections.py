@@ -71,7 +71,18 @@ def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
         if not isinstance(entry, P2POp):
             message = f"p2p_op_list[{position}]: expected a mcr_dl.P2POp, got {type(entry).__name__}"
             raise InvalidTypeError(message)
-    return [entry.start() for entry in p2p_op_list]
+    with _batch():
+        return [entry.start() for entry in p2p_op_list]
+
+
+@contextmanager
+def _batch() -> Iterator[None]:
+    """What is started in the block starts together, on libraries whose messages would else wait for each other."""
+    _C.begin_batch()
+    try:
+        yield
+    finally:
+        _C.end_batch()
 
 
 class CoalescingManager:
@@ -111,7 +122,8 @@ def _coalescing_manager(
     _active.manager = manager
     _C.set_coalescing(manager.works)
     try:
-        yield manager
+        with _batch():
+            yield manager
     finally:
         _C.set_coalescing(None)
         _active.manager = None

@@ -93,8 +93,9 @@ def get_backend(group: Group = None) -> str:
 
 
 def get_backend_config(group: Group = None) -> str:
-    """The group's backends by device, as ``cpu:mpi,cpu:gloo`` (torch.distributed.get_backend_config)."""
-    return ",".join(f"cpu:{name}" for name in _group(group).backends)
+    """The group's backends by device, as ``cpu:mpi,cuda:nccl`` (torch.distributed.get_backend_config)."""
+    made = _group(group)
+    return ",".join(f"{made._streams(name) or 'cpu'}:{name}" for name in made.backends)
 
 
 def get_default_backend_for_device(device: str | torch.device) -> str:
@@ -103,10 +104,10 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
     Raises InvalidArgumentError for a device that no backend here serves.
     """
     kind = torch.device(device).type
-    if kind != "cpu":
-        message = f"device: expected cpu, got {kind}"
+    if kind not in ("cpu", "cuda"):
+        message = f"device: expected cpu or cuda, got {kind}"
         raise InvalidArgumentError(message)
-    return _backends.known_names()[0]
+    return "nccl" if kind == "cuda" else _backends.known_names()[0]
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
@@ -158,7 +159,7 @@ def new_group(
         sort_ranks: False: group ranks follow the order of ``ranks``.
         mpi_comm: a communicator of mpi4py: its members call, its ranks and order are the group's, and mpi's operations
             run on a duplicate of it.
-        pg_options, device_id: for device backends; the host backends here have no use for them.
+        pg_options, device_id: accepted as in torch; the default group's device and streams serve all groups.
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, _agreement, _backends, _launch, _mpi_library, _torch_backends
+from mcr_dl import _devices as devices
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl._pmi import PmiResponder
 from mcr_dl.tuning import choice
@@ -32,6 +33,7 @@ class _State:
     store: torch_dist.Store
     timeout: timedelta
     backends: list[str]
+    device: int  # index of this process's CUDA device; -1 without one
     groups: dict[str, _C.ProcessGroup] = field(default_factory=dict)
     groups_made: int = 0
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
@@ -39,6 +41,7 @@ class _State:
     counters: dict[str, int] = field(default_factory=dict)
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
+    staging: int | None = None  # bytes of a piece of a staged tensor; None where no rank has a device
 
     def count(self, key: str) -> int:
         """Count the uses of a key: equal on all ranks that use it equally often."""
@@ -196,7 +199,9 @@ def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | Non
         elif _backends.is_torch(name):
             store = torch_dist.PrefixStore(f"{group.name()}/{name}", current.store)
             foreign = _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
-        group._connect(name, path, foreign)
+        turn = current.count(f"connect {group.name()} {name}")
+        meeting = torch_dist.PrefixStore(f"connect/{group.name()}/{name}/{turn}", current.store)
+        group._connect(name, path, foreign, meeting)
         if name == "mpi" and _responder is not None:
             _responder.hide()
 
@@ -212,8 +217,11 @@ def make_group(
 ) -> _C.ProcessGroup:
     """A connected group of global ranks that has this process as a member, with the job's passes."""
     current = state()
-    group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout)
-    connect(group, backends, mpi_comm=mpi_comm)
+    names = list(backends)
+    group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
+    connect(group, names, mpi_comm=mpi_comm)
+    if current.staging is not None:
+        devices.stage(group, names, current.staging)
     if current.candidates is not None:
         choice.keep_candidates(group, current.candidates)
     if current.knowledge is not None:
@@ -265,7 +273,9 @@ def init_process_group(
         world_size, rank: for programs that nobody launched; both or none.
         store: a torch store that all ranks reach; together with rank and world_size.
         group_name: accepted as in torch, where it has no effect either.
-        pg_options, device_id: for device backends; the host backends here have no use for them.
+        device_id: this process's CUDA device; by default the current one.
+        pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` counts: the streams of
+            asynchronous calls then come first on the device.
         tuning_table: the file that ``auto`` goes by, or ``"none"``; by default the one that ``MCR_DL_TUNING_TABLE``
             names, else this machine's in the user's cache, else a shipped one of such a machine. Rank 0's counts.
         passes: what the calls of this and every later group go through, as for ``set_passes``; by default those that
@@ -279,7 +289,7 @@ def init_process_group(
     Source: torch.distributed.init_process_group.
     """
     global _state, _epoch
-    del group_name, pg_options, device_id
+    del group_name
     if _state is not None:
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
@@ -294,11 +304,15 @@ def init_process_group(
     if store is None:
         store = _meet(launch, init_method, limit, environment)
     _epoch += 1
-    _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted)
+    device = devices.own(device_id)
+    _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted, device)
     _state.passes = specifications
     try:
+        if getattr(pg_options, "is_high_priority_stream", False):
+            devices.raise_priority()
         _state.backends = wanted or _usable()
         _agree(_state, tuning_table)
+        _state.staging = devices.agree(_state)
         _C.set_world(_make_world(_state))
     except BaseException:
         _forget()

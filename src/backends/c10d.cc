@@ -100,6 +100,9 @@ std::optional<View> reduction_view(bool gloo, DType dtype, RedOp red) {
     case DType::ComplexDouble:
       if (red != RedOp::SUM) return std::nullopt;
       return View{dtype == DType::ComplexFloat ? at::kFloat : at::kDouble, 2};
+    case DType::Float8_e4m3fn:
+    case DType::Float8_e5m2:
+      return otherwise;
     case DType::Short:
     case DType::UInt16:
       return bitwise(red) ? View{at::kByte, 2} : otherwise;

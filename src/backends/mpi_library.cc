@@ -61,6 +61,10 @@ MPI_Datatype type_of(DType dtype) {
       return MPI_UINT64_T;
     case DType::Long:
       return MPI_INT64_T;
+    case DType::Float8_e4m3fn:
+      return MPI_UINT8_T;
+    case DType::Float8_e5m2:
+      return MPI_UINT8_T;
     case DType::Half:
       return MPI_UINT16_T;
     case DType::BFloat16:
@@ -148,11 +152,22 @@ constexpr OwnReduction own() {
           [](void* in, void* inout, Count* count, MPI_Datatype*) { combine(inout, in, *count, dtype, red); }};
 }
 
-constexpr std::array kOwnReductions = {
-    own<DType::Half, RedOp::SUM>(),     own<DType::Half, RedOp::PRODUCT>(), own<DType::Half, RedOp::MIN>(),
-    own<DType::Half, RedOp::MAX>(),     own<DType::BFloat16, RedOp::SUM>(), own<DType::BFloat16, RedOp::PRODUCT>(),
-    own<DType::BFloat16, RedOp::MIN>(), own<DType::BFloat16, RedOp::MAX>(),
-};
+template <DType dtype>
+constexpr std::array kOwnOn = {own<dtype, RedOp::SUM>(), own<dtype, RedOp::PRODUCT>(), own<dtype, RedOp::MIN>(),
+                               own<dtype, RedOp::MAX>()};
+
+constexpr std::array kOwnReductions = {kOwnOn<DType::Float8_e4m3fn>, kOwnOn<DType::Float8_e5m2>, kOwnOn<DType::Half>,
+                                       kOwnOn<DType::BFloat16>};
+
+/// Each element type's place in kOwnReductions, or -1: one look-up in every call.
+constexpr auto kOwnPlaces = [] {
+  std::array<int8_t, kDTypes.size()> places{};
+  places.fill(-1);
+  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
+    places[static_cast<std::size_t>(kOwnReductions[i][0].dtype)] = static_cast<int8_t>(i);
+  }
+  return places;
+}();
 
 int wanted_thread_level() {
   const char* text = std::getenv("MCR_DL_MPI_THREAD_LEVEL");
@@ -173,10 +188,14 @@ Library& Library::get() {
 
 MPI_Op Library::op(DType dtype, RedOp red) const {
   static_assert(kOwnReductions.size() == std::tuple_size_v<decltype(own_ops_)>);
-  for (std::size_t i = 0; size_of(dtype) == 2 && i < kOwnReductions.size(); ++i) {
-    if (kOwnReductions[i].dtype == dtype && kOwnReductions[i].red == red) return own_ops_[i];
+  static_assert(kOwnReductions[0].size() == std::tuple_size_v<decltype(own_ops_)::value_type>);
+  const int place = kOwnPlaces[static_cast<std::size_t>(dtype)];
+  if (place < 0) return native_op(red);
+  const auto& reductions = kOwnReductions[static_cast<std::size_t>(place)];
+  for (std::size_t i = 0; i < reductions.size(); ++i) {
+    if (reductions[i].red == red) return own_ops_[static_cast<std::size_t>(place)][i];
   }
-  return native_op(red);
+  return MPI_OP_NULL;
 }
 
 void Library::start() {
@@ -202,7 +221,9 @@ void Library::start() {
   serialized_ = level < MPI_THREAD_MULTIPLE;
   if (serialized_) algorithms_.start();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
-    check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
+    for (std::size_t j = 0; j < kOwnReductions[i].size(); ++j) {
+      check(kCreateOp(kOwnReductions[i][j].function, 1, &own_ops_[i][j]), "MPI_Op_create");
+    }
   }
   ready_ = true;
 }
@@ -211,7 +232,9 @@ void Library::stop() {
   std::lock_guard lock(mutex_);
   if (!std::exchange(ready_, false) || finalized()) return;
   algorithms_.stop();
-  for (auto& op : own_ops_) MPI_Op_free(&op);
+  for (auto& ops : own_ops_) {
+    for (auto& op : ops) MPI_Op_free(&op);
+  }
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
 }
 

@@ -112,7 +112,7 @@ class Vectors {
   std::vector<std::vector<int>> copies_;
 };
 
-/// The type that moves the elements; float16 and bfloat16 are 16-bit integers to MPI.
+/// The type that moves the elements; floating-point types of 16 and 8 bits are integers to MPI.
 MPI_Datatype type_of(DType dtype);
 
 /// Whether type_of() and the reduction make sense together. (On bytes SUM is not the `or` that it is on bools.)
@@ -174,7 +174,7 @@ class Library {
   bool ready_ = false;
   bool ours_ = false;
   Algorithms algorithms_;
-  std::array<MPI_Op, 8> own_ops_{};  // in the order of kOwnReductions
+  std::array<std::array<MPI_Op, 4>, 4> own_ops_{};  // as kOwnReductions
 };
 
 }  // namespace mcr::mpi

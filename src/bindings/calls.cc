@@ -4,13 +4,17 @@
 #include <structmember.h>
 
 #include <array>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "arguments.h"
+#include "devices.h"
 #include "errors.h"
 #include "log.h"
 #include "signature.h"
+#include "stream_call.h"
 #include "tensors.h"
 
 namespace mcr::python {
@@ -19,6 +23,7 @@ namespace {
 
 std::shared_ptr<Group> default_group;
 thread_local PyObject* coalescing = nullptr;
+thread_local std::unique_ptr<Batch> batch;
 
 // One call while its arguments become a Call and a Plan.
 class Binder {
@@ -44,7 +49,9 @@ class Binder {
   }
 
   PyObject* issue() {
-    plan_.keep = [this] { return std::make_shared<KeptTensors>(KeptTensors{tensors_.all(), results()}); };
+    plan_.keep = [this] { return std::make_shared<KeptTensors>(kept(), results()); };
+    plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+    const auto guard = stream_guard();
     if (asynchronous_) return wrap(start_call());
     if (coalescing != nullptr) return coalesce();
     const int source = run_call();
@@ -114,7 +121,7 @@ class Binder {
         take_list(given ? value : nullptr, name, plan_.out_blocks, call_.out);
         break;
       case Kind::Reduction:
-        if (given) call_.red = reduction(value);
+        if (given) take_reduction(value);
         break;
       case Kind::Tag:
         call_.tag = given ? static_cast<int>(integer(value, name)) : 0;
@@ -156,6 +163,25 @@ class Binder {
     }
   }
 
+  // Where an array's own library works on another stream than torch, so does the call.
+  std::optional<StreamGuard> stream_guard() const {
+    const auto handle = tensors_.stream();
+    if (!handle) return std::nullopt;
+    return std::optional<StreamGuard>(std::in_place, foreign_stream(tensors_.device(), *handle));
+  }
+
+  std::vector<at::Tensor> kept() const {
+    auto tensors = tensors_.all();
+    if (factor_.defined()) tensors.push_back(factor_);
+    return tensors;
+  }
+
+  void take_reduction(PyObject* value) {
+    call_.red = reduction(value);
+    if (call_.red != RedOp::PREMUL_SUM) return;
+    std::tie(factor_, call_.factor) = premul_factor(value);
+  }
+
   std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
 
   // gatherv's output and scatterv's input exist on the root alone.
@@ -195,6 +221,10 @@ class Binder {
   void finish() {
     call_.dtype = tensors_.dtype();
     call_.device = tensors_.device();
+    if (factor_.defined()) {
+      factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
+      call_.factor_data = factor_.data_ptr();
+    }
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;
     call_.in_counts = plan_.keep_counts(split_counts(in_splits_, "input_split_sizes", *in_, group_->size()));
@@ -231,6 +261,7 @@ class Binder {
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
   std::vector<at::Tensor> out_list_;
+  at::Tensor factor_;  // of PREMUL_SUM
   PyObject* in_splits_ = nullptr;
   PyObject* out_splits_ = nullptr;
 };
@@ -312,6 +343,31 @@ void set_world(std::shared_ptr<Group> group) { default_group = std::move(group);
 const std::shared_ptr<Group>& world() { return default_group; }
 
 void set_coalescing(PyObject* list) { coalescing = list; }
+
+std::vector<at::Tensor> KeptTensors::results() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<at::Tensor> found = results_;
+  for (const auto& one : left_) {
+    if (auto tensor = one.lock()) found.emplace_back(std::move(tensor));
+  }
+  return found;
+}
+
+void KeptTensors::release() {
+  std::vector<at::Tensor> given_up;  // outlives the lock: freeing may run code of the allocator's
+  const std::lock_guard lock(mutex_);
+  for (const auto& tensor : results_) left_.emplace_back(tensor.getIntrusivePtr());
+  given_up.swap(all_);
+  given_up.insert(given_up.end(), results_.begin(), results_.end());
+  results_.clear();
+}
+
+void begin_batch() { batch = std::make_unique<Batch>(); }
+
+void end_batch() {
+  const auto ended = std::move(batch);
+  if (ended != nullptr) ended->end();
+}
 
 void check_signals() {
   const Locked locked;

@@ -6,6 +6,8 @@
 #include <Python.h>
 
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "dispatch.h"
@@ -13,8 +15,19 @@
 namespace mcr::python {
 
 /// What a Work keeps for the caller: all tensors of the call, and those that hold its result.
-struct KeptTensors {
-  std::vector<at::Tensor> all, results;
+class KeptTensors {
+ public:
+  KeptTensors(std::vector<at::Tensor> all, std::vector<at::Tensor> results)
+      : all_(std::move(all)), results_(std::move(results)) {}
+  /// Those that hold the result and are still there.
+  std::vector<at::Tensor> results() const;
+  /// From here on it keeps nothing alive.
+  void release();
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<at::Tensor> all_, results_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> left_;
 };
 
 /// Adds one callable per signature to the module.
@@ -27,11 +40,17 @@ const std::shared_ptr<Group>& world();
 /// While set, synchronous calls of this thread are started instead and their works are appended to the list (borrowed).
 void set_coalescing(PyObject* list);
 
+/// Asynchronous calls of this thread start together at the end of the batch, where their libraries need that.
+void begin_batch();
+void end_batch();
+
 /// Runs Python's signal handlers from a thread that waits without the GIL; throws ErrorAlreadySet on Ctrl-C.
 void check_signals();
 
 /// Implemented beside the pybind11 classes (module.cc).
 Group* group_of(PyObject* object);  // null if it is no group
 PyObject* wrap(std::shared_ptr<Work> work);
+/// The factor of a ReduceOp that is a PREMUL_SUM: a tensor of one element, or a number (undefined tensor).
+std::pair<at::Tensor, double> premul_factor(PyObject* reduction);
 
 }  // namespace mcr::python

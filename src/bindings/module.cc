@@ -6,17 +6,21 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
 
+#include <limits>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "calls.h"
 #include "compress.h"
+#include "devices.h"
 #include "errors.h"
 #include "gil.h"
 #include "log.h"
 #include "names.h"
 #include "passes.h"
 #include "signature.h"
+#include "staging.h"
+#include "store.h"
 #include "torch_profiler.h"
 #include "tuning.h"
 #include "unlocked.h"
@@ -65,7 +69,7 @@ void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
 
 std::vector<at::Tensor> result_of(const Work& work) {
   const auto* tensors = kept(work);
-  return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results;
+  return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results();
 }
 
 void add_work(py::module_& module) {
@@ -103,13 +107,33 @@ uintptr_t foreign_of(const py::object& object) {
   return reinterpret_cast<uintptr_t>(object.cast<c10::intrusive_ptr<c10d::Backend>>().get());
 }
 
-void connect(Group& group, const std::string& name, const std::string& path, const py::object& foreign) {
+void connect(Group& group, const std::string& name, const std::string& path, const py::object& foreign,
+             const std::optional<c10::intrusive_ptr<c10d::Store>>& store) {
   const auto handle = foreign_of(foreign);
-  unlocked([&] { group.connect(Registry::instance().load(name, path), handle); });
+  unlocked([&] {
+    if (!store) return group.connect(Registry::instance().load(name, path), handle);
+    TorchStore meeting(*store);
+    group.connect(Registry::instance().load(name, path), handle, &meeting);
+  });
 }
 
-std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int rank, milliseconds timeout) {
-  return std::make_shared<Group>(GroupSpec{std::move(name), std::move(ranks), rank, timeout, 0});
+std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int rank, milliseconds timeout,
+                                  int device) {
+  GroupSpec spec{std::move(name), std::move(ranks), rank, timeout};
+  spec.device.index = device;
+  return std::make_shared<Group>(std::move(spec));
+}
+
+void stage(Group& group, std::shared_ptr<Group> shadow, int64_t chunk) {
+  group.set_staging(std::make_shared<Staging>(std::move(shadow), chunk));
+}
+
+// "cuda" or "cpu" for a backend that enqueues on a device's streams, None for one of the host.
+std::optional<std::string> streams_of(Group& group, const std::string& backend) {
+  auto* slot = group.find(backend);
+  if (slot == nullptr) throw py::key_error(backend);
+  const auto type = slot->communicator->streams();
+  return type ? std::optional<std::string>(name(*type)) : std::nullopt;
 }
 
 std::vector<std::string> backends_of(Group& group) {
@@ -128,8 +152,9 @@ std::vector<std::string> candidates_of(Group& group) {
 
 // "native", "emulated" or "-" for one cell of the support matrix.
 std::string support(Group& group, const std::string& backend, const std::string& op, const std::string& dtype,
-                    const std::string& red, bool vectored) {
+                    const std::string& red, bool vectored, const std::string& device) {
   Call call;
+  call.device.type = device == name(DeviceType::CPU) ? DeviceType::CPU : DeviceType::CUDA;
   call.op = named<Op>(kOps, op);
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);
@@ -142,11 +167,15 @@ std::string support(Group& group, const std::string& backend, const std::string&
 void add_group(py::module_& module) {
   py::class_<Group, std::shared_ptr<Group>>(module, "ProcessGroup",
                                             "A set of ranks and its communicators, one per backend.")
-      .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"))
-      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"))
+      .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
+           py::arg("device") = 0)
+      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
+      .def("_streams", streams_of)
+      .def("_stage", stage, py::arg("shadow"), py::arg("chunk"))
       .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
       .def("_close", [](Group& group) { unlocked([&] { group.close(); }); })
-      .def("_support", support)
+      .def("_support", support, py::arg("backend"), py::arg("op"), py::arg("dtype"), py::arg("red"),
+           py::arg("vectored"), py::arg("device") = "cpu")
       .def("rank", &Group::rank, "This process's rank in the group.")
       .def("size", &Group::size, "The number of ranks.")
       .def(
@@ -224,9 +253,15 @@ void add_registry(py::module_& module) {
       "set_world", [](std::shared_ptr<Group> group) { set_world(std::move(group)); }, py::arg("group").none(true));
   module.def("world", [] { return world(); });
   module.def("set_coalescing", [](const py::object& list) { set_coalescing(list.is_none() ? nullptr : list.ptr()); });
-  module.def("load_backend", [](const std::string& name, const std::string& path) {
-    unlocked([&] { Registry::instance().load(name, path); });
-  });
+  module.def(
+      "load_backend",
+      [](const std::string& name, const std::string& path, const std::string& library) {
+        unlocked([&] { Registry::instance().load(name, path, library); });
+      },
+      py::arg("name"), py::arg("path"), py::arg("library") = "");
+  module.def("prefer_high_priority", StreamPool::prefer_high_priority);
+  module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });
+  module.def("end_batch", [] { unlocked([] { end_batch(); }); });
   module.def("missing_backend",
              [](const std::string& name, const std::string& reason) { Registry::instance().missing(name, reason); });
   module.def("backend_status", [] { return Registry::instance().status(); });
@@ -243,12 +278,26 @@ Group* group_of(PyObject* object) {
   return py::isinstance<Group>(handle) ? handle.cast<Group*>() : nullptr;
 }
 
+// Before 2.13 torch's name of it was that of NCCL alone; it stands for the same still.
+std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
+  const py::handle handle(reduction);
+  const auto none = std::numeric_limits<double>::quiet_NaN();
+  // (isinstance() says yes to the enumerators too.)
+  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) return {at::Tensor(), none};
+  const auto& op = handle.cast<const c10d::ReduceOp&>();
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (supplement == nullptr) return {at::Tensor(), none};
+  if (supplement->tensor_factor.defined()) return {supplement->tensor_factor, none};
+  return {at::Tensor(), supplement->double_factor};
+}
+
 PyObject* wrap(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ core of MCR-DL.";
   module.attr("__version__") = MCR_DL_VERSION;
   try {
+    add_devices();
     add_work(module);
     add_group(module);
     add_tables(module);

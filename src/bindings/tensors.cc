@@ -57,20 +57,34 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
   throw Error(code, message);
 }
 
+// Kept for ever.
+PyObject* function_of_arrays(const char* name) {
+  PyObject* module = PyImport_ImportModule("mcr_dl._arrays");
+  if (module == nullptr) throw ErrorAlreadySet{};
+  PyObject* function = PyObject_GetAttrString(module, name);
+  Py_DECREF(module);
+  if (function == nullptr) throw ErrorAlreadySet{};
+  return function;
+}
+
 // NumPy and DLPack objects become tensors on the same memory through mcr_dl._arrays.
 at::Tensor from_array(PyObject* object, const char* parameter) {
-  static PyObject* convert = [] {
-    PyObject* module = PyImport_ImportModule("mcr_dl._arrays");
-    if (module == nullptr) throw ErrorAlreadySet{};
-    PyObject* function = PyObject_GetAttrString(module, "as_tensor");
-    Py_DECREF(module);
-    return function;
-  }();
+  static PyObject* convert = function_of_arrays("as_tensor");
   PyObject* tensor = PyObject_CallFunction(convert, "Os", object, parameter);
   if (tensor == nullptr) raise_as_error();
   at::Tensor result = THPVariable_Unpack(tensor);
   Py_DECREF(tensor);
   return result;
+}
+
+std::optional<uintptr_t> stream_of_array(PyObject* object) {
+  static PyObject* ask = function_of_arrays("stream_of");
+  PyObject* answer = PyObject_CallOneArg(ask, object);
+  if (answer == nullptr) raise_as_error();
+  std::optional<uintptr_t> stream;
+  if (answer != Py_None) stream = static_cast<uintptr_t>(PyLong_AsUnsignedLongLong(answer));
+  Py_DECREF(answer);
+  return stream;
 }
 
 }  // namespace
@@ -109,7 +123,18 @@ const at::Tensor& Tensors::get(PyObject* object, const char* parameter) {
     return tensor;
   }
   wrapped_.reserve(2);  // references into it are handed out
-  return adopt(wrapped_.emplace_back(from_array(object, parameter)), parameter);
+  return adopt(wrapped_.emplace_back(of_array(object, parameter)), parameter);
+}
+
+at::Tensor Tensors::of_array(PyObject* object, const char* parameter) {
+  at::Tensor tensor = from_array(object, parameter);
+  if (tensor.is_cuda() && !stream_) stream_ = stream_of_array(object);
+  return tensor;
+}
+
+c10::Device Tensors::torch_device() const {
+  return device_.type == DeviceType::CPU ? c10::Device(at::kCPU)
+                                         : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_.index));
 }
 
 Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expected) {
@@ -128,7 +153,7 @@ Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expect
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
     const std::string name = std::string(parameter) + "[" + std::to_string(i) + "]";
-    const at::Tensor tensor = THPVariable_Check(item) ? THPVariable_Unpack(item) : from_array(item, name.c_str());
+    const at::Tensor tensor = THPVariable_Check(item) ? THPVariable_Unpack(item) : of_array(item, name.c_str());
     const Buffer memory = buffer(adopt(tensor, name.c_str()));
     result.blocks.push_back({memory.data, memory.count});
     result.tensors.push_back(tensor);

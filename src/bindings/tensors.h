@@ -38,15 +38,20 @@ class Tensors {
 
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
+  c10::Device torch_device() const;
+  /// The stream (a cudaStream_t) that the arrays' own library works on, if they are such arrays.
+  std::optional<uintptr_t> stream() const { return stream_; }
   /// Everything that get() and list() returned, to be kept while an operation runs.
   std::vector<at::Tensor> all() const;
 
  private:
+  at::Tensor of_array(PyObject* object, const char* parameter);
   const at::Tensor& adopt(const at::Tensor& tensor, const char* parameter);
 
   bool first_ = true;
   DType dtype_ = DType::Byte;
   Device device_;
+  std::optional<uintptr_t> stream_;
   std::vector<at::Tensor> wrapped_;   // made here: lists' members and arrays
   const at::Tensor* direct_[2] = {};  // the caller's own objects
   std::size_t direct_count_ = 0;

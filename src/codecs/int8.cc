@@ -98,7 +98,7 @@ class Blocks {
 class Int8 final : public Codec {
  public:
   explicit Int8(std::string name, int64_t block) : Codec(std::move(name)), single_(block), twice_(block) {}
-  bool accepts(DType dtype) const override { return row(dtype).kind == DTypeKind::Floating; }
+  bool accepts(DType dtype) const override { return row(dtype).kind == DTypeKind::Floating && size_of(dtype) > 1; }
   bool fixed() const override { return true; }
   int64_t capacity(int64_t count, DType dtype) const override {
     return dtype == DType::Float ? single_.bytes(count) : twice_.bytes(count);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// bf16 and fp16: each element rounded to a 16-bit floating-point type.
+// bf16 and fp16: each element rounded to a 16-bit floating-point type. Widening of all short types.
 #include <cstring>
 #include <utility>
 
 #include "codec.h"
 #include "elements.h"
+#include "error.h"
 
 namespace mcr {
 
@@ -16,7 +17,7 @@ void shorten(const void* in, int64_t count, void* out) {
   auto* __restrict to = static_cast<std::byte*>(out);
   for (int64_t i = 0; i < count; ++i) {
     const S value = store<S>(static_cast<float>(from[i]));
-    std::memcpy(to + 2 * i, &value, 2);  // encoded parts may begin anywhere
+    std::memcpy(to + static_cast<int64_t>(sizeof(S)) * i, &value, sizeof(S));  // encoded parts may begin anywhere
   }
 }
 
@@ -26,7 +27,7 @@ void lengthen(const void* in, int64_t count, void* out) {
   T* __restrict to = static_cast<T*>(out);
   for (int64_t i = 0; i < count; ++i) {
     S value;
-    std::memcpy(&value, from + 2 * i, 2);
+    std::memcpy(&value, from + static_cast<int64_t>(sizeof(S)) * i, sizeof(S));
     to[i] = static_cast<T>(load(value));
   }
 }
@@ -52,17 +53,35 @@ CodecFamily family(const char* name) {
   return {name, {}, [name](const Options&) { return std::make_unique<Narrow<S>>(name); }};
 }
 
+/// Calls `action` with a value of the storage type.
+template <class Action>
+void with_short_type(DType dtype, Action action) {
+  switch (dtype) {
+    case DType::Float8_e4m3fn:
+      return action(E4M3{});
+    case DType::Float8_e5m2:
+      return action(E5M2{});
+    case DType::Half:
+      return action(Half{});
+    case DType::BFloat16:
+      return action(Brain{});
+    default:
+      throw Error(ErrorCode::InvalidType,
+                  "codec: expected a floating-point type of 16 or 8 bits, got " + std::string(row(dtype).name));
+  }
+}
+
 }  // namespace
 
 CodecFamily bf16_family() { return family<Brain>("bf16"); }
 CodecFamily fp16_family() { return family<Half>("fp16"); }
 
 void widen(const void* in, int64_t count, DType dtype, float* out) {
-  dtype == DType::Half ? lengthen<Half, float>(in, count, out) : lengthen<Brain, float>(in, count, out);
+  with_short_type(dtype, [=]<class S>(S) { lengthen<S, float>(in, count, out); });
 }
 
 void narrow(const float* in, int64_t count, DType dtype, void* out) {
-  dtype == DType::Half ? shorten<Half, float>(in, count, out) : shorten<Brain, float>(in, count, out);
+  with_short_type(dtype, [=]<class S>(S) { shorten<S, float>(in, count, out); });
 }
 
 }  // namespace mcr

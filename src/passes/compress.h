@@ -14,7 +14,7 @@
 #include "codec.h"
 #include "pass.h"
 #include "passes/feedback.h"
-#include "passes/sequence.h"
+#include "sequence.h"
 
 namespace mcr {
 

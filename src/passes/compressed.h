@@ -7,7 +7,7 @@
 
 #include "pass.h"
 #include "passes/feedback.h"
-#include "passes/sequence.h"
+#include "sequence.h"
 #include "passes/transfer.h"
 
 namespace mcr {

@@ -108,7 +108,7 @@ void FuseStream::step() {
 void FuseStream::ask() {
   if (shadow_->size() == 1) return flush(static_cast<int64_t>(held_.size()));
   Plan plan;
-  auto* number = static_cast<int64_t*>(plan.allocate(sizeof(int64_t)));
+  auto* number = static_cast<int64_t*>(plan.allocate({}, sizeof(int64_t)));
   *number = made();
   Call call;
   call.op = Op::all_reduce;

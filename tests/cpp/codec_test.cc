@@ -138,21 +138,37 @@ TEST(sixteen_bit_codecs_round_to_nearest_even) {
   CHECK(fp16[5] == 0x1p-24F && fp16[6] == 0);
   CHECK(!codec("bf16").accepts(DType::BFloat16) && !codec("fp16").accepts(DType::Half) &&
         codec("int8").accepts(DType::Half));
+  for (const auto* name : {"bf16", "fp16", "int8"}) {  // none saves anything on one byte
+    CHECK(!codec(name).accepts(DType::Float8_e4m3fn) && !codec(name).accepts(DType::Float8_e5m2));
+  }
   CHECK(!codec("int8").accepts(DType::Int) && !codec("int8").accepts(DType::ComplexFloat) &&
         !codec("bf16").accepts(DType::Bool));
 }
 
-TEST(sixteen_bit_types_are_widened_exactly) {
-  for (const auto dtype : {DType::Half, DType::BFloat16}) {
-    std::vector<uint16_t> all(65536), back(65536);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-    std::vector<float> wide(65536);
-    widen(all.data(), 65536, dtype, wide.data());
-    narrow(wide.data(), 65536, dtype, back.data());
-    std::size_t same = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) same += all[i] == back[i] || std::isnan(wide[i]) ? 1 : 0;
-    CHECK(same == all.size());
+template <class Bits>
+void check_widening(DType dtype) {
+  CHECK(coded_type(dtype) == DType::Float && size_of(dtype) == sizeof(Bits));
+  std::vector<Bits> all(std::size_t{1} << (8 * sizeof(Bits))), back(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<Bits>(i);
+  std::vector<float> wide(all.size());
+  widen(all.data(), static_cast<int64_t>(all.size()), dtype, wide.data());
+  narrow(wide.data(), static_cast<int64_t>(all.size()), dtype, back.data());
+  std::size_t same = 0, numbers = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    same += all[i] == back[i] || std::isnan(wide[i]) ? 1 : 0;
+    numbers += std::isnan(wide[i]) ? 0 : 1;
   }
+  CHECK(same == all.size() && numbers > all.size() / 2);
+}
+
+TEST(short_types_are_widened_exactly) {
+  check_widening<uint16_t>(DType::Half);
+  check_widening<uint16_t>(DType::BFloat16);
+  check_widening<uint8_t>(DType::Float8_e4m3fn);
+  check_widening<uint8_t>(DType::Float8_e5m2);
+  float value = 1;
+  const auto got = ranks::failure([&] { widen(&value, 1, DType::Float, &value); });
+  CHECK(got.code == ErrorCode::InvalidType && check::has(got.text, "expected", "float32"));
 }
 
 TEST(specifications) {

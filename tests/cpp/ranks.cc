@@ -67,7 +67,7 @@ class MessageRequest : public Request {
 class MemoryCommunicator : public OpMethods<MemoryCommunicator> {
  public:
   MemoryCommunicator(Network& network, int rank) : network_(network), rank_(rank) {}
-  bool supports(const Call& call) const override { return has(call.op); }
+  bool supports(const Call& call) const override { return call.device.type == DeviceType::CPU && has(call.op); }
 
   void send(const Call& call, Lane& lane) { post(call, rank_, call.root, &Channel::sends, lane); }
   void recv(const Call& call, Lane& lane) { post(call, call.root, rank_, &Channel::receives, lane); }

@@ -227,7 +227,7 @@ _TYPES: dict[str, Bad] = {
     ),
     "no reduction": _type("all_reduce", "op", lambda c: mcr_dl.all_reduce(_ones(2), 3.5, backend=c.backend)),
     "unknown dtype": _type(
-        "all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(2).to(torch.float8_e4m3fn), backend=c.backend)
+        "all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(2).to(torch.float8_e4m3fnuz), backend=c.backend)
     ),
     "two dtypes": _type(
         "all_gather",

@@ -274,6 +274,27 @@ def run_all(cases: Sequence[Case]) -> int:
     return len(cases)
 
 
+def float8_pairs(backend: str, name: str, red: str) -> int:
+    """Two ranks reduce every pair of values of an 8-bit type, NaN and infinities too; how many pairs overflowed."""
+    session.start()
+    dtype, me = reference.dtype_of(name), mcr_dl.get_rank()
+    bits = torch.arange(65536)
+    pair = [part.to(torch.uint8).view(dtype) for part in (bits % 256, bits // 256)]
+    a, b = (reference.wide(part) for part in pair)
+    want = reference.rounded(
+        {"SUM": a + b, "AVG": a + b, "PRODUCT": a * b, "MIN": a.minimum(b), "MAX": a.maximum(b)}[red], dtype
+    )
+    if red == "AVG":
+        want = reference.rounded(reference.wide(want) / 2, dtype)
+    tensor = pair[me].clone()
+    mcr_dl.all_reduce(tensor, getattr(mcr_dl.ReduceOp, red), backend=backend)
+    got, wanted = reference.wide(tensor), reference.wide(want)
+    assert torch.equal(got.isnan(), wanted.isnan()), f"{backend} {name} {red}: NaN in other places"
+    reference.assert_same(got.nan_to_num(0.0, 1e9, -1e9), wanted.nan_to_num(0.0, 1e9, -1e9), f"{backend} {name} {red}")
+    largest = reference.wide(torch.tensor(torch.finfo(dtype).max))
+    return int(((a + b).abs() > largest).sum()) if red == "SUM" else 0
+
+
 def refuse_all(cases: Sequence[Case]) -> int:
     """Make calls whose reduction is not defined: each is refused before anything is sent, with the known ones named."""
     session.start()

@@ -19,8 +19,16 @@ PERIOD = 1021  # a prime, so that no two blocks of a message begin at the same p
 _MOST_SUMMANDS = 120
 _MOST_FACTORS = 3
 _BIGGEST = 100  # of what is not added or multiplied
+# The same for 8-bit types: float8_e5m2 holds the integers up to 8.
+_MOST_SHORT_SUMMANDS = 8
+_SHORT = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-_COMPARABLE = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_COMPARABLE = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    **dict.fromkeys(_SHORT, torch.int8),  # no zero here has a sign
+}
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 
 
@@ -47,12 +55,13 @@ def _integers(low: int, high: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(low, high + 1, (PERIOD,), generator=generator)
 
 
-def _magnitudes(red: str | None, rank: int, ranks: int, generator: torch.Generator) -> torch.Tensor:
+def _magnitudes(dtype: torch.dtype, red: str | None, rank: int, ranks: int, generator: torch.Generator) -> torch.Tensor:
     """Integers of which the reduction is exact. No zeros are added: repeated averages would reach slow subnormals."""
     if red in ("SUM", "AVG"):
-        most, neutral, high = _MOST_SUMMANDS, 0, min(12, max(1, _MOST_SUMMANDS // ranks))
+        most, neutral = _MOST_SHORT_SUMMANDS if dtype in _SHORT else _MOST_SUMMANDS, 0
+        high = min(12, max(1, most // ranks))
     elif red == "PRODUCT":
-        most, neutral, high = _MOST_FACTORS, 1, 3
+        most, neutral, high = _MOST_FACTORS, 1, 2 if dtype in _SHORT else 3
     else:
         return _integers(0, _BIGGEST, generator)
     values = _integers(1, high, generator)
@@ -65,7 +74,7 @@ def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: in
     generator = torch.Generator().manual_seed(salt * 100_003 + rank)
     if dtype == torch.bool:
         return _integers(0, 1, generator)
-    values = _magnitudes(red, rank, ranks, generator)
+    values = _magnitudes(dtype, red, rank, ranks, generator)
     signed = dtype.is_floating_point or dtype.is_complex or dtype.is_signed
     if signed and red not in ("SUM", "AVG"):
         values = values * (2 * _integers(0, 1, generator) - 1)
@@ -102,9 +111,12 @@ def fill(flat: torch.Tensor, values: torch.Tensor, start: int = 0) -> None:
 
 
 def wrong(flat: torch.Tensor, values: torch.Tensor, start: int, red: str | None) -> int:
-    """How many elements differ from the pattern; averages of floating-point numbers may differ in their last places."""
+    """How many elements differ from the pattern; averages of floating-point numbers may differ in their last places.
+
+    Those of 8-bit types may not: they are exact sums, rounded once.
+    """
     kind = _COMPARABLE.get(flat.dtype, flat.dtype)
-    inexact = red == "AVG" and (flat.dtype.is_floating_point or flat.dtype.is_complex)
+    inexact = red == "AVG" and (flat.dtype.is_floating_point or flat.dtype.is_complex) and flat.dtype not in _SHORT
     count = 0
     for part, content in _parts(flat, values, start):
         if inexact:

@@ -24,7 +24,7 @@ class Codec(Protocol):
     fixed: bool
     """Whether the encoded size is ``capacity()``, whatever the values."""
     dtypes: tuple[str, ...]
-    """The tensors it is for, such as ("float32", "float64"). 16-bit floats reach it as float32."""
+    """The tensors it is for, such as ("float32", "float64"). Floats of 16 and 8 bits reach it as float32."""
 
     def capacity(self, count: int, dtype: str) -> int:
         """Bytes of ``count`` encoded values, at most."""

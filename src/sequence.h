@@ -15,20 +15,36 @@
 
 namespace mcr {
 
-/// A call that is under way, and those that follow it. Guarded by the mutex of its Sequence until it is issued().
-class Steps {
+/// An operation that has calls to issue. Guarded by the mutex of its Sequence until it is issued().
+class Issuer {
+ public:
+  virtual ~Issuer() = default;
+  /// Issues what it can; true once nothing is left to issue. It keeps its error for finished(). `hurried`: somebody
+  /// waits.
+  virtual bool advance(bool hurried) noexcept = 0;
+  /// Of an operation that is issued(): true once complete. Throws its error.
+  virtual bool finished() = 0;
+  virtual int source() const { return -1; }
+  bool issued() const { return issued_.load(std::memory_order_acquire); }
+
+ protected:
+  void set_issued() { issued_.store(true, std::memory_order_release); }
+
+ private:
+  std::atomic<bool> issued_{false};
+};
+
+/// A call that is under way, and those that follow it.
+class Steps final : public Issuer {
  public:
   /// Issues a call, once the one before it is complete, and returns its Work. One that throws ends the operation.
   using Step = std::function<std::shared_ptr<Work>(const Work& before)>;
 
   Steps(std::shared_ptr<Work> first, std::vector<Step> rest) : current_(std::move(first)), rest_(std::move(rest)) {}
 
-  /// True once nothing is left to issue.
-  bool advance(bool hurried);
-  bool issued() const { return issued_.load(std::memory_order_acquire); }
-  /// Of an operation that is issued(): true once complete. Throws its error.
-  bool finished();
-  int source() const { return source_; }
+  bool advance(bool hurried) noexcept override;
+  bool finished() override;
+  int source() const override { return source_; }
 
  private:
   std::shared_ptr<Work> current_;
@@ -36,7 +52,6 @@ class Steps {
   std::size_t next_ = 0;
   int source_ = -1;  // of the first call, if that is a receive
   std::optional<Error> failure_;
-  std::atomic<bool> issued_{false};
 };
 
 /// Operations that issue their later calls in the order in which they were begun: those of one are all issued before
@@ -46,7 +61,7 @@ class Sequence : public Continuation {
   /// `ordered`: other ranks need what it has still to issue; false for messages, which only their receiver waits for.
   explicit Sequence(bool ordered) : ordered_(ordered) {}
 
-  void begin(std::shared_ptr<Steps> steps);
+  void begin(std::shared_ptr<Issuer> issuer);
   /// Issues what can be issued now. Whoever polls one operation thereby moves those before it.
   void drive();
   /// The same; somebody waits.
@@ -55,12 +70,12 @@ class Sequence : public Continuation {
  private:
   const bool ordered_;
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Steps>> waiting_;  // guarded by mutex_
+  std::deque<std::shared_ptr<Issuer>> waiting_;  // guarded by mutex_
   std::atomic<bool> hurried_{false};
 };
 
 /// The Request of an operation in a sequence.
-std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps);
+std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Issuer> issuer);
 
 /// The Request of a call that another Work does.
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work);

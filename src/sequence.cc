@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "passes/sequence.h"
+#include "sequence.h"
 
 #include <utility>
 
@@ -12,20 +12,20 @@ namespace {
 // One step of a Work; a hurried one tells its own requests so.
 bool poll(Work& work, bool hurried) { return hurried ? work.wait_for(std::chrono::nanoseconds(0)) : work.poll(); }
 
-class StepsRequest final : public Request {
+class IssuerRequest final : public Request {
  public:
-  StepsRequest(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps)
-      : sequence_(std::move(sequence)), steps_(std::move(steps)) {}
+  IssuerRequest(std::shared_ptr<Sequence> sequence, std::shared_ptr<Issuer> issuer)
+      : sequence_(std::move(sequence)), issuer_(std::move(issuer)) {}
   bool poll() override {
-    if (!steps_->issued()) sequence_->drive();
-    return steps_->issued() && steps_->finished();
+    if (!issuer_->issued()) sequence_->drive();
+    return issuer_->issued() && issuer_->finished();
   }
   void hurry() override { sequence_->hurry(); }
-  int source() const override { return steps_->source(); }
+  int source() const override { return issuer_->source(); }
 
  private:
   std::shared_ptr<Sequence> sequence_;
-  std::shared_ptr<Steps> steps_;
+  std::shared_ptr<Issuer> issuer_;
 };
 
 class WorkRequest final : public Request {
@@ -49,7 +49,7 @@ class WorkRequest final : public Request {
 
 }  // namespace
 
-bool Steps::advance(bool hurried) {
+bool Steps::advance(bool hurried) noexcept {
   try {
     while (next_ < rest_.size()) {
       if (!poll(*current_, hurried)) return false;
@@ -64,7 +64,7 @@ bool Steps::advance(bool hurried) {
     failure_ = Error(ErrorCode::Backend, error.what());
   }
   rest_.clear();
-  issued_.store(true, std::memory_order_release);
+  set_issued();
   return true;
 }
 
@@ -75,9 +75,9 @@ bool Steps::finished() {
   return true;
 }
 
-void Sequence::begin(std::shared_ptr<Steps> steps) {
+void Sequence::begin(std::shared_ptr<Issuer> issuer) {
   const std::lock_guard lock(mutex_);
-  waiting_.push_back(std::move(steps));
+  waiting_.push_back(std::move(issuer));
   if (ordered_) set_pending(true);
 }
 
@@ -94,8 +94,8 @@ void Sequence::hurry() {
   drive();
 }
 
-std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Steps> steps) {
-  return std::make_unique<StepsRequest>(std::move(sequence), std::move(steps));
+std::unique_ptr<Request> request_of(std::shared_ptr<Sequence> sequence, std::shared_ptr<Issuer> issuer) {
+  return std::make_unique<IssuerRequest>(std::move(sequence), std::move(issuer));
 }
 
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {

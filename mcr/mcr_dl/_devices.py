@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This process's device, and how tensors of devices reach libraries that take host memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _agreement
+from mcr_dl._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from mcr_dl._runtime import _State
+
+# Not measured on a GPU yet: bench/gpu_check.sh compares sizes.
+_CHUNK = 4 << 20
+
+
+def own(device_id: torch.device | int | None = None) -> int:
+    """The index of this process's CUDA device: the given one, else the current one; -1 if there is none.
+
+    Raises InvalidArgumentError for a device that is not there.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device_id is None:
+        return torch.cuda.current_device() if count else -1
+    device = torch.device("cuda", device_id) if isinstance(device_id, int) else torch.device(device_id)
+    if device.type == "cpu":
+        return -1
+    index = 0 if device.index is None else device.index
+    if device.type != "cuda" or index >= count:
+        message = f"device_id: expected cpu or one of {count} CUDA devices, got {device}"
+        raise InvalidArgumentError(message)
+    return index
+
+
+def _chunk() -> int:
+    """Bytes of a piece of a staged tensor, from ``MCR_DL_STAGING_CHUNK``; 0: tensors stay whole."""
+    text = os.environ.get("MCR_DL_STAGING_CHUNK", str(_CHUNK))
+    if text == "off":
+        return 0
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        message = f"MCR_DL_STAGING_CHUNK: expected a number of bytes or 'off', got {text!r}"
+        raise InvalidArgumentError(message)
+    return size
+
+
+def _identity(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", f"{socket.gethostname()}:{index}"))
+
+
+def _may_share() -> bool:
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" or "NCCL_HOSTID" in os.environ
+
+
+def _decide(values: list[dict[str, Any]]) -> int | None:
+    """The common size of pieces, None if no rank has a device; two ranks on one device are an error for NCCL."""
+    _agreement.require_equal("MCR_DL_STAGING_CHUNK", [value["chunk"] for value in values])
+    owners: dict[str, int] = {}
+    for rank, value in enumerate(values):
+        if value["device"] and value["alone"]:
+            other = owners.setdefault(value["device"], rank)
+            if other != rank:
+                message = (
+                    f"device_id: ranks {other} and {rank} have the same CUDA device, which NCCL refuses; call "
+                    "torch.cuda.set_device(local_rank) before init_process_group, or give device_id"
+                )
+                raise InvalidArgumentError(message)
+    return int(values[0]["chunk"]) if any(value["device"] for value in values) else None
+
+
+def agree(current: _State) -> int | None:
+    """What all ranks' devices have in common: see ``_decide``. A collective over the job."""
+    mine = {
+        "device": _identity(current.device) if current.device >= 0 else "",
+        "alone": "nccl" in current.backends and not _may_share(),
+        "chunk": _chunk(),
+    }
+    store = torch_dist.PrefixStore("init", current.store)
+    answer = _agreement.settle(store, current.launch.rank, current.launch.size, "devices", mine, _decide)
+    return None if answer is None else int(answer)
+
+
+def stage(group: _C.ProcessGroup, names: list[str], chunk: int) -> None:
+    """Let a group's host libraries have device tensors, by communicators of their own."""
+    from mcr_dl import _runtime
+
+    hosts = [name for name in names if group._streams(name) is None]
+    if not hosts:
+        return
+    shadow = _C.ProcessGroup(f"{group.name()}/stage", list(group.ranks), group.rank(), group.timeout)
+    _runtime.connect(shadow, hosts)
+    group._stage(shadow, chunk)
+
+
+def raise_priority() -> None:
+    """Make the streams of asynchronous calls come first on the device."""
+    _C.prefer_high_priority(True)

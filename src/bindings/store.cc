@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store.h"
+
+#include <vector>
+
+namespace mcr::python {
+
+namespace {
+
+template <class Action>
+auto guarded(Action action) {
+  try {
+    return action();
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::Timeout, std::string("store: ") + error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
+void TorchStore::set(const std::string& key, const std::string& value) {
+  guarded([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
+}
+
+std::string TorchStore::get(const std::string& key) {
+  return guarded([&] {
+    const auto value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  });
+}
+
+}  // namespace mcr::python

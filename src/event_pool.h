@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "device.h"
+
+namespace mcr {
+
+struct ReturnEvent {
+  Device device;
+  void operator()(Event* event) const noexcept;
+};
+
+/// An event of the process's pool, which gets it back.
+using PooledEvent = std::unique_ptr<Event, ReturnEvent>;
+
+/// An event without timing for the streams of a device. From any thread. A stream that has joined an event does not
+/// need it any more: it may go back at once.
+PooledEvent take_event(Device device);
+
+/// Where an asynchronous operation stands in a device's work. Any thread may look at it; one thread records it, once.
+class StreamPoint {
+ public:
+  /// `caller`: the stream whose work the operation comes behind.
+  explicit StreamPoint(const Stream& caller)
+      : event_(take_event(caller.device)),
+        caller_(caller),
+        captured_(DeviceRuntime::of(caller.device.type).capturing(caller)) {}
+
+  void record(const Stream& stream) {
+    event_->record(stream);
+    recorded_.store(true, std::memory_order_release);
+  }
+  /// False: the operation has not been given to the device yet.
+  bool recorded() const { return recorded_.load(std::memory_order_acquire); }
+  /// Whether the device has passed it.
+  bool passed() { return recorded() && event_->ready(); }
+  /// What the stream is given from now on comes behind the operation. It must be recorded.
+  void join(const Stream& stream) { event_->join(stream); }
+
+  const Stream& caller() const { return caller_; }
+  /// In a graph that is being recorded: the event then says nothing to the host.
+  bool captured() const { return captured_; }
+
+ private:
+  PooledEvent event_;
+  Stream caller_;
+  bool captured_;
+  std::atomic<bool> recorded_{false};
+};
+
+}  // namespace mcr

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stream_call.h"
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "flatten.h"
+#include "select.h"
+#include "stream_pool.h"
+
+namespace mcr {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Several lanes are of use to messages that do not fill the links.
+constexpr int64_t kSmall = int64_t{256} << 10;
+
+thread_local Batch* batch = nullptr;
+
+// Which of the communicator's lanes: a function of what all ranks know, whether they make the call blocking or not.
+int lane_of(const Passage& passage) {
+  auto& communicator = *passage.slot->communicator;
+  if (communicator.lanes() == 1 || row(passage.call.op).is(kPeer)) return 0;
+  const auto bytes = message_bytes(passage.call, passage.group.size());
+  return bytes < 0 || bytes > kSmall ? 0 : communicator.next_lane();
+}
+
+// The library's own failure, and the time limit, of an operation that nobody on the host waits for.
+class Watch final : public Request {
+ public:
+  Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
+      : point_(std::move(point)),
+        communicator_(std::move(communicator)),
+        limit_(limit),
+        deadline_(Clock::now() + limit) {}
+
+  bool poll() override {
+    if (point_->passed()) return true;
+    communicator_->check();
+    if (Clock::now() < deadline_) return false;
+    communicator_->abort();
+    throw Error(ErrorCode::Timeout, "still running after " + std::to_string(limit_.count()) +
+                                        " ms; the backend's communicator of this group has been aborted");
+  }
+
+ private:
+  std::shared_ptr<StreamPoint> point_;
+  std::shared_ptr<Communicator> communicator_;
+  std::chrono::milliseconds limit_;
+  Clock::time_point deadline_;
+};
+
+class Passed final : public Request {
+ public:
+  explicit Passed(std::shared_ptr<StreamPoint> point) : point_(std::move(point)) {}
+  bool poll() override { return point_->passed(); }
+
+ private:
+  std::shared_ptr<StreamPoint> point_;
+};
+
+void enqueue(const Passage& passage, Lane& lane) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  for (const auto& copy : plan.before) copy(lane.stream());
+  slot->communicator->issue(call, lane);
+  unflatten(call, plan);
+  for (const auto& copy : plan.behind) copy(lane.stream());
+}
+
+// The place of a call in the device's one order.
+class Launch {
+ public:
+  Launch(const Passage& passage, const Stream& stream)
+      : order_(LaunchOrder::of(stream.device)),
+        lock_(order_.lock()),
+        chained_(!passage.slot->communicator->keeps_launch_order() &&
+                 !DeviceRuntime::of(stream.device.type).capturing(stream)) {
+    if (chained_) order_.join_last(stream);
+  }
+  void done(const Stream& stream) {
+    if (chained_) order_.note_last(stream);
+  }
+
+ private:
+  LaunchOrder& order_;
+  std::unique_lock<std::recursive_mutex> lock_;
+  bool chained_;
+};
+
+std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
+  std::vector<std::unique_ptr<Request>> requests;
+  if (point->captured()) return requests;  // done when the graph is replayed, which nobody here sees
+  requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
+  requests.push_back(passed(point));  // behind a failure too, the device may use the memory until then
+  return requests;
+}
+
+// The lane's stream, behind the caller's.
+Stream follow(const Passage& passage, const Stream& caller, int lane) {
+  const Stream stream = passage.slot->backend.streams.lane(caller.device, lane);
+  const auto here = take_event(caller.device);
+  here->record(caller);
+  here->join(stream);
+  return stream;
+}
+
+}  // namespace
+
+std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
+  return std::make_unique<Passed>(std::move(point));
+}
+
+void run_on_stream(const Passage& passage) {
+  auto& call = passage.call;
+  const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
+  {
+    const DeviceGuard guard(call.device);
+    Launch launch(passage, stream);
+    Lane lane(stream, lane_of(passage));
+    enqueue(passage, lane);
+    launch.done(stream);
+  }
+  passage.plan.conclude();
+  if (call.op != Op::barrier) return;
+  StreamPoint met(stream);
+  met.record(stream);
+  while (!met.passed()) {
+    passage.slot->communicator->check();
+    if (passage.interrupt != nullptr) passage.interrupt();
+    std::this_thread::yield();
+  }
+}
+
+// ---- Batches
+
+class Batch::Member {
+ public:
+  explicit Member(const Passage& passage)
+      : communicator_(passage.slot->communicator),
+        caller_(DeviceRuntime::of(passage.call.device.type).current(passage.call.device)),
+        launch_(passage, caller_),
+        lane_(follow(passage, caller_, 0)),
+        point_(std::make_shared<StreamPoint>(caller_)) {
+    communicator_->begin_batch();
+  }
+
+  Enqueued add(const Passage& passage) {
+    auto& plan = passage.plan;
+    const StreamGuard guard(lane_.stream());
+    for (const auto& copy : plan.before) copy(lane_.stream());
+    communicator_->issue(passage.call, lane_);
+    unflatten(passage.call, plan);
+    behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());
+    return {requests_of(passage, point_), point_};
+  }
+
+  // Whatever happens, the event is recorded: works wait for it.
+  void end() {
+    const StreamGuard guard(lane_.stream());
+    try {
+      communicator_->end_batch();
+      for (const auto& copy : behind_) copy(lane_.stream());
+    } catch (...) {
+      point_->record(lane_.stream());
+      throw;
+    }
+    launch_.done(lane_.stream());
+    point_->record(lane_.stream());
+  }
+
+  const Communicator* communicator() const { return communicator_.get(); }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  Stream caller_;
+  Launch launch_;
+  Lane lane_;
+  std::shared_ptr<StreamPoint> point_;
+  std::vector<std::function<void(const Stream&)>> behind_;
+};
+
+Batch::Batch() {
+  if (batch != nullptr)
+    throw Error(ErrorCode::InvalidArgument, "batch: expected none in this thread, got one inside another");
+  batch = this;
+}
+
+Batch::~Batch() {
+  if (batch != this) return;
+  try {
+    end();
+  } catch (const std::exception&) {
+    // Whoever wants the error calls end().
+  }
+}
+
+Batch* Batch::current() { return batch; }
+
+Batch::Member& Batch::member(const Passage& passage) {
+  for (const auto& member : members_) {
+    if (member->communicator() == passage.slot->communicator.get()) return *member;
+  }
+  return *members_.emplace_back(std::make_unique<Member>(passage));
+}
+
+void Batch::end() {
+  batch = nullptr;
+  std::exception_ptr failure;
+  for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
+    try {
+      (*member)->end();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  members_.clear();
+  if (failure) std::rethrow_exception(failure);
+}
+
+Enqueued start_on_stream(const Passage& passage) {
+  if (batch != nullptr) return batch->member(passage).add(passage);
+  auto& call = passage.call;
+  const Stream caller = DeviceRuntime::of(call.device.type).current(call.device);
+  const auto point = std::make_shared<StreamPoint>(caller);
+  const int index = lane_of(passage);
+  Launch launch(passage, caller);
+  Lane lane(follow(passage, caller, index), index);
+  {
+    const StreamGuard guard(lane.stream());
+    enqueue(passage, lane);
+  }
+  launch.done(lane.stream());
+  point->record(lane.stream());
+  return {requests_of(passage, point), point};
+}
+
+}  // namespace mcr

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// The 8-bit floating-point types: conversions, reductions and division against a model in double precision that knows
+// the formats from their definition alone.
+#include "reduce.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "elements.h"
+
+namespace {
+
+using namespace mcr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+struct Format {
+  DType dtype;
+  int mantissa, bias;
+  int infinity;  // its magnitude's bits, or -1
+  int largest;   // bits of the largest number
+
+  double value(int bits) const {
+    const int magnitude = bits & 0x7F;
+    const double sign = (bits & 0x80) != 0 ? -1 : 1;
+    if (magnitude == infinity) return sign * kInfinity;
+    return magnitude > largest ? kNaN : sign * beyond(magnitude);
+  }
+
+  // As if the exponents went on.
+  double beyond(int magnitude) const {
+    const int exponent = magnitude >> mantissa;
+    const int fraction = magnitude & ((1 << mantissa) - 1);
+    if (exponent == 0) return std::ldexp(fraction, 1 - bias - mantissa);
+    return std::ldexp(fraction + (1 << mantissa), exponent - bias - mantissa);
+  }
+
+  // Bits of the nearest number, of even ones in the middle. Too large: infinity, or the largest number.
+  int nearest(double x) const {
+    const int sign = std::signbit(x) ? 0x80 : 0;
+    if (std::isnan(x)) return sign | 0x7F;
+    const double magnitude = std::abs(x);
+    int low = 0;
+    while (low <= largest && beyond(low + 1) <= magnitude) ++low;
+    if (low > largest) return sign | (infinity < 0 ? largest : infinity);
+    const double below = magnitude - beyond(low), above = beyond(low + 1) - magnitude;
+    const int chosen = below > above || (below == above && low % 2 == 1) ? low + 1 : low;
+    return sign | (chosen > largest ? (infinity < 0 ? largest : infinity) : chosen);
+  }
+};
+
+constexpr Format kE4M3{DType::Float8_e4m3fn, 3, 7, -1, 0x7E};
+constexpr Format kE5M2{DType::Float8_e5m2, 2, 15, 0x7C, 0x7B};
+
+bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+template <class S>
+void check_loads(const Format& format) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const float got = load(S{static_cast<uint8_t>(bits)});
+    CHECK(same(got, format.value(bits)) && std::signbit(got) == (bits >= 128));
+  }
+}
+
+template <class S>
+int failures(const Format& format, float value) {
+  int wrong = 0;
+  for (const float x : {value, -value}) wrong += store<S>(x).bits != format.nearest(x) ? 1 : 0;
+  return wrong;
+}
+
+// All numbers, what lies halfway between two of them, and the floats beside either.
+template <class S>
+void check_stores(const Format& format) {
+  int wrong = 0;
+  for (int bits = 0; bits <= format.largest; ++bits) {
+    const double here = format.beyond(bits);
+    for (const double place : {here, (here + format.beyond(bits + 1)) / 2}) {
+      const auto middle = static_cast<float>(place);
+      wrong += failures<S>(format, middle);
+      wrong += failures<S>(format, std::nextafter(middle, 0.0F));
+      wrong += failures<S>(format, std::nextafter(middle, 1e30F));
+    }
+  }
+  for (const float value : {0.0F, 1e-45F, 1e-38F, 447.9F, 448.1F, 463.9F, 464.1F, 479.9F, 480.0F, 61439.9F, 65535.9F,
+                            65536.0F, 3.4e38F, static_cast<float>(kInfinity), static_cast<float>(kNaN)}) {
+    wrong += failures<S>(format, value);
+  }
+  std::mt19937 generator(1);
+  for (int i = 0; i < 100'000; ++i)
+    wrong += failures<S>(format, std::bit_cast<float>(static_cast<uint32_t>(generator())));
+  CHECK(wrong == 0);
+}
+
+double computed(RedOp red, double a, double b) {
+  switch (red) {
+    case RedOp::SUM:
+      return a + b;
+    case RedOp::PRODUCT:
+      return a * b;
+    case RedOp::MIN:
+      return std::isnan(a) || std::isnan(b) ? kNaN : std::min(a, b);
+    default:
+      return std::isnan(a) || std::isnan(b) ? kNaN : std::max(a, b);
+  }
+}
+
+void check_combine(const Format& format, RedOp red) {
+  std::vector<uint8_t> into(65536), from(65536);
+  for (std::size_t i = 0; i < into.size(); ++i) {
+    into[i] = static_cast<uint8_t>(i & 255);
+    from[i] = static_cast<uint8_t>(i >> 8);
+  }
+  combine(into.data(), from.data(), 65536, format.dtype, red);
+  int wrong = 0;
+  for (int i = 0; i < 65536; ++i) {
+    const double want = format.value(format.nearest(computed(red, format.value(i & 255), format.value(i >> 8))));
+    wrong += same(format.value(into[static_cast<std::size_t>(i)]), want) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+void check_divide(const Format& format, int64_t divisor) {
+  std::vector<uint8_t> values(256);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(i);
+  divide(values.data(), 256, format.dtype, divisor);
+  int wrong = 0;
+  for (int i = 0; i < 256; ++i) {
+    const double want = format.value(format.nearest(format.value(i) / static_cast<double>(divisor)));
+    wrong += same(format.value(values[static_cast<std::size_t>(i)]), want) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST(formats_have_the_values_of_their_definition) {
+  CHECK(kE4M3.value(0x7E) == 448 && kE4M3.value(0x08) == 0x1p-6 && kE4M3.value(0x01) == 0x1p-9);
+  CHECK(kE5M2.value(0x7B) == 57344 && kE5M2.value(0x04) == 0x1p-14 && kE5M2.value(0x01) == 0x1p-16);
+  CHECK(std::isnan(kE4M3.value(0x7F)) && kE5M2.value(0xFC) == -kInfinity && std::isnan(kE5M2.value(0x7D)));
+  check_loads<E4M3>(kE4M3);
+  check_loads<E5M2>(kE5M2);
+}
+
+TEST(stores_round_to_nearest_even) {
+  check_stores<E4M3>(kE4M3);
+  check_stores<E5M2>(kE5M2);
+  // Overflow as torch has it: the one saturates, infinity too; the other becomes infinity.
+  CHECK(store<E4M3>(1e9F).bits == 0x7E && store<E4M3>(static_cast<float>(-kInfinity)).bits == 0xFE);
+  CHECK(store<E5M2>(61439.9F).bits == 0x7B && store<E5M2>(61440.0F).bits == 0x7C && store<E5M2>(-1e9F).bits == 0xFC);
+}
+
+TEST(all_pairs_of_values) {
+  for (const Format& format : {kE4M3, kE5M2}) {
+    for (const auto red : {RedOp::SUM, RedOp::PRODUCT, RedOp::MIN, RedOp::MAX}) check_combine(format, red);
+    for (const int64_t divisor : {1, 2, 3, 4, 7, 1000}) check_divide(format, divisor);
+  }
+}
+
+TEST(short_floats_are_floats_to_the_core) {
+  for (const auto dtype : {DType::Float8_e4m3fn, DType::Float8_e5m2}) {
+    CHECK(size_of(dtype) == 1 && class_of(dtype) == DTypeClass::Half);
+    CHECK(defined(dtype, RedOp::AVG) && defined(dtype, RedOp::MAX) && !defined(dtype, RedOp::BAND));
+  }
+  CHECK(row(DType::Float8_e4m3fn).name == "float8_e4m3fn" && row(DType::Float8_e5m2).name == "float8_e5m2");
+}

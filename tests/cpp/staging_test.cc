@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors of a simulated device on a library of the host, by several ranks.
+#include "staging.h"
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+#include "simulated.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+constexpr int64_t kChunk = 64;  // bytes: 16 floats
+
+std::vector<float> ramp(int64_t count, float first) {
+  std::vector<float> values(static_cast<std::size_t>(count));
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+Call on_device(Op op) {
+  Call call;
+  call.op = op;
+  call.dtype = DType::Float;
+  call.device = {DeviceType::CUDA, 0};
+  return call;
+}
+
+void staged(int size, const std::function<void(Group&)>& body) {
+  simulated::start();
+  ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
+    group.set_staging(std::make_shared<Staging>(shadow, kChunk));
+    body(group);
+    simulated::finish(simulated::current());
+    CHECK(group.staging()->settle(10s));
+  });
+}
+
+}  // namespace
+
+TEST(reductions_in_pieces) {
+  for (const int size : {1, 2, 3}) {
+    for (const int64_t count : {int64_t{1}, kChunk / 4, kChunk, 5 * kChunk + 3}) {
+      staged(size, [&](Group& group) {
+        auto values = ramp(count, 0);
+        // The tensor is still being written when the call is made.
+        simulated::enqueue(simulated::current(), [&] {
+          std::this_thread::sleep_for(5ms);
+          for (auto& value : values) value += static_cast<float>(group.rank());
+        });
+        Call call = on_device(Op::all_reduce);
+        call.out = ranks::buffer(values);
+        ranks::run(group, call);
+        simulated::finish(simulated::current());
+        const auto more = static_cast<float>(size * (size - 1) / 2);
+        for (int64_t i = 0; i < count; ++i) {
+          CHECK(values[static_cast<std::size_t>(i)] == static_cast<float>(i * size) + more);
+        }
+      });
+    }
+  }
+}
+
+TEST(the_callers_thread_goes_on) {
+  staged(2, [](Group& group) {
+    std::vector<std::vector<float>> values(3, std::vector<float>(100, 1));
+    std::atomic<bool> open{false};
+    simulated::enqueue(simulated::current(), [&] {
+      while (!open) std::this_thread::sleep_for(1ms);
+    });
+    Call call = on_device(Op::all_reduce);
+    std::vector<std::shared_ptr<Work>> works;
+    for (auto& tensor : values) {
+      call.out = ranks::buffer(tensor);
+      works.push_back(ranks::start(group, call));  // else it never gets here
+    }
+    CHECK(!works[0]->poll() && works[0]->point() == nullptr);
+    open = true;
+    for (auto work = works.rbegin(); work != works.rend(); ++work) wait(**work, 30s, nullptr);
+    float seen = 0;
+    simulated::enqueue(simulated::current(), [&] { seen = values[0][99] + values[1][99] + values[2][99]; });
+    simulated::finish(simulated::current());
+    CHECK(seen == 6);
+  });
+}
+
+TEST(roots_and_what_they_leave_alone) {
+  staged(3, [](Group& group) {
+    const bool root = group.rank() == 1;
+    std::vector<float> values(40, static_cast<float>(group.rank() + 1));
+    Call call = on_device(Op::broadcast);
+    call.root = 1;
+    call.out = ranks::buffer(values);
+    ranks::run(group, call);
+    simulated::finish(simulated::current());
+    CHECK(values == std::vector<float>(40, 2));
+    call.op = Op::reduce;
+    ranks::run(group, call);
+    simulated::finish(simulated::current());
+    CHECK(values == std::vector<float>(40, root ? 6 : 2));
+  });
+}
+
+TEST(blocks_with_gaps) {
+  staged(3, [](Group& group) {
+    const std::vector<int64_t> counts = {2, 0, 3}, displs = {4, 0, 0};
+    const auto mine = static_cast<std::size_t>(group.rank());
+    auto in = ramp(counts[mine], static_cast<float>(10 * group.rank()));
+    std::vector<float> out(8, -1);
+    Call call = on_device(Op::all_gather);
+    call.vectored = true;
+    call.in = ranks::buffer(in);
+    call.out = ranks::buffer(out);
+    call.out_counts = counts;
+    call.out_displs = displs;
+    ranks::run(group, call);
+    simulated::finish(simulated::current());
+    CHECK((out == std::vector<float>{20, 21, 22, -1, 0, 1, -1, -1}));
+  });
+}
+
+TEST(lists_of_device_tensors) {
+  staged(2, [](Group& group) {
+    auto in = ramp(3, static_cast<float>(10 * group.rank()));
+    std::vector<float> a(3), b(3);
+    Plan plan;
+    plan.out_blocks = {{a.data(), 3}, {b.data(), 3}};
+    Call call = on_device(Op::all_gather);
+    call.in = ranks::buffer(in);
+    run(group, nullptr, call, plan, nullptr);
+    simulated::finish(simulated::current());
+    CHECK(a == ramp(3, 0) && b == ramp(3, 10));
+  });
+}
+
+TEST(messages) {
+  staged(2, [](Group& group) {
+    auto values = ramp(50, static_cast<float>(100 * group.rank()));
+    Call call = on_device(group.rank() == 0 ? Op::send : Op::recv);
+    call.root = 1 - group.rank();
+    call.tag = 3;
+    call.out = ranks::buffer(values);
+    const auto work = ranks::start(group, call);
+    wait(*work, 30s, nullptr);
+    simulated::finish(simulated::current());
+    CHECK(values == ramp(50, 0));
+  });
+}
+
+TEST(device_and_host_calls_of_one_group_in_any_mixture) {
+  staged(2, [](Group& group) {
+    std::vector<float> device(33, 1), other(20, 1), host(5, 1);
+    Call first = on_device(Op::all_reduce);
+    first.out = ranks::buffer(device);
+    Call second = first;
+    second.device = {};
+    second.out = ranks::buffer(host);
+    const auto work = ranks::start(group, first);
+    ranks::run(group, second);
+    first.out = ranks::buffer(other);
+    const auto again = ranks::start(group, first);
+    ranks::run(group, second);
+    wait(*again, 30s, nullptr);
+    wait(*work, 30s, nullptr);
+    simulated::finish(simulated::current());
+    CHECK(device == std::vector<float>(33, 2) && other == std::vector<float>(20, 2));
+    CHECK(host == std::vector<float>(5, 4));
+  });
+}
+
+TEST(a_failure_is_the_works_and_the_memory_stays) {
+  staged(2, [](Group& group) {
+    std::vector<float> values(group.rank() == 0 ? 4 : 8, 1);
+    Call call = on_device(group.rank() == 0 ? Op::send : Op::recv);
+    call.root = 1 - group.rank();
+    call.out = ranks::buffer(values);
+    const auto work = ranks::start(group, call);
+    const auto got = ranks::failure([&] { wait(*work, 30s, nullptr); });
+    if (group.rank() == 1) CHECK(check::has(got.text, "memory.recv", "expected 32 bytes, got 16"));
+    while (!work->settled()) work->poll();
+    // The group is as good as before.
+    std::vector<float> one(1, 1);
+    Call next = on_device(Op::all_reduce);
+    next.out = ranks::buffer(one);
+    ranks::run(group, next);
+    simulated::finish(simulated::current());
+    CHECK(one[0] == 2);
+  });
+}
+
+TEST(without_staging_there_is_a_clear_error) {
+  simulated::start();
+  ranks::together(1, [](Group& group) {
+    std::vector<float> values(4, 1);
+    Call call = on_device(Op::all_reduce);
+    call.out = ranks::buffer(values);
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
+    CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "memory.all_reduce", "on cpu", "cuda"));
+  });
+}
+
+TEST(no_graphs_of_host_libraries) {
+  staged(1, [](Group& group) {
+    std::vector<float> values(4, 1);
+    Call call = on_device(Op::all_reduce);
+    call.out = ranks::buffer(values);
+    simulated::set_capturing(true);
+    const auto got = ranks::failure([&] { ranks::run(group, call); });
+    simulated::set_capturing(false);
+    CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "graph"));
+  });
+}

@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls on the streams of a device, simulated: what waits for what, and what lives how long.
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+#include "simulated.h"
+#include "stream_call.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+constexpr auto kSlow = 30ms;  // long enough for whatever does not wait to be seen
+
+// What the communicator of a test has been given, and how it shall behave.
+struct Script {
+  int lanes = 1;
+  bool ordered = true;
+  bool in_place = false;
+  std::atomic<bool> broken{false};
+  std::atomic<bool> stuck{false};  // operations end with abort() alone
+  std::atomic<bool> aborted{false};
+  std::mutex mutex;
+  std::vector<int> indices;
+  std::vector<Stream> streams;
+  std::string order;
+};
+
+// The only rank of its group: an all_reduce doubles the values, on the device, a little later.
+class Doubling : public OpMethods<Doubling> {
+ public:
+  explicit Doubling(Script& script) : script_(script) {}
+  bool supports(const Call& call) const override { return has(call.op); }
+  std::optional<DeviceType> streams() const override { return DeviceType::CUDA; }
+  int lanes() const override { return script_.lanes; }
+  bool keeps_launch_order() const override { return script_.ordered; }
+  bool takes_in_place(const Call&) const override { return script_.in_place; }
+  void begin_batch() override { note("("); }
+  void end_batch() override { note(")"); }
+  void check() override {
+    if (script_.broken) throw Error(ErrorCode::Backend, "the network is gone");
+  }
+  void abort() noexcept override { script_.aborted = true; }
+
+  void all_reduce(const Call& call, Lane& lane) {
+    place(lane);
+    simulated::enqueue(lane.stream(), [this, out = call.out] {
+      std::this_thread::sleep_for(5ms);
+      while (script_.stuck && !script_.aborted) std::this_thread::sleep_for(1ms);
+      auto* values = static_cast<float*>(out.data);
+      for (int64_t i = 0; i < out.count; ++i) values[i] *= 2;
+    });
+  }
+  void all_gather(const Call& call, Lane& lane) {
+    place(lane);
+    simulated::enqueue(lane.stream(), [in = call.in, out = call.out, place = call.vectored ? call.out_displs[0] : 0] {
+      std::copy_n(static_cast<const float*>(in.data), in.count, static_cast<float*>(out.data) + place);
+    });
+  }
+  void send(const Call&, Lane& lane) {
+    place(lane);
+    note("s");
+  }
+  void barrier(const Call& call, Lane& lane) {
+    CHECK(call.device.type == DeviceType::CUDA);
+    place(lane);
+    simulated::enqueue(lane.stream(), [this] {
+      std::this_thread::sleep_for(kSlow);
+      note("b");
+    });
+  }
+
+ private:
+  void note(const char* what) {
+    const std::lock_guard lock(script_.mutex);
+    script_.order += what;
+  }
+  void place(const Lane& lane) {
+    const std::lock_guard lock(script_.mutex);
+    script_.indices.push_back(lane.index());
+    script_.streams.push_back(lane.stream());
+  }
+  Script& script_;
+};
+
+class Fixture {
+ public:
+  explicit Fixture(int size = 1) : alone([this] { return std::make_unique<Doubling>(script); }, size) {
+    simulated::start();
+  }
+  Script script;
+  ranks::Alone alone;
+  Group& group() { return alone.group(); }
+};
+
+Call reduction(std::vector<float>& values) {
+  Call call;
+  call.op = Op::all_reduce;
+  call.dtype = DType::Float;
+  call.device = {DeviceType::CUDA, 0};
+  call.out = ranks::buffer(values);
+  return call;
+}
+
+// Later work of the current stream, as a program would enqueue it.
+void slowly(std::function<void()> work) {
+  simulated::enqueue(simulated::current(), [work = std::move(work)] {
+    std::this_thread::sleep_for(kSlow);
+    work();
+  });
+}
+
+}  // namespace
+
+TEST(a_blocking_call_is_part_of_the_current_stream) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  const int before = simulated::events();
+  slowly([&] { values.assign(8, 3); });
+  const auto begin = std::chrono::steady_clock::now();
+  ranks::run(fixture.group(), reduction(values));
+  CHECK(std::chrono::steady_clock::now() - begin < kSlow);
+  CHECK(simulated::events() == before);
+  CHECK(fixture.script.streams.at(0) == simulated::current());
+  simulated::finish(simulated::current());
+  CHECK(values == std::vector<float>(8, 6));
+}
+
+TEST(an_asynchronous_call_comes_behind_the_callers_stream_and_the_waiting_stream_behind_it) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  float seen = 0;
+  slowly([&] { values.assign(8, 3); });
+  const auto begin = std::chrono::steady_clock::now();
+  const auto work = ranks::start(fixture.group(), reduction(values));
+  CHECK(!work->poll());
+  CHECK(!(fixture.script.streams.at(0) == simulated::current()));
+  wait(*work, 10s, nullptr);
+  CHECK(std::chrono::steady_clock::now() - begin < kSlow);  // the host waits for nothing of it
+  simulated::enqueue(simulated::current(), [&] { seen = values[7]; });
+  simulated::finish(simulated::current());
+  CHECK(seen == 6 && work->poll() && !work->failed());
+}
+
+TEST(two_events_per_asynchronous_call_and_the_pool_gives_them_again) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  const int before = simulated::events();
+  for (int i = 0; i < 4; ++i) {
+    const auto work = ranks::start(fixture.group(), reduction(values));
+    wait(*work, 10s, nullptr);
+  }
+  CHECK(simulated::events() == before + 8);
+  simulated::finish(simulated::current());
+}
+
+TEST(what_a_call_uses_lives_until_the_device_is_past_it) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  std::weak_ptr<int> tensors;
+  const auto start_with = [&](void (*release)(void*)) {
+    auto kept = std::make_shared<int>(1);
+    tensors = kept;
+    Plan plan;
+    plan.keep = [kept] { return kept; };
+    plan.release = release;
+    Call call = reduction(values);
+    slowly([] {});
+    return start(fixture.group(), nullptr, call, plan);
+  };
+  auto work = start_with(nullptr);
+  CHECK(!tensors.expired());
+  work = nullptr;  // nobody waits
+  CHECK(!tensors.expired());
+  simulated::finish(fixture.script.streams.at(0));
+  for (int i = 0; i < 5000 && !tensors.expired(); ++i) std::this_thread::sleep_for(1ms);
+  CHECK(tensors.expired());
+
+  // The stream that has allocated them waits: its own order protects them from here on.
+  static std::atomic<int> released{0};
+  released = 0;
+  work = start_with([](void*) { ++released; });
+  CHECK(released == 0);
+  wait(*work, 10s, nullptr);
+  wait(*work, 10s, nullptr);
+  CHECK(released == 1);
+  // Another stream protects nothing.
+  work = start_with([](void*) { ++released; });
+  {
+    const StreamGuard other(DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false));
+    wait(*work, 10s, nullptr);
+  }
+  CHECK(released == 1);
+  simulated::finish(fixture.script.streams.back());
+}
+
+TEST(small_collectives_take_the_lanes_in_turn) {
+  Fixture fixture;
+  fixture.script.lanes = 3;
+  std::vector<float> small(8, 1), large(1 << 20, 1);
+  const auto go = [&](std::vector<float>& values, bool asynchronous) {
+    if (!asynchronous) return static_cast<void>(ranks::run(fixture.group(), reduction(values)));
+    wait(*ranks::start(fixture.group(), reduction(values)), 10s, nullptr);
+  };
+  // Ranks may differ in which calls are blocking, so that must not change the turn.
+  go(small, true);
+  go(small, false);
+  go(large, true);
+  go(small, true);
+  go(small, true);
+  CHECK((fixture.script.indices == std::vector<int>{0, 1, 0, 2, 0}));
+  simulated::finish(simulated::current());
+}
+
+TEST(one_launch_order_where_the_library_keeps_none) {
+  Fixture first, second;
+  first.script.ordered = second.script.ordered = false;
+  std::vector<float> a(8, 1), b(8, 1);
+  slowly([] {});
+  const auto slow = ranks::start(first.group(), reduction(a));
+  std::atomic<bool> was_first{false};
+  {
+    // Nothing but the order of launches makes this stream wait for the other.
+    const StreamGuard other(DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false));
+    const auto quick = ranks::start(second.group(), reduction(b));
+    simulated::finish(second.script.streams.at(0));
+    was_first = slow->poll();
+    wait(*quick, 10s, nullptr);
+    simulated::finish(simulated::current());
+  }
+  CHECK(was_first);
+}
+
+TEST(a_batch_starts_at_its_end) {
+  Fixture fixture(2);
+  std::vector<float> values(8, 1);
+  Call call = reduction(values);
+  call.op = Op::send;
+  call.root = 1;
+  std::vector<std::shared_ptr<Work>> works;
+  {
+    Batch batch;
+    for (int i = 0; i < 3; ++i) works.push_back(ranks::start(fixture.group(), call));
+    CHECK(fixture.script.order == "(sss" && !works[0]->poll() && works[0]->point() == nullptr);
+    batch.end();
+  }
+  CHECK(fixture.script.order == "(sss)");
+  for (const auto& work : works) wait(*work, 10s, nullptr);
+  CHECK(Batch::current() == nullptr);
+  simulated::finish(simulated::current());
+}
+
+TEST(a_batch_that_is_left_is_closed) {
+  Fixture fixture(2);
+  std::vector<float> values(8, 1);
+  Call call = reduction(values);
+  call.op = Op::send;
+  call.root = 1;
+  {
+    Batch batch;
+    ranks::start(fixture.group(), call);
+    CHECK(!ranks::failure([] { Batch inner; }).text.empty());
+  }
+  CHECK(fixture.script.order == "(s)" && Batch::current() == nullptr);
+}
+
+TEST(a_blocking_barrier_blocks_the_host) {
+  Fixture fixture;
+  Call call;
+  call.op = Op::barrier;
+  ranks::run(fixture.group(), call);
+  CHECK(fixture.script.order == "b");
+}
+
+TEST(lists_are_copied_on_the_device) {
+  Fixture fixture;
+  std::vector<float> in(4, 0), a(4, 0);
+  Plan plan;
+  plan.out_blocks = {{a.data(), 4}};
+  Call call = reduction(in);
+  call.op = Op::all_gather;
+  call.in = ranks::buffer(in);
+  call.out = {};
+  slowly([&] { in.assign(4, 7); });
+  run(fixture.group(), nullptr, call, plan, nullptr);
+  simulated::finish(simulated::current());
+  CHECK(a == std::vector<float>(4, 7));
+}
+
+TEST(an_input_inside_the_output_is_copied_unless_the_library_knows_it) {
+  for (const bool known : {false, true}) {
+    Fixture fixture;
+    fixture.script.in_place = known;
+    std::vector<float> out(4, 5);
+    Call call = reduction(out);
+    call.op = Op::all_gather;
+    call.in = call.out;
+    Plan plan;
+    run(fixture.group(), nullptr, call, plan, nullptr);
+    CHECK(plan.before.size() == (known ? 0 : 1));
+    simulated::finish(simulated::current());
+    CHECK(out == std::vector<float>(4, 5));
+  }
+}
+
+TEST(the_librarys_failure_reaches_the_work) {
+  Fixture fixture;
+  fixture.script.stuck = true;
+  std::vector<float> values(8, 1);
+  const auto work = ranks::start(fixture.group(), reduction(values));
+  CHECK(!work->poll());
+  fixture.script.broken = true;
+  while (!work->poll()) std::this_thread::yield();
+  const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
+  CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "the network is gone"));
+  CHECK(!work->settled());  // the device still uses the memory
+  fixture.script.aborted = true;
+  simulated::finish(fixture.script.streams.at(0));
+  while (!work->settled()) work->poll();
+}
+
+TEST(time_limits_abort) {
+  Fixture fixture;
+  fixture.script.stuck = true;
+  std::vector<float> values(8, 1);
+  Call call = reduction(values);
+  call.timeout = 20ms;
+  const auto work = ranks::start(fixture.group(), call);
+  while (!work->poll()) std::this_thread::yield();
+  const auto got = ranks::failure([&] { work->rethrow(); });
+  CHECK(got.code == ErrorCode::Timeout && check::has(got.text, "20 ms", "aborted") && fixture.script.aborted);
+  simulated::finish(fixture.script.streams.at(0));
+}
+
+TEST(a_graph_records_calls_and_nobody_asks_its_events) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  simulated::set_capturing(true);
+  const auto work = ranks::start(fixture.group(), reduction(values));
+  simulated::set_capturing(false);
+  CHECK(work->completed() && work->point() != nullptr);
+  wait(*work, 10s, nullptr);  // the current stream comes behind it in the graph
+  float seen = 0;
+  simulated::enqueue(simulated::current(), [&] { seen = values[0]; });
+  simulated::finish(simulated::current());
+  CHECK(seen == 2);
+}
+
+TEST(wrong_devices_are_refused) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  Call call = reduction(values);
+  call.device.index = 1;
+  auto got = ranks::failure([&] { ranks::run(fixture.group(), call); });
+  CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "cuda:0", "cuda:1"));
+  call.device = {};
+  got = ranks::failure([&] { ranks::run(fixture.group(), call); });
+  CHECK(got.code == ErrorCode::Unsupported && check::has(got.text, "fake.all_reduce", "cpu"));
+  CHECK(fixture.script.indices.empty());
+}
