@@ -337,6 +337,24 @@ def graph_asynchronous(at: Setting) -> None:
     same(x, at.total, "all_reduce after a capture")
 
 
+@check
+def graph_beside_running(at: Setting) -> None:
+    """A capture is not disturbed by calls from before it, which the progress thread still looks after."""
+    if at.backend != "nccl":
+        raise NotRun("host libraries cannot be captured")
+    for turn in range(10):
+        early = at.full(100_003, at.rank + 1.0 + turn)
+        at.device.sleep(_LATE_MS / 20)
+        work = mcr_dl.all_reduce(at.backend, early, async_op=True)
+        x = at.full(4096, 0.0)
+        replay = at.device.capture(lambda x=x: mcr_dl.all_reduce(at.backend, x))  # type: ignore[misc]
+        x.fill_(at.rank + 1.0)
+        replay()
+        same(x, at.total, "all_reduce of a graph beside another call")
+        assert work.wait() is True
+        same(early, at.total + at.ranks * turn, "all_reduce from before a capture")
+
+
 # ---- types, reductions, arrays
 
 

@@ -117,9 +117,12 @@ def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
         raise UnsupportedError(message)
     red = case.red if row.reduces else "SUM"
     names = known if candidate == "auto" else [candidate]
-    if all(group._support(name, row.op, case.dtype, red, row.vectored) == "-" for name in names):
+    device = torch.device(case.device).type
+    if all(group._support(name, row.op, case.dtype, red, row.vectored, device) == "-" for name in names):
         what = f"{case.dtype}, {red}" if row.reduces else case.dtype
-        message = f"{candidate}: {case.operation}({what}) is not supported"
+        message = f"{candidate}: {case.operation}({what}) is not supported" + (
+            f" on {device}" if device != "cpu" else ""
+        )
         raise UnsupportedError(message)
 
 
