@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from mcr_dl import _backends, _launch
-from mcr_dl._errors import BackendUnavailableError
+from mcr_dl import _launch, _runtime
 
-_NOTHING = ("null", "fake")  # backends that move nothing
 _DEVICES_ALONE = ("nccl",)  # backends that take no tensors in host memory
 _SHARING = (2, 30)  # NCCL's first version that lets ranks share a device when it is told to
 
@@ -61,17 +59,9 @@ def settle(kind: str) -> Callable[[], object] | None:
 
 def serves(name: str, kind: str) -> bool:
     """Whether a backend is measured for tensors of a kind of device: host libraries are for all, staged if need be."""
-    return name not in _NOTHING and (kind != "cpu" or name not in _DEVICES_ALONE)
+    return kind != "cpu" or name not in _DEVICES_ALONE
 
 
 def usable_backends(kind: str) -> list[str]:
     """The backends that can be used here and serve the device, in the order of preference."""
-    names = []
-    for name in _backends.known_names():
-        if serves(name, kind):
-            try:
-                _backends.load(name)
-            except BackendUnavailableError:
-                continue
-            names.append(name)
-    return names
+    return [name for name in _runtime.usable() if serves(name, kind)]
