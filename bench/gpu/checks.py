@@ -7,6 +7,7 @@ On the host, in a rehearsal, the same lines run where nothing can be late, so th
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -204,10 +205,23 @@ def threads(at: Setting) -> None:
         raise problems[0]
 
 
+def group_with_lanes(number: int) -> mcr_dl.ProcessGroup:
+    """The backend reads how many lanes there shall be when it makes a communicator."""
+    before = os.environ.get("MCR_DL_NCCL_LANES")
+    os.environ["MCR_DL_NCCL_LANES"] = str(number)
+    try:
+        made: mcr_dl.ProcessGroup = mcr_dl.new_group(group_desc="lanes")
+    finally:
+        del os.environ["MCR_DL_NCCL_LANES"]
+        if before is not None:
+            os.environ["MCR_DL_NCCL_LANES"] = before
+    return made
+
+
 @check
 def groups_and_lanes(at: Setting) -> None:
     """Many calls under way on several groups, waited for in another order."""
-    groups = [mcr_dl.group.WORLD, *(mcr_dl.new_group(group_desc="lanes") for _ in range(2))]
+    groups = [mcr_dl.group.WORLD, mcr_dl.new_group(group_desc="one-lane"), group_with_lanes(4)]
     tensors, works = [], []
     for turn in range(60):
         tensor = at.full((17, 1001, 300_007)[turn % 3], (at.rank + 1.0) * (turn + 1))

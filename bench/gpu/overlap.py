@@ -126,26 +126,20 @@ def listing3(device: Device, backend: str) -> dict[str, Any]:
 def lanes(device: Device, backend: str) -> dict[str, Any]:
     """16 small all_reduces under way at once, on groups made with one lane and with four."""
     import mcr_dl
+    from gpu.checks import group_with_lanes
 
-    before = os.environ.get("MCR_DL_NCCL_LANES")
     ways: dict[str, Callable[[], object]] = {}
-    try:
-        for number in _LANES:
-            os.environ["MCR_DL_NCCL_LANES"] = str(number)  # read when a communicator is made
-            group = mcr_dl.new_group(backend=backend, group_desc=f"lanes-{number}")
-            for nbytes in (1 << 10, 64 << 10):
-                tensors = [torch.zeros(nbytes // 4, device=device.kind) for _ in range(16)]
+    for number in _LANES:
+        group = group_with_lanes(number)
+        for nbytes in (1 << 10, 64 << 10):
+            tensors = [torch.zeros(nbytes // 4, device=device.kind) for _ in range(16)]
 
-                def run(tensors: list[torch.Tensor] = tensors, group: Any = group) -> None:
-                    works = [mcr_dl.all_reduce(each, group=group, backend=backend, async_op=True) for each in tensors]
-                    for work in works:
-                        work.wait()
+            def run(tensors: list[torch.Tensor] = tensors, group: Any = group) -> None:
+                works = [mcr_dl.all_reduce(each, group=group, backend=backend, async_op=True) for each in tensors]
+                for work in works:
+                    work.wait()
 
-                ways[f"{number} lanes, {nbytes >> 10} KiB"] = run
-    finally:
-        os.environ.pop("MCR_DL_NCCL_LANES")
-        if before is not None:
-            os.environ["MCR_DL_NCCL_LANES"] = before
+            ways[f"{number} lanes, {nbytes >> 10} KiB"] = run
     return {"us": {name: value * 1000 for name, value in in_turns(device, ways, 21).items()}}
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The yardstick of bench/gpu/overhead.py: the same NCCL calls from a C++ loop, in the same process, on a communicator of
-// their own. Own declarations; NCCL and the driver are bound at run time. Built by raw.py.
+// The yardstick of bench/gpu/overhead.py: the same NCCL calls from a C++ loop, in the same process, on a communicator
+// of their own. Own declarations; NCCL and the driver are bound at run time. Built by raw.py.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -18,9 +18,9 @@ using Comm = void*;
 using CudaStream = void*;
 using CudaEvent = void*;
 
-constexpr int kFloat32 = 7;              // ncclFloat32
-constexpr int kSum = 0;                  // ncclSum
-constexpr unsigned kDisableTiming = 2;   // CU_EVENT_DISABLE_TIMING
+constexpr int kFloat32 = 7;             // ncclFloat32
+constexpr int kSum = 0;                 // ncclSum
+constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int kAllReduce = 0, kAllGather = 1;
 
 int (*get_unique_id)(UniqueId*);
@@ -93,13 +93,14 @@ Comm raw_connect(const char* id, int ranks, int rank) {
 void raw_close(Comm comm) { comm_destroy(comm); }
 
 // Seconds of the host per call, or the negative result of the call that failed. `count`: elements of float32 that the
-// rank holds. Not null `side`: each call goes there, behind what `stream` has been given and before what comes after, as
-// an asynchronous call that is waited for at once.
+// rank holds. Not null `side`: each call goes there, behind what `stream` has been given and before what comes after,
+// as an asynchronous call that is waited for at once.
 double raw_loop(Comm comm, int op, int calls, const void* in, void* out, std::size_t count, CudaStream stream,
                 CudaStream side, int asynchronous) {
   static CudaEvent before = nullptr, after = nullptr;
   const bool events = asynchronous != 0 && event_create != nullptr;
-  if (events && before == nullptr && (event_create(&before, kDisableTiming) | event_create(&after, kDisableTiming)) != 0) {
+  if (events && before == nullptr &&
+      (event_create(&before, kDisableTiming) | event_create(&after, kDisableTiming)) != 0) {
     return -1000;
   }
   const CudaStream where = asynchronous != 0 ? side : stream;
