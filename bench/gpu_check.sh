@@ -37,7 +37,7 @@ else
 fi
 # All ranks are on this host. The build tools may lie beside this Python.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
-PATH=$(dirname "$(command -v "$python")"):$PATH
+PATH=$PATH:$(dirname "$(command -v "$python")")
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MCR_DL_TUNING_TABLE=none
 
 say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
@@ -55,14 +55,16 @@ stage() {
     return
   fi
   local left=$((budget - SECONDS))
-  if [ "$left" -lt 10 ]; then
+  if [ "$left" -lt 20 ]; then
     note "$name" - 0 "no time was left"
     return
   fi
   [ "$limit" -le "$left" ] || limit=$left
   say "$name ..."
   timeout -k 5 "$limit" "$@" >"$folder/$name.log" 2>&1 || code=$?
-  note "$name" "$code" $((SECONDS - begin)) ""
+  local words=
+  [ "$code" -eq 0 ] || [ -e "$folder/$name.json" ] || words=$(tail -n 1 "$folder/$name.log" | tr '\t' ' ' | cut -c 1-200)
+  note "$name" "$code" $((SECONDS - begin)) "$words"
   if [ "$code" -eq 0 ]; then
     say "$name: $(tail -n 1 "$folder/$name.log" | cut -c 1-200)"
   else

@@ -19,6 +19,7 @@ from mcr_dl.bench import _device
 from mcr_dl.bench.ranks import run_local
 
 _STACKS_SECONDS = 1.0
+_START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending
 _TAIL = 3000
 
 
@@ -53,6 +54,11 @@ def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
         path = folder / f"{name}.{rank}.json"
         notes.append(json.loads(path.read_text()) if path.exists() else {})
     return notes
+
+
+def working_seconds(wanted: float, limit: float) -> float:
+    """How long ranks may work that are killed after `limit` seconds: less than wanted if that leaves no time to start."""
+    return max(1.0, min(wanted, limit - _START_SECONDS))
 
 
 def run(

@@ -237,7 +237,8 @@ def main() -> int:
     given = parser.parse_args()
     name = f"overhead-{given.ranks}"
     loop = "" if given.no_raw else str(raw.build(given.folder))
-    args = (given.backend, given.device, given.seconds, loop, str(given.folder), name)
+    seconds = jobs.working_seconds(given.seconds, given.limit)
+    args = (given.backend, given.device, seconds, loop, str(given.folder), name)
     problem = jobs.run(
         "gpu.overhead:on_rank", args, ranks=given.ranks, kind=given.device, limit=given.limit, log=given.folder / name
     )

@@ -196,7 +196,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     name = f"suite-{given.backend}-{given.ranks}"
-    args = (given.backend, given.device, given.ranks, given.seconds, str(given.folder), name)
+    seconds = jobs.working_seconds(given.seconds, given.limit)
+    args = (given.backend, given.device, given.ranks, seconds, str(given.folder), name)
     problem = jobs.run(
         "gpu.suite:on_rank", args, ranks=given.ranks, kind=given.device, limit=given.limit, log=given.folder / name
     )
