@@ -9,12 +9,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
-CPP_FILES = $(shell find src tests/cpp -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find src tests/cpp tests/standin -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
 INSTALLED := $(VENV)/.installed
 MPI := build/openmpi/.installed
+# What the tests have instead of NCCL: one with all functions, one with those of 2.18 alone.
+STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -31,7 +33,7 @@ test: test-cpp test-python ## Run all tests
 
 test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core under the sanitizers
 
-test-python: build ## Run the Python tests (ARGS= goes to pytest)
+test-python: build $(STANDINS) ## Run the Python tests (ARGS= goes to pytest)
 	$(PY) -m pytest tests $(ARGS)
 
 demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes to it)
@@ -101,6 +103,14 @@ $(INSTALLED): pyproject.toml CMakeLists.txt $(DEPS) $(MPI)
 	@MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
 	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
 	@touch $@
+
+# --- the tests' NCCL --------------------------------------------------------------------------------------------------
+
+build/standin/old/libnccl.so: STANDIN_FLAGS := -DMCR_STANDIN_OLD
+
+$(STANDINS): $(wildcard tests/standin/*.cc tests/standin/*.h)
+	@mkdir -p $(@D)
+	@$(or $(CXX),c++) -std=c++20 -O1 -g -Wall -Wextra -Werror -shared -fPIC $(STANDIN_FLAGS) tests/standin/*.cc -o $@
 
 # --- the C++ tests ----------------------------------------------------------------------------------------------------
 

@@ -318,7 +318,10 @@ std::string_view how(const Communicator& communicator, Call call) {
   bool average = false;
   switch (route(communicator, call, average)) {
     case Route::Native:
+    case Route::Stream:
       return "native";
+    case Route::Staged:
+      return communicator.supports(call) ? "native" : "staged";
     case Route::Emulated:
       return "emulated";
     default:

@@ -18,7 +18,8 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
 /// Starts the call. The Work is also owned by its backend's progress thread until it is complete.
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
-/// How a call would be done: "native", "emulated" or "-" (not at all). For the support matrix.
+/// How a call would be done: "native", "emulated", "staged" (on copies in host memory) or "-" (not at all). For the
+/// support matrix.
 std::string_view how(const Communicator& communicator, Call call);
 
 /// Waits until the work is complete; throws its error, or Timeout with the operation still running.

@@ -30,6 +30,7 @@ class StreamPoint {
         captured_(DeviceRuntime::of(caller.device.type).capturing(caller)) {}
 
   void record(const Stream& stream) {
+    stream_ = stream;
     event_->record(stream);
     recorded_.store(true, std::memory_order_release);
   }
@@ -41,12 +42,14 @@ class StreamPoint {
   void join(const Stream& stream) { event_->join(stream); }
 
   const Stream& caller() const { return caller_; }
+  /// The stream that it was recorded on.
+  const Stream& stream() const { return stream_; }
   /// In a graph that is being recorded: the event then says nothing to the host.
   bool captured() const { return captured_; }
 
  private:
   PooledEvent event_;
-  Stream caller_;
+  Stream caller_, stream_;
   bool captured_;
   std::atomic<bool> recorded_{false};
 };

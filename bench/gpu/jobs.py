@@ -57,7 +57,7 @@ def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def working_seconds(wanted: float, limit: float) -> float:
-    """How long ranks may work that are killed after `limit` seconds: less than wanted if that leaves no time to start."""
+    """How long ranks may work that are killed after `limit` seconds: less than wanted if they could not start else."""
     return max(1.0, min(wanted, limit - _START_SECONDS))
 
 

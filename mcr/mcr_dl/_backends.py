@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-from mcr_dl import _C, _launch, _mpi_library, _torch_backends
+from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _torch_backends
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
 
 ENTRY_POINTS = "mcr_dl.backends"
@@ -23,7 +23,7 @@ def known_names() -> list[str]:
     built = sorted(
         path.stem for path in _MODULES.glob("*.so") if path.stem != "c10d" and not path.stem.startswith("mpi_")
     )
-    return list(dict.fromkeys(["mpi", *_torch_backends.names(), *built, *_third_party()]))
+    return list(dict.fromkeys(["mpi", "nccl", *_torch_backends.names(), *built, *_third_party()]))
 
 
 def is_known(name: str) -> bool:
@@ -33,7 +33,7 @@ def is_known(name: str) -> bool:
 
 def is_torch(name: str) -> bool:
     """Whether the backend is one of torch.distributed's, behind the c10d adapter."""
-    return name in _torch_backends.names()
+    return name not in ("mpi", "nccl") and name in _torch_backends.names()
 
 
 def _module(stem: str) -> str:
@@ -56,7 +56,27 @@ def _share_cores() -> None:
         os.environ.setdefault(f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM", "mpir")
 
 
-def _locate(name: str) -> str:
+def is_stand_in(name: str) -> bool:
+    """Whether the backend has only the library of our own tests, which nobody shall get without asking for it."""
+    if name != "nccl":
+        return False
+    try:
+        return _nccl_library.find().stand_in
+    except _nccl_library.NcclLibraryError:
+        return False
+
+
+def _locate(name: str) -> tuple[str, str]:
+    """The path of the backend's module, and that of the library which it binds at run time."""
+    if name == "nccl":
+        try:
+            return _module(name), _nccl_library.find().path
+        except _nccl_library.NcclLibraryError as error:
+            raise BackendUnavailableError(str(error)) from error
+    return _locate_module(name), ""
+
+
+def _locate_module(name: str) -> str:
     if name == "mpi":
         try:
             library = _mpi_library.load()
@@ -83,11 +103,11 @@ def load(name: str) -> str:
         message = f"backend: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
         raise InvalidArgumentError(message)
     try:
-        path = _locate(name)
+        path, library = _locate(name)
     except BackendUnavailableError as error:
         _C.missing_backend(name, str(error))
         raise BackendUnavailableError(f"backend '{name}' is unavailable: {error}") from error
-    _C.load_backend(name, path)
+    _C.load_backend(name, path, library)
     return path
 
 

@@ -99,7 +99,17 @@ def stage(group: _C.ProcessGroup, names: list[str], chunk: int) -> None:
         return
     shadow = _C.ProcessGroup(f"{group.name()}/stage", list(group.ranks), group.rank(), group.timeout)
     _runtime.connect(shadow, hosts)
+    if group.size() > 1:
+        current = _runtime.state()
+        store = torch_dist.PrefixStore(f"stage/{group.name()}/{current.count('stage ' + group.name())}", current.store)
+        direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
+        _agreement.settle(store, group.rank(), group.size(), "direct", direct, _same_ways)
     group._stage(shadow, chunk)
+
+
+def _same_ways(values: list[Any]) -> None:
+    """A rank that hands over device memory in one piece does not meet one that sends pieces of a copy."""
+    _agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
 
 
 def raise_priority() -> None:

@@ -9,7 +9,13 @@ from mcr_dl import _C
 
 
 def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
-    """A future that gets the work's result tensors, or its error (also called by the C++ core)."""
+    """A future that gets the work's result tensors, or its error (also called by the C++ core).
+
+    That of a work on a device's stream has its value at once; whoever takes it makes its own stream wait, as torch's do.
+    """
+    place = work._stream()
+    if place is not None:
+        return _of_stream(work, *place)
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
 
     def complete() -> None:
@@ -20,4 +26,14 @@ def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
             future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is that of results
 
     work._on_done(complete)
+    return future
+
+
+def _of_stream(work: _C.Work, index: int, stream_id: int) -> torch.futures.Future[list[torch.Tensor]]:
+    device = torch.device("cuda", index)
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
+    kind = torch.cuda.current_stream(device).device_type
+    stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=kind)
+    with torch.cuda.stream(stream):
+        future.set_result(work.result())
     return future

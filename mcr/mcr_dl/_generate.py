@@ -112,6 +112,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def source_rank(self) -> int:",
         "def result(self) -> list[torch.Tensor]:",
         "def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:",
+        "def _stream(self) -> tuple[int, int] | None:",
         "def _on_done(self, callback: Callable[[], None]) -> None:",
     ),
     "ProcessGroup": (

@@ -98,7 +98,7 @@ def usable() -> list[str]:
     """What ``auto`` starts: the real libraries that can be used here."""
     names = []
     for name in _backends.known_names():
-        if name in ("null", "fake"):
+        if name in ("null", "fake") or _backends.is_stand_in(name):
             continue
         try:
             _backends.load(name)

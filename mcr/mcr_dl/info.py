@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.info``: versions, launcher, MPI library, tuning table, backends and what each supports."""
+"""``python -m mcr_dl.info``: versions, launcher, MPI and NCCL, tuning table, backends and what each supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mcr_dl import _C, _launch, _mpi_library, _runtime
+from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _runtime
 from mcr_dl._backends import available_backends
 from mcr_dl._generate import support_matrix
 
@@ -23,6 +23,15 @@ def _mpi_text() -> str:
     return f"{library.family}, {library.path} ({library.how})"
 
 
+def _nccl_text(state: str) -> str:
+    """The library, and what its version and the functions that it lacks are, as the backend's state says."""
+    try:
+        library = _nccl_library.find()
+    except _nccl_library.NcclLibraryError as error:
+        return f"none: {error}"
+    return f"{library.path} ({library.how}); {state.partition(': ')[2]}"
+
+
 def _tuning_text(world: _C.ProcessGroup) -> str:
     knowledge = _runtime.state().knowledge
     candidates = f"; auto chooses from {', '.join(world.candidates)}"
@@ -31,7 +40,7 @@ def _tuning_text(world: _C.ProcessGroup) -> str:
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _facts(world: _C.ProcessGroup) -> Table:
+def _facts(world: _C.ProcessGroup, status: dict[str, str]) -> Table:
     launch = _launch.detect()
     table = Table(title="MCR-DL", show_header=False, title_justify="left")
     table.add_row("mcr_dl", _C.__version__)
@@ -39,6 +48,7 @@ def _facts(world: _C.ProcessGroup) -> Table:
     table.add_row("Python", platform.python_version())
     table.add_row("launcher", f"{launch.launcher}, rank {launch.rank} of {launch.size}")
     table.add_row("MPI library", _mpi_text())
+    table.add_row("NCCL library", _nccl_text(status["nccl"]))
     table.add_row("tuning table", _tuning_text(world))
     return table
 
@@ -60,7 +70,7 @@ def main() -> None:
     _runtime.init_process_group(usable or ["null"])
     world = _C.world()
     if world is not None and world.rank() == 0:
-        console.print(_facts(world))
+        console.print(_facts(world, status))
         console.print(_backend_table(status))
         console.print(Markdown(support_matrix(world)))
     _runtime.destroy_process_group()

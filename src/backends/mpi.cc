@@ -125,8 +125,9 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
       : user_(std::move(user)), internal_(std::move(internal)), rank_(rank), size_(size) {}
 
   bool supports(const Call& call) const override {
-    if (call.device.type != DeviceType::CPU || !has(call.op)) return false;
+    if (!has(call.op)) return false;
     if (row(call.op).is(kReduces) && !reducible(call.dtype, call.red)) return false;
+    if (call.device.type != DeviceType::CPU && !library_.takes_device_memory(call)) return false;
     if constexpr (kSmallCounts) return largest_total(call) <= INT_MAX;
     return true;
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mpi_library.h"
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <sstream>
 #include <string_view>
@@ -178,6 +180,30 @@ int wanted_thread_level() {
               "MCR_DL_MPI_THREAD_LEVEL: expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
 }
 
+// What the library says of itself: by Open MPI's function or by MPICH's.
+bool cuda_aware() {
+  if (const auto query = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"))) {
+    return query() == 1;
+  }
+  if (const auto query = reinterpret_cast<int (*)(int, int*)>(dlsym(RTLD_DEFAULT, "MPIX_GPU_query_support"))) {
+    constexpr int kCuda = 0;  // MPIX_GPU_SUPPORT_CUDA
+    int supported = 0;
+    return query(kCuda, &supported) == MPI_SUCCESS && supported != 0;
+  }
+  return false;
+}
+
+// The two ways to mix MPI with a device's streams: MPI handles them, or we do, by copies to the host.
+bool wants_device_memory() {
+  const char* text = std::getenv("MCR_DL_MPI_STREAMS");
+  const std::string_view name = text == nullptr || *text == '\0' ? "auto" : text;
+  if (name == "auto") return cuda_aware();
+  if (name == "mpi") return true;
+  if (name == "mcr") return false;
+  throw Error(ErrorCode::InvalidArgument,
+              "MCR_DL_MPI_STREAMS: expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
+}
+
 }  // namespace
 
 Library& Library::get() {
@@ -196,6 +222,11 @@ MPI_Op Library::op(DType dtype, RedOp red) const {
     if (reductions[i].red == red) return own_ops_[static_cast<std::size_t>(place)][i];
   }
   return MPI_OP_NULL;
+}
+
+// Reductions of our own compute on the host.
+bool Library::takes_device_memory(const Call& call) const {
+  return device_memory_ && (!row(call.op).is(kReduces) || op(call.dtype, call.red) == native_op(call.red));
 }
 
 void Library::start() {
@@ -219,6 +250,7 @@ void Library::start() {
                 "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;
+  device_memory_ = wants_device_memory();
   if (serialized_) algorithms_.start();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
     for (std::size_t j = 0; j < kOwnReductions[i].size(); ++j) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "call.h"
 #include "error.h"
 #include "mpi_algorithms.h"
 #include "types.h"
@@ -165,12 +166,17 @@ class Library {
 
   MPI_Op op(DType dtype, RedOp red) const;
 
+  /// Whether this MPI does a call on a device's memory, with streams of its own. MCR_DL_MPI_STREAMS decides, or the
+  /// library's word.
+  bool takes_device_memory(const Call& call) const;
+
   /// Used with the lock held. No variants where there is no lock: a choice and its call must not be separated.
   Algorithms& algorithms() { return algorithms_; }
 
  private:
   std::mutex mutex_;
   bool serialized_ = true;
+  bool device_memory_ = false;
   bool ready_ = false;
   bool ours_ = false;
   Algorithms algorithms_;

@@ -72,11 +72,18 @@ std::vector<at::Tensor> result_of(const Work& work) {
   return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results();
 }
 
+std::optional<std::pair<int, int64_t>> stream_of(const Work& work) {
+  const auto* point = work.point();
+  if (point == nullptr || point->stream().device.type == DeviceType::CPU) return std::nullopt;
+  return std::pair(point->stream().device.index, point->stream().id);
+}
+
 void add_work(py::module_& module) {
   py::class_<Work, std::shared_ptr<Work>>(module, "Work",
                                           "The handle of an asynchronous operation (torch.distributed.Work).")
       .def("wait", wait_for, py::arg("timeout") = py::none(),
-           "Waits until the operation is complete and returns True. Raises the operation's error, or "
+           "Waits until the operation is complete and returns True; of an operation on a device's streams, the current "
+           "stream waits, and not the host. Raises the operation's error, or "
            "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
            "running. Waiting again is allowed.")
       .def(
@@ -87,14 +94,15 @@ void add_work(py::module_& module) {
           "True once the operation is complete without an error.")
       .def("exception", exception_of, "The error of a failed operation, or None.")
       .def(
-          "synchronize", [](const std::shared_ptr<Work>& work) { wait_for(work, std::nullopt); },
-          "The same as wait() for a host backend.")
+          "synchronize", [](const std::shared_ptr<Work>& work) { wait_for(work, std::nullopt); }, "The same as wait().")
       .def("source_rank", &Work::source, "The group rank that a completed receive came from.")
       .def("result", result_of, "The tensors that hold the result.")
       .def(
           "get_future",
           [](const py::object& work) { return py::module_::import("mcr_dl._futures").attr("future_of")(work); },
           "A torch.futures.Future of the tensors that hold the result.")
+      .def("_stream", stream_of,
+           "(device index, torch's stream id) of what a device does behind the operation; None for the host's.")
       .def("_on_done", call_on_done, "Calls a function of no arguments once the operation is complete.")
       .def("__repr__", [](const Work& work) {
         return "<mcr_dl.Work " + work.what() + (work.completed() ? ": complete>" : ": running>");

@@ -14,8 +14,33 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 LAUNCHERS = ("processes", "mpiexec-mpich", "mpiexec-openmpi")
 
+# What the tests have instead of NCCL, and the same with the functions of NCCL 2.18 alone.
+STAND_IN = TESTS.parent / "build" / "standin" / "libnccl.so"
+OLD_STAND_IN = STAND_IN.parent / "old" / STAND_IN.name
+_NCCL = {"MCR_DL_NCCL_LIB": str(STAND_IN), "MCR_STANDIN_TIMEOUT_MS": "15000"}
+
+# Ranks that this starts itself, and what each kind of them has in its environment.
+OWN: dict[str, dict[str, str]] = {
+    "processes": {},
+    "nccl": _NCCL,
+    "nccl-lanes": {**_NCCL, "MCR_DL_NCCL_LANES": "3"},
+    "nccl-old": {**_NCCL, "MCR_DL_NCCL_LIB": str(OLD_STAND_IN), "MCR_STANDIN_VERSION": "21805"},
+}
+
 # What a launcher around pytest may have set: the ranks must see their own launcher alone.
-_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PMI", "OMPI_", "PRTE_", "SLURM_", "TORCHELASTIC", "MCR_DL_MPI")
+_FOREIGN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "PMI",
+    "OMPI_",
+    "PRTE_",
+    "SLURM_",
+    "TORCHELASTIC",
+    "MCR_DL_MPI",
+    "MCR_DL_NCCL",
+)
 
 
 def openmpi() -> Path:
@@ -71,8 +96,8 @@ def start(
 ) -> list[subprocess.Popen[bytes]]:
     """Start `size` ranks of ``python arguments...``; returns the processes that this made itself."""
     program = [sys.executable, *arguments]
-    if launcher == "processes":
-        commands = [(program, extra) for extra in rank_environments(size)]
+    if launcher in OWN:
+        commands = [(program, {**extra, **OWN[launcher]}) for extra in rank_environments(size)]
     else:
         command, extra = mpiexec(launcher, size)
         commands = [([*command, *program], extra)]

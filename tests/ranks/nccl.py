@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend nccl on the stand-in library, on one rank."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+import mcr_dl
+import reference
+from calls import Case, spell
+from harness.position import note
+from mcr_dl import _C, BackendError, UnsupportedError
+from ranks import operations, session
+from ranks.expect import expect
+
+_LATE = 20.0  # seconds in which the watchdog must have noticed a failure
+
+
+def library() -> ctypes.CDLL:
+    """The stand-in, with its functions for tests."""
+    return ctypes.CDLL(os.environ["MCR_DL_NCCL_LIB"])
+
+
+def inject(text: str) -> None:
+    """Let a call fail: see mcr_stand_in_fail() in tests/standin/api.cc."""
+    library().mcr_stand_in_fail(text.encode())
+
+
+def world() -> mcr_dl.ProcessGroup:
+    made = mcr_dl.group.WORLD
+    assert made is not None
+    return made
+
+
+def supported(case: Case) -> bool:
+    """Whether nccl does it; the layout makes no difference."""
+    return world()._support("nccl", case.op, case.dtype, case.red, False) == "native"
+
+
+def run_all(cases: Sequence[Case]) -> tuple[int, int]:
+    """Run what nccl supports, and see that the rest is refused with nothing sent; how many there were of each."""
+    session.start("nccl")
+    session.groups()
+    done = refused = 0
+    for case in cases:
+        if supported(case):
+            operations.run(case)
+            done += 1
+        elif case.count > 0:
+            refuse(case)
+            refused += 1
+    return done, refused
+
+
+def refuse(case: Case) -> None:
+    """The call raises UnsupportedError, which names operation, backend, reduction and type."""
+    ranks = session.members(case.group, mcr_dl.get_world_size())
+    if mcr_dl.get_rank() not in ranks:
+        return
+    if case.op == "reduce_scatter" and not any(operations.block_sizes(case, len(ranks))):
+        return  # nothing to do, which every backend can
+    note(f"refused: {case}")
+    prepared = operations.prepare(case, ranks.index(mcr_dl.get_rank()), len(ranks))
+    red = {("bool", "SUM"): "MAX", ("bool", "PRODUCT"): "MIN"}.get((case.dtype, case.red), case.red)
+    expect(UnsupportedError, spell(case, dict(prepared.arguments)), f"nccl.{case.op}", case.dtype, red)
+
+
+def support() -> dict[str, str]:
+    """All of `dtype reduction` with what an all_reduce of them would be."""
+    session.start("nccl")
+    return {
+        f"{dtype} {red}": world()._support("nccl", "all_reduce", dtype, red, False)
+        for dtype in _C.dtypes()
+        for red in _C.reductions()
+        if _C.reduction_defined(dtype, red)
+    }
+
+
+# ---- PREMUL_SUM
+
+
+def premul(dtype_name: str, counts: Sequence[int]) -> int:
+    """Sums with a factor, given as a number and as a tensor, in all operations that reduce."""
+    session.start("nccl")
+    dtype = reference.dtype_of(dtype_name)
+    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    calls = 0
+    for count in counts:
+        inputs = [reference.values(dtype, count * size, 7 + other, "SUM") for other in range(size)]
+        want = (sum(reference.wide(tensor) for tensor in inputs) * 0.5).to(dtype)
+        for factor in (0.5, torch.tensor([0.5], dtype=dtype)):
+            op = torch_dist._make_nccl_premul_sum(factor)
+            reduced = inputs[rank].clone()
+            mcr_dl.all_reduce(reduced, op=op)
+            reference.assert_same(reduced, want, f"all_reduce {factor}")
+            rooted = inputs[rank].clone()
+            work = mcr_dl.reduce(rooted, 0, op=op, async_op=True)
+            work.wait()
+            reference.assert_same(rooted, want if rank == 0 else inputs[rank], f"reduce {factor}")
+            block = torch.empty(count, dtype=dtype)
+            mcr_dl.reduce_scatter_tensor(block, inputs[rank].clone(), op=op)
+            reference.assert_same(block, want[rank * count : (rank + 1) * count], f"reduce_scatter {factor}")
+            block.zero_()
+            mcr_dl.reduce_scatterv(block, inputs[rank].clone(), [count] * size, op=op)
+            reference.assert_same(block, want[rank * count : (rank + 1) * count], f"reduce_scatterv {factor}")
+            calls += 4
+    return calls
+
+
+# ---- messages
+
+
+def _sizes(dtype: torch.dtype, count: int, sender: int, turn: int) -> torch.Tensor:
+    return reference.values(dtype, count, 1000 * turn + sender)
+
+
+def messages(dtypes: Sequence[str], counts: Sequence[int]) -> int:
+    """Around a ring, in NCCL's way: who sends first is decided by the rank, as one side must be receiving."""
+    session.start("nccl")
+    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    turn = 0
+    for name in dtypes:
+        for count in counts:
+            for asynchronous in (False, True):
+                turn += 1
+                note(f"message {name} {count} {asynchronous}")
+                dtype = reference.dtype_of(name)
+                mine, got = _sizes(dtype, count, rank, turn), _sizes(dtype, count, size, turn)
+                works: list[Any] = []
+
+                def send(tensor: torch.Tensor = mine, works: list[Any] = works, started: bool = asynchronous) -> None:
+                    # NCCL knows no tags: these two meet.
+                    works.append((mcr_dl.isend if started else mcr_dl.send)(tensor, after, tag=3))
+
+                def recv(tensor: torch.Tensor = got, works: list[Any] = works, started: bool = asynchronous) -> None:
+                    works.append((mcr_dl.irecv if started else mcr_dl.recv)(tensor, before, tag=4))
+
+                for step in (send, recv) if rank % 2 == 0 else (recv, send):
+                    step()
+                for work in works:
+                    if asynchronous:
+                        assert work.wait() is True
+                if not asynchronous:
+                    assert sorted(str(work) for work in works) == sorted(["None", str(before)]), works
+                reference.assert_same(got, _sizes(dtype, count, before, turn), f"message {name} {count}")
+    return turn
+
+
+def batches(count: int) -> None:
+    """Everybody to everybody at once, several messages each, larger than what fits between two ranks."""
+    session.start("nccl")
+    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    operations_: list[mcr_dl.P2POp] = []
+    wanted = []
+    for turn, length in enumerate((count, 0, 5)):
+        for peer in range(size):
+            if peer == rank:
+                continue
+            got = torch.empty(length, dtype=torch.float64)
+            wanted.append((got, _sizes(torch.float64, length, peer * size + rank, turn)))
+            operations_.append(mcr_dl.P2POp(mcr_dl.irecv, got, peer))
+            mine = _sizes(torch.float64, length, rank * size + peer, turn)
+            operations_.append(mcr_dl.P2POp(mcr_dl.isend, mine, peer))
+    for work in mcr_dl.batch_isend_irecv(operations_):
+        work.wait()
+    for got, want in wanted:
+        reference.assert_same(got, want, "a message of a batch")
+
+
+def from_any() -> None:
+    """NCCL receives from a named rank alone."""
+    session.start("nccl")
+    for call in (mcr_dl.recv, mcr_dl.irecv):
+        expect(UnsupportedError, lambda call=call: call(torch.ones(1)), "nccl.recv")
+    good()
+
+
+# ---- failures
+
+
+def good(group: Any = None) -> None:
+    """A correct call that all ranks make."""
+    size, rank = mcr_dl.get_world_size(group), mcr_dl.get_rank(group)
+    tensor = torch.full((5,), float(rank + 1))
+    mcr_dl.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [size * (size + 1) / 2] * 5
+
+
+def _wrong_size(group: Any, rank: int) -> Any:
+    return mcr_dl.all_reduce(torch.ones(4 + rank), group=group)
+
+
+def _wrong_size_started(group: Any, rank: int) -> Any:
+    return mcr_dl.all_reduce(torch.ones(4 + rank), group=group, async_op=True).wait()
+
+
+def _wrong_root(group: Any, rank: int) -> Any:
+    return mcr_dl.broadcast(torch.ones(3), rank, group=group)
+
+
+def _wrong_reduction(group: Any, rank: int) -> Any:
+    return mcr_dl.reduce(torch.ones(3), 0, mcr_dl.ReduceOp.MAX if rank == 0 else mcr_dl.ReduceOp.MIN, group=group)
+
+
+def _wrong_operation(group: Any, rank: int) -> Any:
+    if rank == 0:
+        return mcr_dl.all_gather_single(torch.empty(2 * mcr_dl.get_world_size(group)), torch.ones(2), group=group)
+    return mcr_dl.reduce_scatter_tensor(torch.empty(2), torch.ones(2 * mcr_dl.get_world_size(group)), group=group)
+
+
+def _wrong_message(group: Any, rank: int) -> Any:
+    if rank == 0:
+        return mcr_dl.recv(torch.ones(4), 1, group=group)
+    return mcr_dl.send(torch.ones(3), 0, group=group)
+
+
+MISMATCHES: dict[str, tuple[Callable[[Any, int], Any], tuple[str, str]]] = {
+    "size": (_wrong_size, ("ncclAllReduce(count 4", "ncclAllReduce(count 5")),
+    "size, asynchronous": (_wrong_size_started, ("ncclAllReduce(count 4", "ncclAllReduce(count 5")),
+    "root": (_wrong_root, ("root 0", "root 1")),
+    "reduction": (_wrong_reduction, ("ncclMax", "ncclMin")),
+    "operation": (_wrong_operation, ("ncclAllGather", "ncclReduceScatter")),
+    "message": (_wrong_message, ("count 12", "count 16")),
+}
+
+
+def mismatch(name: str) -> str:
+    """Two ranks make calls that do not match, in a group of its own: NCCL's error, and other groups work on."""
+    session.start("nccl")
+    group = mcr_dl.new_group([0, 1])
+    rank = mcr_dl.get_rank()
+    call, words = MISMATCHES[name]
+    text = ""
+    if rank == 1 and name == "message":
+        call(group, rank)  # a sender does not hear of it, until it makes another call
+    elif rank < 2:
+        text = str(expect(BackendError, lambda: call(group, rank), "invalid usage", "calls do not match", *words))
+    if rank < 2:
+        eventually_refused(group)
+    good()
+    if rank < 2:
+        mcr_dl.destroy_process_group(group)
+    good()
+    return text
+
+
+def eventually_refused(group: Any, word: str = "") -> str:
+    """Calls of a broken group raise, at the latest when the watchdog has noticed; waits for a text with the word."""
+    deadline = time.monotonic() + _LATE
+    while time.monotonic() < deadline:
+        try:
+            mcr_dl.barrier(group=group)
+        except BackendError as error:
+            if word in str(error):
+                return str(error)
+        time.sleep(0.02)
+    raise AssertionError(f"no BackendError with {word!r} within {_LATE} s")
+
+
+def failing_call(function: str) -> str:
+    """A call that NCCL refuses on all ranks, before anything is sent: its text, and the group works on."""
+    session.start("nccl")
+    good()
+    inject(f"{function}:1")
+    size = mcr_dl.get_world_size()
+    calls: dict[str, Callable[[], Any]] = {
+        "ncclAllReduce": good,
+        "ncclGroupStart": lambda: _vectored(size),
+        "ncclSend": lambda: _vectored(size),
+        "ncclGroupEnd": lambda: _vectored(size),
+    }
+    words = (function, "internal error", f"a failure of {function} that a test has asked for")
+    error = expect(BackendError, calls[function], *words)
+    good()
+    _vectored(size)
+    return str(error)
+
+
+def _vectored(size: int) -> None:
+    got = torch.zeros(2 * size)
+    mcr_dl.all_gatherv(got, torch.full((2,), float(mcr_dl.get_rank())), [2] * size)
+    assert got.tolist() == [float(rank) for rank in range(size) for _ in range(2)]
+
+
+def failing_device(culprit: int) -> tuple[str, str]:
+    """An error behind the calls' backs on one rank: the watchdog ends the group's operations on all; others work on."""
+    session.start("nccl")
+    group = mcr_dl.new_group()
+    good(group)
+    if mcr_dl.get_rank() == culprit:
+        inject("async:1")
+    good(group)  # the call itself succeeds
+    first = eventually_refused(group)
+    second = eventually_refused(group, "ncclCommGetAsyncError")  # then it is the watchdog's
+    good()
+    mcr_dl.destroy_process_group(group)
+    good()
+    return first, second
+
+
+def failing_connect() -> str:
+    """The first rank cannot make an id: all ranks get its error, and nobody waits."""
+    session.start("nccl")
+    if mcr_dl.get_rank() == 0:
+        inject("ncclGetUniqueId:1")
+    error = expect(BackendError, mcr_dl.new_group, "ncclGetUniqueId", "internal error")
+    good()
+    return str(error)
+
+
+# ---- lanes, lifetime, choice
+
+
+def lanes() -> int:
+    """Many calls under way at once, on several groups; returns how many communicators of the library each group has."""
+    session.start("nccl")
+    groups = [group for group in session.groups().values() if group is not None]
+    before = library().mcr_stand_in_comms()
+    works = []
+    for turn in range(40):
+        for group in groups:
+            tensor = torch.full((3,), float(turn))
+            works.append((mcr_dl.all_reduce(tensor, group=group, async_op=True), tensor, turn, group))
+    for work, tensor, turn, group in works:
+        work.wait()
+        assert tensor.tolist() == [float(turn * mcr_dl.get_world_size(group))] * 3
+    assert library().mcr_stand_in_comms() == before
+    return int(before) // len(groups)
+
+
+def lifetime() -> list[int]:
+    """How many communicators the library has before, with, and after a group of its own; then after finalize."""
+    session.start("nccl")
+    counts = [library().mcr_stand_in_comms()]
+    group = mcr_dl.new_group()
+    good(group)
+    counts.append(library().mcr_stand_in_comms())
+    mcr_dl.destroy_process_group(group)
+    counts.append(library().mcr_stand_in_comms())
+    session.stop()
+    counts.append(library().mcr_stand_in_comms())
+    session.start("nccl")
+    good()
+    return counts
+
+
+def automatic() -> list[str]:
+    """What `auto` starts here, though the stand-in is named."""
+    session.stop()
+    mcr_dl.init_process_group("auto")
+    names = mcr_dl.get_backends()
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor)
+    assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 3
+    session.stop()
+    session.start("nccl")
+    return names
+
+
+def status() -> str:
+    return str(mcr_dl.available_backends()["nccl"])
