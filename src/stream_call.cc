@@ -159,15 +159,13 @@ class Batch::Member {
     return {requests_of(passage, point_), point_};
   }
 
-  // Whatever happens, the event is recorded: works wait for it.
-  void end() {
+  void start() { communicator_->end_batch(); }
+
+  // Also behind a failure: works wait for the event.
+  void conclude(bool started) {
     const StreamGuard guard(lane_.stream());
-    try {
-      communicator_->end_batch();
-      for (const auto& copy : behind_) copy(lane_.stream());
-    } catch (...) {
-      point_->record(lane_.stream());
-      throw;
+    for (const auto& copy : behind_) {
+      if (started) copy(lane_.stream());
     }
     launch_.done(lane_.stream());
     point_->record(lane_.stream());
@@ -208,17 +206,19 @@ Batch::Member& Batch::member(const Passage& passage) {
   return *members_.emplace_back(std::make_unique<Member>(passage));
 }
 
+// Libraries may count their groups per thread and start nothing before the last one ends; so do the events.
 void Batch::end() {
   batch = nullptr;
   std::exception_ptr failure;
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
     try {
-      (*member)->end();
+      (*member)->start();
     } catch (...) {
       failure = std::current_exception();
     }
   }
-  members_.clear();
+  for (auto& member : members_) member->conclude(!failure);
+  while (!members_.empty()) members_.pop_back();
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -387,6 +387,7 @@ class NcclBackend : public Backend {
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
     const bool ordered = order_launches();
+    const DeviceGuard guard(library_->stand_in() ? Device{} : spec.device);
     auto lanes = std::make_shared<Lanes>(library_);
     std::shared_ptr<void> flags;
     try {
