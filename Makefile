@@ -20,7 +20,7 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python demo bench lint format generate clean
+.PHONY: help check build test test-cpp test-python demo bench gpu-check lint format generate clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes
 
 bench: build ## Measure the overhead over plain MPI (ARGS= goes to it)
 	$(PY) bench/overhead.py $(ARGS)
+
+gpu-check: ## Check and measure on a GPU; results go to build/gpu-check (ARGS=--rehearse: on the CPU, no result)
+	bench/gpu_check.sh $(ARGS) build/gpu-check
 
 lint: build ## Check style, types, line limits and generated files
 	$(PY) -m ruff check .

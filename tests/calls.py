@@ -44,6 +44,7 @@ class Case:
     by_group_rank: bool = False
     backend: str | None = None
     seed: int = 0
+    device: str = "cpu"  # where its tensors are
 
     @property
     def op(self) -> str:

@@ -198,15 +198,27 @@ class Scripted:
 class Recorded:
     """A call that writes down when its turn is."""
 
-    def __init__(self, name: str, log: list[str], apart: bool = False) -> None:
+    def __init__(self, name: str, log: list[str], apart: bool = False, settles: bool = False) -> None:
         self.messages = 1
         self.meet = (lambda: log.append("meet")) if apart else None
+        self.settle = (lambda: log.append("settle")) if settles else None
         self.call = lambda: log.append(name)
 
 
 def _measure(control: Scripted, log: list[str], apart: bool = False) -> dict[str, timing.Statistics]:
     calls = {name: Recorded(name, log, apart) for name in "abc"}
     return timing.measure(calls, control, 10.0, 0.025)
+
+
+def test_a_device_is_done_when_the_clock_starts_and_stops() -> None:
+    """Each batch is between two waits for the device, and there is none inside of it, between one call and the next."""
+    log: list[str] = []
+    calls = {name: Recorded(name, log, settles=True) for name in "ab"}
+    timing.measure(calls, Scripted(0.01, lambda _: 300.0), 1.0, 0.025)
+    batches = " ".join(log).split("settle")
+    assert len(batches) % 2 == 1
+    assert all(set(inside.split()) in ({"a"}, {"b"}) for inside in batches[1::2])
+    assert max(len(inside.split()) for inside in batches[1::2]) > 1
 
 
 def test_measure_ends_when_all_are_certain() -> None:
@@ -377,7 +389,7 @@ def test_command_with_unsupported_operation() -> None:
     ("arguments", "words"),
     [
         ("--ops all_redcue", "all_reduce, reduce,"),
-        ("--backends nobody", "mpi, gloo"),
+        ("--backends nobody", "mpi, nccl, gloo"),
         ("--dtype float31", "float32"),
         ("--redop BAND", "SUM, AVG"),
         ("--min 4Q", "64K"),

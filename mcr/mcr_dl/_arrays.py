@@ -10,14 +10,8 @@ import torch
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 
 
-def stream_of(value: object) -> int | None:
-    """The stream (a cudaStream_t) that the array's own library works on now; None: as torch (called by the C++ core)."""
-    del value
-    return None
-
-
 def as_tensor(value: object, parameter: str) -> torch.Tensor:
-    """Wrap a NumPy array or any DLPack object without a copy (also called by the C++ core).
+    """Wrap a NumPy array or any DLPack object, such as a CuPy array, without a copy (also called by the C++ core).
 
     Raises InvalidTypeError if ``value`` is no array and InvalidArgumentError if its memory cannot be shared as it is.
     """
@@ -37,3 +31,17 @@ def as_tensor(value: object, parameter: str) -> torch.Tensor:
         raise InvalidArgumentError(message) from error
     message = f"{parameter}: expected a torch.Tensor, a NumPy array or a DLPack object, got {type(value).__name__}"
     raise InvalidTypeError(message)
+
+
+def stream_of(value: object) -> int | None:
+    """The ``cudaStream_t`` that is current in CuPy for a CuPy array's device, 0 for the default one; None for others.
+
+    The C++ core runs a call on CuPy arrays there, as CuPy's own functions would. Streams of CuPy and of torch are
+    current independently of each other.
+    """
+    if not any(kind.__module__.partition(".")[0] == "cupy" for kind in type(value).__mro__):
+        return None
+    import cupy
+
+    with value.device:  # type: ignore[attr-defined]
+        return int(cupy.cuda.get_current_stream().ptr)

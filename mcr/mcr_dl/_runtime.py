@@ -94,7 +94,7 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _usable() -> list[str]:
+def usable() -> list[str]:
     """What ``auto`` starts: the real libraries that can be used here."""
     names = []
     for name in _backends.known_names():
@@ -310,7 +310,7 @@ def init_process_group(
     try:
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _state.backends = wanted or _usable()
+        _state.backends = wanted or usable()
         _agree(_state, tuning_table)
         _state.staging = devices.agree(_state)
         _C.set_world(_make_world(_state))

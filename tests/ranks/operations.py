@@ -47,10 +47,11 @@ class Prepared:
     def check(self) -> None:
         """Compare: results, what lies between blocks, and inputs."""
         if self.output is not None and self.want_output is not None:
-            reference.assert_same(self.output.content(), self.want_output, f"output of {self.case}", self.case.red)
+            got, want = self.output.content().cpu(), self.want_output.cpu()
+            reference.assert_same(got, want, f"output of {self.case}", self.case.red)
         if self.input is not None and self.want_input is not None:
             red = self.case.red if self.case.aliased else ""  # then the result is in it
-            reference.assert_same(self.input.content(), self.want_input, f"input after {self.case}", red)
+            reference.assert_same(self.input.content().cpu(), self.want_input.cpu(), f"input after {self.case}", red)
 
 
 def _width(case: Case) -> int:
@@ -83,7 +84,9 @@ def _alias(case: Case, rank: int, source: Side, target: Side) -> tuple[Side, Sid
     """Lay the smaller side into the larger one: this rank's own block, or all of it for all_to_all."""
     if case.op == "all_to_all":
         if source.base.numel() < target.base.numel():
-            source.base = torch.cat([source.base, target.base[source.base.numel() :]])
+            larger = target.base.clone()
+            larger[: source.base.numel()] = source.base
+            source.base = larger
         target.base = source.base[: target.base.numel()]
         source.base = source.base[: max(start + count for start, count in source.places)]
         return source, target
@@ -110,7 +113,7 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
     want = reference.expected(case.op, inputs, sizes, case.root, case.red, rank)
 
     def fill(salt: int, count: int) -> torch.Tensor:
-        return reference.values(dtype, count, case.seed * 64 + 32 + salt + 2 * rank)
+        return reference.values(dtype, count, case.seed * 64 + 32 + salt + 2 * rank).to(case.device)
 
     if "tensor" in _kinds(case):
         return _prepare_single(case, inputs, want, rank, fill)
@@ -162,7 +165,7 @@ def _prepare_single(
     if case.op == "recv":
         side = Side(fill(1, case.count), [(0, case.count)], shape=shape)
     else:
-        side = Side(inputs[rank].clone(), [(0, case.count)], shape=shape)
+        side = Side(inputs[rank].clone().to(case.device), [(0, case.count)], shape=shape)
     if case.op == "send":
         want = inputs[rank]
     return Prepared(case, _arguments(case, None, side, rank), None, side, want, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from mcr_dl.bench.cli import main
+from mcr_dl._commands import bench
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench())

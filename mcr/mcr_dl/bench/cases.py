@@ -13,7 +13,7 @@ from torch.distributed import ReduceOp
 
 from mcr_dl import _C
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from mcr_dl.bench import _coded, _values
+from mcr_dl.bench import _coded, _device, _values
 from mcr_dl.bench._layout import Layout, Operation, layout, table
 
 _LISTS = {"inputs", "outputs"}
@@ -86,11 +86,11 @@ def candidates(group: _C.ProcessGroup) -> list[str]:
     return [name for name in group.candidates if name.partition(":")[0] not in ("null", "fake")]
 
 
-def differs(group: _C.ProcessGroup, candidate: str, operation: str, dtype: str) -> bool:
+def differs(group: _C.ProcessGroup, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
     """Whether the candidate does this in a way of its own: a backend does, a variant may be the backend's way again."""
     if ":" not in candidate:
         return True
-    return candidate in group._explain(operation, 0, dtype, "SUM", "cpu")["candidates"]
+    return candidate in group._explain(operation, 0, dtype, "SUM", device)["candidates"]
 
 
 def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
@@ -117,9 +117,12 @@ def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
         raise UnsupportedError(message)
     red = case.red if row.reduces else "SUM"
     names = known if candidate == "auto" else [candidate]
-    if all(group._support(name, row.op, case.dtype, red, row.vectored) == "-" for name in names):
+    device = torch.device(case.device).type
+    if all(group._support(name, row.op, case.dtype, red, row.vectored, device) == "-" for name in names):
         what = f"{case.dtype}, {red}" if row.reduces else case.dtype
-        message = f"{candidate}: {case.operation}({what}) is not supported"
+        message = f"{candidate}: {case.operation}({what}) is not supported" + (
+            f" on {device}" if device != "cpu" else ""
+        )
         raise UnsupportedError(message)
 
 
@@ -158,8 +161,9 @@ def _allocate(case: Case, part: Layout) -> Tensors:
 class Prepared:
     """A call on this rank, ready to be made again and again.
 
-    ``call()`` makes one to its end; ``messages`` is how many messages it passes one after the other (2 in a ping-pong);
-    ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else None.
+    ``call()`` makes one, to its end on the CPU; on a device it may still be under way, until ``settle()`` (None on the
+    CPU) returns. ``messages`` is how many messages it passes one after the other (2 in a ping-pong); ``meet`` is a
+    barrier of the same candidate for calls that ranks may leave before others enter, else None.
     """
 
     def __init__(self, case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> None:
@@ -171,8 +175,9 @@ class Prepared:
         self.tensors = tensors or _allocate(case, self.part)
         self.messages = 2 if self.row.peer else 1
         self.meet: Callable[[], object] | None = partial(_C.barrier, candidate, group) if self.row.rooted else None
+        self.settle = _device.settle(torch.device(case.device).type)
         self._starters: list[Callable[[], _C.Work]] = []
-        self.call: Callable[[], object] = self._bind()
+        self.call: Callable[[], object] = self._bind_peer() if self.row.peer else self._bind_collective()
         self._salt = 0
 
     @property
@@ -208,19 +213,6 @@ class Prepared:
         if self.case.codec:
             names["codec"] = self.case.codec
         return partial(getattr(_C, row["name"]), self.candidate, *places, **names)
-
-    def _bind(self) -> Callable[[], object]:
-        call = self._bind_peer() if self.row.peer else self._bind_collective()
-        device = torch.device(self.case.device)
-        if device.type == "cpu":
-            return call
-        synchronize = torch.get_device_module(device).synchronize
-
-        def to_the_end() -> None:
-            call()
-            synchronize()
-
-        return to_the_end
 
     def _bind_collective(self) -> Callable[[], object]:
         start = self._partial(self.row.op, True)

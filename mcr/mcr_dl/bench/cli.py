@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mcr_dl import _C, _launch, _runtime
 from mcr_dl._errors import InvalidArgumentError, McrError
-from mcr_dl.bench import report
+from mcr_dl.bench import _device, report
 from mcr_dl.bench._arguments import (
     INTERRUPTED,
     Parser,
@@ -132,7 +132,8 @@ def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
     bases = list(dict.fromkeys(name.partition(":")[0] for name in wanted))
-    _runtime.init_process_group("auto" if {"all", "auto"} & set(bases) else bases)
+    _device.take(settings.device)
+    _runtime.init_process_group(_device.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases)
     group = _C.world()
     assert group is not None
     known = group.candidates
@@ -155,7 +156,11 @@ def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], c
         hidden = not (first and console.is_terminal)
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
             task = progress.add_task(operation, total=len(points(settings, operation, group.size())))
-            own = [name for name in names if "all" not in settings.backends or differs(group, name, operation, dtype)]
+            own = [
+                name
+                for name in names
+                if "all" not in settings.backends or differs(group, name, operation, dtype, settings.device)
+            ]
             done = sweep(operation, own, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
         if first:
             report.print_operation(done, settings, group.size())
@@ -180,7 +185,7 @@ def _finish(settings: Settings, group: _C.ProcessGroup, rows: list[Row], mix: Mi
 def _measure(settings: Settings) -> int:
     group, names = _start(settings)
     control = TorchControl(group)
-    if not (settings.asynchronous or settings.mix):
+    if settings.device == "cpu" and not (settings.asynchronous or settings.mix):  # a device's library has threads too
         bind()
     mix: MixResult | None = None
     rows: list[Row] = []

@@ -84,9 +84,12 @@ def parse_mix(text: str) -> tuple[Part, ...]:
 class _Calls:
     """What `timing.measure` times here: ranks may leave it apart, so that each batch begins with a barrier."""
 
-    def __init__(self, call: Callable[[], object], meet: Callable[[], object]) -> None:
+    def __init__(
+        self, call: Callable[[], object], meet: Callable[[], object], settle: Callable[[], object] | None
+    ) -> None:
         self.call = call
         self.meet: Callable[[], object] | None = meet
+        self.settle = settle
         self.messages = 1
 
 
@@ -133,7 +136,7 @@ def run_mix(
     }
     calls |= {"in turn": partial(_in_turn, prepared), "together": partial(_at_once, prepared)}
     meet = partial(_C.barrier, parts[0].candidate, group)
-    timed = {name: _Calls(call, meet) for name, call in calls.items()}
+    timed = {name: _Calls(call, meet, prepared[0].settle) for name, call in calls.items()}
     result = measure(timed, control, budget_seconds, confidence)
     alone = tuple(result[str(index)] for index in range(len(parts)))
     return MixResult(tuple(parts), alone, result["in turn"], result["together"], wrong)

@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mcr_dl import _C
+from mcr_dl.bench import _device
 from mcr_dl.bench._sizes import size_text
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.cases import operation_of
 from mcr_dl.bench.mix import MixResult
 from mcr_dl.bench.timing import Statistics, bandwidths
+from mcr_dl.tuning.host import host
 
 _WIDTH = 120
 # Okabe and Ito's colours, which colour-blind people can tell apart, without yellow.
@@ -69,6 +71,8 @@ def _columns(title: str, names: Sequence[str], texts: int) -> Table:
 
 def _title(settings: Settings, operation: str, ranks: int) -> str:
     how = ["asynchronous" if settings.asynchronous else "blocking", settings.device]
+    if _device.ranks_per_device(settings.device) > 1:
+        how.append(f"{_device.ranks_per_device(settings.device)} ranks on a device")
     if settings.in_place:
         how.append("in place")
     return f"{operation}: {ranks} rank{'s' if ranks > 1 else ''}, {', '.join(how)}"
@@ -206,6 +210,7 @@ def document(
             "system": platform.platform(),
             "processor": _processor(),
             "cores": os.cpu_count(),
+            "accelerators": list(host().accelerators),
         },
         "rows": [_row_json(row, group.size()) for row in rows],
         "mix": None if mix is None else _mix_json(mix),

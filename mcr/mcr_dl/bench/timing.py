@@ -49,11 +49,14 @@ class Timed(Protocol):
 
     `meet` brings the ranks together before a batch, if ranks may leave a call before others have entered it. It is the
     candidate's own barrier: one that sleeps would have the scheduler put both ranks on one core for a while.
+
+    `settle` waits for the device on which the calls of a batch may still be under way; None: they have ended.
     """
 
     call: Callable[[], object]
     messages: int
     meet: Callable[[], object] | None
+    settle: Callable[[], object] | None
 
 
 class TorchControl:
@@ -153,15 +156,19 @@ class _Batch:
 
 
 def _run(timed: Timed, batch: _Batch) -> float:
-    """µs per message of a batch of calls on this rank."""
-    call = timed.call
+    """µs per message of a batch of calls on this rank, to the end of the last one on its device."""
+    call, settle = timed.call, timed.settle
     if batch.lead:
         call()
     if timed.meet is not None:
         timed.meet()
+    if settle is not None:
+        settle()
     begin = perf_counter_ns()
     for _ in repeat(None, batch.calls):
         call()
+    if settle is not None:
+        settle()
     return (perf_counter_ns() - begin) / (1000 * batch.calls * timed.messages)
 
 

@@ -3,6 +3,6 @@
 
 import sys
 
-from mcr_dl.trace.cli import main
+from mcr_dl._commands import trace
 
-sys.exit(main())
+sys.exit(trace())

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl import _C, _runtime
 from mcr_dl.passes import log
 from mcr_dl.passes.log import Record
 from mcr_dl.trace import _printer, _stragglers
 from mcr_dl.trace import _statistics as statistics
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _COLUMNS = (
     "Comm. Op", "Message Size", "Backend", "Count", "Total Latency(ms)", "Avg Latency(ms)", "p50(ms)", "p99(ms)",
@@ -51,6 +50,9 @@ def _codecs(records: list[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _grid(title: str, columns: tuple[str, ...], texts: int) -> Table:
+    from rich import box
+    from rich.table import Table
+
     grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
         grid.add_column(name, justify="left" if index < texts else "right")
@@ -74,6 +76,8 @@ def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
 
 
 def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
+    from rich.console import Console  # here, as programs that do not print it need not have it
+
     console = Console(width=None if Console().is_terminal else 160)
     grid = _grid("Communication of this rank", _COLUMNS, 3)
     for row in _rows(result["summary"]):
@@ -112,7 +116,8 @@ def log_summary(
             {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
         group: the records of this group alone; of all groups if None.
 
-    Raises NotInitializedError outside init and finalize. Source: deepspeed.comm.log_summary.
+    Raises NotInitializedError outside init and finalize, ModuleNotFoundError on rank 0 without the package rich.
+    Source: deepspeed.comm.log_summary.
     """
     current = _runtime.state()
     _printer.flush()

@@ -3,6 +3,6 @@
 
 import sys
 
-from mcr_dl.tuning.cli import main
+from mcr_dl._commands import tune
 
-sys.exit(main())
+sys.exit(tune())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mcr_dl
+from mcr_dl._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
@@ -98,11 +99,16 @@ def _explain(error: ValidationError) -> str:
 
 
 def violation(document: Any) -> str | None:
-    """What the schema has against the document, as ``path: expected ..., got ...``; None if nothing."""
-    from jsonschema.exceptions import best_match
+    """What the schema has against the document, as ``path: expected ..., got ...``; None if nothing.
 
-    error = best_match(_validator().iter_errors(document))
-    return None if error is None else _explain(error)
+    Raises InvalidArgumentError if jsonschema is not installed.
+    """
+    try:
+        from jsonschema.exceptions import best_match
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError("tuning tables are checked with jsonschema: pip install jsonschema") from error
+    fault = best_match(_validator().iter_errors(document))
+    return None if fault is None else _explain(fault)
 
 
 def _not_ascending(numbers: list[int], where: str, key: str) -> str | None:

@@ -110,18 +110,19 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
 
     if _named(argument) == "none":
         return None
-    path = _own_file(argument)
-    if path is None:
-        here = host().fingerprint
-        candidates = [files.read(each) for each in files.shipped()]
-        return next((table for table in candidates if table.host.fingerprint == here), None)
+    own = _own_file(argument)
     try:
+        path = own or files.shipped_for(host().fingerprint)
+        if path is None:
+            return None
         table = files.read(path)
     except InvalidArgumentError as error:
         if _named(argument):
             raise
         _log.warning("%s; going on without a tuning table", error)
         return None
+    if own is None:
+        return table
     for problem in files.check(table, host(), software(libraries)):
         _log.warning("%s", problem)
     return table

@@ -18,6 +18,7 @@ from rich.table import Table as Grid
 from mcr_dl import _C, _backends, _launch
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, McrError
 from mcr_dl.bench import _arguments as arguments
+from mcr_dl.bench import _device
 from mcr_dl.bench._sizes import parse_size
 from mcr_dl.bench.ranks import launched
 from mcr_dl.tuning import _views as views
@@ -30,7 +31,6 @@ from mcr_dl.tuning.table import Scale, Table
 
 _PROGRAM = "mcr-tune"
 _USABLE = "all"
-_REAL = ("null", "fake")  # backends that move nothing are no candidates
 
 
 @dataclass(frozen=True)
@@ -148,19 +148,16 @@ def _parse(argv: Sequence[str]) -> _Settings:
     )
 
 
-def _usable_backends(wanted: tuple[str, ...]) -> list[str]:
-    """The backends to measure. Named ones must be usable; of all, those are taken that are."""
-    names = [name for name in _backends.known_names() if name not in _REAL] if wanted == (_USABLE,) else list(wanted)
-    usable = []
-    for name in names:
+def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
+    """The backends to measure. Named ones must be usable; of all, those are taken that are and serve the device."""
+    if wanted == (_USABLE,):
+        return _device.usable_backends(device)
+    for name in wanted:
         try:
             _backends.load(name)
         except BackendUnavailableError as error:
-            if wanted != (_USABLE,):
-                raise InvalidArgumentError(f"argument --backends: {error}") from error
-            continue
-        usable.append(name)
-    return usable
+            raise InvalidArgumentError(f"argument --backends: {error}") from error
+    return list(wanted)
 
 
 # ---- where the table goes
@@ -200,7 +197,8 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
             _say(f"replacing what was there: {error}")
             return tables.merge(fresh, scale)
         if (old.host.fingerprint, old.software) == (fresh.host.fingerprint, fresh.software):
-            return tables.merge(replace(old, created=fresh.created, settings=settings), scale)
+            kept = {name: value for name, value in old.settings.items() if name == "devices"}  # of scales on devices
+            return tables.merge(replace(old, created=fresh.created, settings={**kept, **settings}), scale)
         _say(f"replacing {path}, which is of another machine or other versions")
     return tables.merge(fresh, scale)
 
@@ -244,7 +242,7 @@ class _Display:
             self.console.print(f"{event['operation']} ({event['dtype']}): done", highlight=False)
 
 
-def _summary(scale: Scale, path: Path, seconds: float) -> None:
+def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
     """Who wins what, in one table."""
     grid = Grid(title=f"{scale.name}, {scale.device}: the cheapest by message size", title_justify="left")
     for name in ("operation", "types", "from 0, then from the size given"):
@@ -257,6 +255,9 @@ def _summary(scale: Scale, path: Path, seconds: float) -> None:
         grid.add_row(winner.operation, winner.dtype_class, ", ".join(steps))
     console = Console()
     console.print(grid)
+    sharing = -(-scale.ranks_per_node // devices) if devices else 1
+    if sharing > 1:
+        console.print(f"{sharing} ranks shared each device: times are of that, not of ranks with devices of their own")
     for each in scale.excluded:
         console.print(f"left out: {each.label} for {each.operation} ({each.dtype}): {each.reason}", highlight=False)
     console.print(f"{seconds:.0f} s; table: {path}", highlight=False, soft_wrap=True)
@@ -266,7 +267,7 @@ def _summary(scale: Scale, path: Path, seconds: float) -> None:
 
 
 def _measure(settings: _Settings) -> int:
-    backends = _usable_backends(settings.backends)
+    backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     for ranks in settings.ranks:
         plan = settings.plan(ranks, backends)
@@ -283,11 +284,13 @@ def _measure(settings: _Settings) -> int:
             "confidence": settings.confidence,
             "bound_to_cores": bool(progress.facts.get("bound")),
         }
+        if settings.device != "cpu":
+            facts["devices"] = progress.facts.get("devices", 0)
         if settings.codecs:
             facts["codecs"] = ",".join(settings.codecs)
         tables.write(_table_with(path, scale, progress, facts), path)
         path.with_suffix(f".{ranks}-ranks.journal").unlink(missing_ok=True)
-        _summary(scale, path, time.monotonic() - begin)
+        _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
     return 0
 
 

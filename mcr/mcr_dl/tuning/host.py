@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -20,6 +21,8 @@ from mcr_dl import _C
 _CPU_INFO = Path("/proc/cpuinfo")
 # The driver's own list: it names all devices, whatever CUDA_VISIBLE_DEVICES says, and starts no CUDA context.
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
+_NVML = "libnvidia-ml.so.1"
+_NVML_NAME = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,26 @@ def _cpu() -> str:
 def _accelerators() -> tuple[str, ...]:
     texts = [path.read_text() for path in _NVIDIA.glob("*/information")]
     models = [re.search(r"^Model:\s*(.+)$", text, re.MULTILINE) for text in texts]
-    return tuple(sorted(model.group(1).strip() for model in models if model))
+    return tuple(sorted(model.group(1).strip() for model in models if model)) or _told_by_nvml()
+
+
+def _told_by_nvml() -> tuple[str, ...]:
+    """The same from the driver's library, for containers without the driver's list. Starts no CUDA context either."""
+    try:
+        nvml = ctypes.CDLL(_NVML)
+    except OSError:
+        return ()
+    if nvml.nvmlInit_v2() != 0:
+        return ()
+    number, names = ctypes.c_uint(0), []
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+    for index in range(number.value):
+        device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NVML_NAME)
+        found = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) == 0
+        if found and nvml.nvmlDeviceGetName(device, name, ctypes.c_uint(_NVML_NAME)) == 0:
+            names.append(name.value.decode(errors="replace").strip())
+    nvml.nvmlShutdown()
+    return tuple(sorted(names))
 
 
 @cache

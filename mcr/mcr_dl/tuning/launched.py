@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mcr_dl import _C, _runtime
+from mcr_dl.bench import _device
 from mcr_dl.bench._arguments import FAILED
 from mcr_dl.tuning._journal import Journal, Plan, Progress
 from mcr_dl.tuning.worker import Worker
@@ -84,6 +85,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
 
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
     """Measure in this process, which is a rank. The progress on rank 0, None on the others."""
+    _device.take(plan.device)
     _runtime.init_process_group(list(plan.backends), tuning_table="none")
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     worker.run()

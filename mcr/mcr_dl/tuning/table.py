@@ -151,15 +151,30 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
 
 def default_path(host: Host) -> Path:
     """Where the table of a machine lies in the user's cache directory: ``tuning/<fingerprint>.json``."""
-    from platformdirs import user_cache_path
+    return _cache() / "tuning" / f"{host.fingerprint}.json"
 
-    return user_cache_path("mcr_dl") / "tuning" / f"{host.fingerprint}.json"
+
+def _cache() -> Path:
+    try:
+        from platformdirs import user_cache_path
+    except ModuleNotFoundError:  # programs need the place alone, which on Linux is this one
+        return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
+    return user_cache_path("mcr_dl")
 
 
 def shipped() -> list[Path]:
     """The tables that are installed with the package (``tuning/tables/`` of the checkout), sorted by name."""
     files = (file for folder in _schema.data_folders() for file in (folder / "tables").glob("*.json"))
     return sorted({file.name: file for file in files}.values())
+
+
+def shipped_for(fingerprint: str) -> Path | None:
+    """The installed table that was measured on a machine with this fingerprint; the others are not checked."""
+    for file in shipped():
+        document = _load(file)
+        if isinstance(document, dict) and document.get("host", {}).get("fingerprint") == fingerprint:
+            return file
+    return None
 
 
 def merge(old: Table, scale: Scale) -> Table:

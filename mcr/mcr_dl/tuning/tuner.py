@@ -131,7 +131,9 @@ class Tuner:
         for name in self.plan.backends:
             with (
                 tempfile.TemporaryDirectory(prefix="mcr-tune-") as folder,
-                run_local(worker.start_alone, (name, self.limit), self.plan.ranks, log=Path(folder)) as ranks,
+                run_local(
+                    worker.start_alone, (name, self.limit, self.plan.device), self.plan.ranks, log=Path(folder)
+                ) as ranks,
             ):
                 good = ranks.wait(_START_SECONDS) and ranks.first_failure is None
                 said.append(f"{name} {'starts' if good else 'does not start'} alone")

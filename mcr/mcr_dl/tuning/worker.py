@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C, _backends, _runtime
+from mcr_dl.bench import _device
 from mcr_dl.bench.cases import Case, Prepared, prepare
 from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
@@ -37,7 +38,7 @@ class Worker:
         self.plan, self.progress, self.group = plan, progress, world
         self.coded = _compressing(world) if plan.codecs else world
         self.control = TorchControl()
-        self.bound = bind()
+        self.bound = plan.device == "cpu" and bind()  # a device's library has threads of its own to run
         self.journal = journal if world.rank() == 0 else None
 
     def note(self, event: str, **values: Any) -> None:
@@ -65,6 +66,7 @@ class Worker:
             ranks_per_node=shape.ranks_per_node if shape else self.group.size(),
             libraries=_C.backend_status(),
             bound=self.bound,
+            devices=_device.count(self.plan.device),
         )
         for unit in self.plan.units:
             if unit.key in self.progress.done:
@@ -126,14 +128,16 @@ class Worker:
 
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
     """What a rank process runs. Nothing is chosen by a table here: candidates are named."""
+    _device.take(plan.device)
     _runtime.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
     Worker(plan, progress, Journal(journal)).run()
     _runtime.destroy_process_group()
     return 0
 
 
-def start_alone(backend: str, limit: float) -> int:
+def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     """Start one backend and make one call on it: whether it works here at all."""
+    _device.take(device)
     _backends.load(backend)
     _runtime.init_process_group([backend], timeout=timedelta(seconds=limit), tuning_table="none")
     _C.barrier(backend=backend)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts ranks, tells where they are when they hang, and collects what they have written."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mcr_dl.bench import _device
+from mcr_dl.bench.ranks import run_local
+
+_STACKS_SECONDS = 1.0
+_START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending
+_TAIL = 3000
+
+
+def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:
+    """What each rank runs: its device, stacks on SIGUSR1, the function."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.enable()
+    _device.take(kind)
+    getattr(importlib.import_module(module), name)(*args)
+    sys.stdout.flush()
+
+
+class Notes:
+    """What one rank has found so far, in a file that survives it."""
+
+    def __init__(self, folder: str, name: str, rank: int) -> None:
+        self._path = Path(folder) / f"{name}.{rank}.json"
+        self.values: dict[str, Any] = {}
+
+    def write(self, **values: Any) -> None:
+        """Add values, and put all of them into the file in one step."""
+        self.values.update(values)
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.values, indent=1))
+        temporary.replace(self._path)
+
+
+def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
+    """The notes of all ranks in rank order; an empty one for a rank that has written none."""
+    notes = []
+    for rank in range(ranks):
+        path = folder / f"{name}.{rank}.json"
+        notes.append(json.loads(path.read_text()) if path.exists() else {})
+    return notes
+
+
+def working_seconds(wanted: float, limit: float) -> float:
+    """How long ranks may work that are killed after `limit` seconds: less than wanted if they could not start else."""
+    return max(1.0, min(wanted, limit - _START_SECONDS))
+
+
+def run(
+    entry: str,
+    args: tuple[Any, ...],
+    *,
+    ranks: int,
+    kind: str,
+    limit: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run ``module:function(*args)`` on ranks of this machine; what went wrong, with the ranks' last words, or nothing.
+
+    `limit` is in seconds; ranks that need longer hang: their stacks go into their logs, and they are killed.
+    """
+    module, _, name = entry.partition(":")
+    problem = ""
+    with run_local(enter, (module, name, kind, args), ranks, environment=environment, log=log) as running:
+        if not running.wait(limit):
+            for pid in running.pids.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+            time.sleep(_STACKS_SECONDS)
+            problem = f"not at its end after {limit:.0f} s"
+        elif running.first_failure is not None:
+            rank, code = running.first_failure
+            problem = f"rank {rank} ended with " + (f"signal {-code}" if code < 0 else f"exit code {code}")
+    if problem:
+        print(f"{entry}: {problem}")
+        for rank in range(ranks):
+            for stream in ("out", "err"):
+                path = log / f"{rank}.{stream}"
+                text = path.read_text(errors="replace")[-_TAIL:].strip() if path.exists() else ""
+                if text:
+                    print(f"--- rank {rank}, std{stream}\n{text}")
+    return problem
+
+
+def finish(folder: Path, stage: str, document: Mapping[str, Any], problem: str) -> int:
+    """Write the stage's result for the table; its exit code. `document` has "line", the words of the table."""
+    failed = bool(problem or document.get("failed"))
+    result = {**document, "problem": problem, "ok": not failed}
+    (folder / f"{stage}.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"{stage}: {'FAILED' if failed else 'ok'}: {document.get('line', '')}{': ' + problem if problem else ''}")
+    return int(failed)

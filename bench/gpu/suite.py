@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table-driven suite (tests/cases.py) on a device: the cases and the reference of tests/test_operations.py.
+
+python -m gpu.suite --backend nccl --ranks 2 --seconds 30 FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import random
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from gpu import jobs
+
+_BATCH = 25  # cases between two looks at the clock
+_SEED = 20
+_SHOWN = 5  # failures
+# Without a reduction everything must work; with one, what NCCL has for all versions from 2.18 on.
+_NCCL_REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
+_NCCL_DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+
+
+def may_lack(backend: str, reduces: bool, dtype: str, red: str) -> bool:
+    """Whether the backend may refuse this on device tensors."""
+    return backend == "nccl" and reduces and (red not in _NCCL_REDUCTIONS or dtype not in _NCCL_DTYPES)
+
+
+def comparable(backend: str, case: Any, members: int) -> bool:
+    """Whether the reference tells the result. NCCL averages short types by a factor 1/n that it has rounded before."""
+    from reference import dtype_of
+
+    dtype = dtype_of(case.dtype)
+    short = dtype.is_floating_point and dtype.itemsize < 4
+    return not (backend == "nccl" and case.red == "AVG" and short and members & (members - 1))
+
+
+def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
+    """All cases, so dealt that each function and type has its turn, whenever the time is over."""
+    import cases
+    from calls import OPS, SIGNATURES
+    from mcr_dl import _C
+    from ranks import session
+
+    shuffle = random.Random(_SEED)
+    piles = []
+    for function, row in SIGNATURES.items():
+        for dtype in _C.dtypes():
+            pile = cases.table(function, backend, dtype, ranks, cases.COUNTS, kind)
+            if dtype in cases.LARGE_DTYPES:
+                pile += cases.table(function, backend, dtype, ranks, (cases.LARGE,), kind)[::7]
+            least = 2 if OPS[row["op"]]["peer"] else 1
+            sizes = {case: len(session.members(case.group, ranks)) for case in pile}
+            pile = [case for case in pile if sizes[case] >= least and comparable(backend, case, sizes[case])]
+            shuffle.shuffle(pile)
+            piles.append(pile)
+    shuffle.shuffle(piles)
+    return [case for row in zip_longest(*piles) for case in row if case is not None]
+
+
+def _exchange(case: Any, rank: int, members: list[int]) -> None:
+    """A send or receive and its other half, in NCCL's way: both sides in an order in which they meet."""
+    from calls import OPS, SIGNATURES, spell
+    from ranks import operations
+
+    names = {"send": "recv", "recv": "send", "isend": "irecv", "irecv": "isend"}
+    halves = {}
+    for name in (case.function, names[case.function]):
+        half = replace(case, function=name)
+        prepared = operations.prepare(half, rank, len(members))
+        halves[OPS[SIGNATURES[name]["op"]]["name"]] = (prepared, spell(half, dict(prepared.arguments)))
+    # In a ring whose even ranks send first, somebody always receives.
+    order = ("send", "recv") if rank % 2 == 0 else ("recv", "send")
+    results = {name: halves[name][1]() for name in order}
+    if case.asynchronous or SIGNATURES[case.function]["starts"]:
+        assert all(work.wait() is True for work in results.values())
+    else:
+        assert results == {"send": None, "recv": members[rank - 1]}, results
+    for prepared, _ in halves.values():
+        prepared.check()
+
+
+def _run(case: Any) -> None:
+    import mcr_dl
+    from calls import OPS
+    from ranks import operations, session
+
+    if not (OPS[case.op]["peer"] and case.backend == "nccl"):
+        operations.run(case)
+        return
+    members = session.members(case.group, mcr_dl.get_world_size())
+    if mcr_dl.get_rank() in members:
+        _exchange(case, members.index(mcr_dl.get_rank()), members)
+
+
+class _Tally:
+    """What has come out on this rank."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.run = 0
+        self.unsupported: Counter[str] = Counter()
+        self.failures: dict[str, str] = {}
+
+    def take(self, case: Any) -> None:
+        """Run a case. Wrong values and refusals leave the ranks in step; anything else ends the run."""
+        import mcr_dl
+        from calls import OPS
+
+        try:
+            _run(case)
+        except mcr_dl.UnsupportedError as error:
+            reduces = OPS[case.op]["reduces"]
+            self.unsupported[" ".join((case.op, case.dtype, *((case.red,) if reduces else ())))] += 1
+            if not may_lack(self.backend, reduces, case.dtype, case.red):
+                self.failures[str(case)] = f"must be supported: {error}"
+            return
+        except AssertionError as error:
+            self.failures[str(case)] = str(error)
+        except Exception:
+            self.failures[str(case)] = traceback.format_exc()
+            raise
+        self.run += 1
+
+    def values(self) -> dict[str, Any]:
+        return {"run": self.run, "unsupported": dict(self.unsupported), "failures": self.failures}
+
+
+def _batches(cases: list[Any], seconds: float, rank: int, store: Any) -> Iterator[list[Any]]:
+    """Until rank 0's time is over, which the others are told through the store."""
+    end = time.monotonic() + seconds
+    for start in range(0, len(cases), _BATCH):
+        if rank == 0:
+            store.set(f"suite/{start}", "go" if time.monotonic() < end else "stop")
+        if store.get(f"suite/{start}") != b"go":
+            return
+        yield cases[start : start + _BATCH]
+
+
+def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, name: str) -> None:
+    """One rank: the cases until the time is over."""
+    import mcr_dl
+    from harness import position
+    from mcr_dl import _runtime
+    from ranks import session
+
+    session.start(backend)
+    session.groups()
+    rank = mcr_dl.get_rank()
+    position.start(Path(folder), rank)  # operations.run says there which case it is at
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # to the log, as before
+    notes, tally = jobs.Notes(folder, name, rank), _Tally(backend)
+    cases = cases_of(backend, kind, ranks)
+    try:
+        for batch in _batches(cases, seconds, rank, _runtime.state().store):
+            for case in batch:
+                position.note(str(case))
+                tally.take(case)
+            notes.write(total=len(cases), **tally.values())
+    finally:
+        notes.write(total=len(cases), **tally.values())
+    session.stop()
+
+
+def _line(document: dict[str, Any]) -> str:
+    unsupported = sum(document["unsupported"].values())
+    parts = [f"{document['run']} of {document['total']} cases run", f"{len(document['failures'])} failed"]
+    if unsupported:
+        kinds = sorted({" ".join(name.split()[1:]) for name in document["unsupported"]})
+        shown = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
+        parts.append(f"{unsupported} not supported ({shown})")
+    return ", ".join(parts)
+
+
+def main() -> int:
+    """Start the ranks. Exit code 1 if a case failed or the ranks did not come to their end."""
+    from harness import position
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="nccl")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=30, help="time for the cases")
+    parser.add_argument("--limit", type=float, default=60, help="time for everything")
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    name = f"suite-{given.backend}-{given.ranks}"
+    seconds = jobs.working_seconds(given.seconds, given.limit)
+    args = (given.backend, given.device, given.ranks, seconds, str(given.folder), name)
+    problem = jobs.run(
+        "gpu.suite:on_rank", args, ranks=given.ranks, kind=given.device, limit=given.limit, log=given.folder / name
+    )
+    notes = jobs.read(given.folder, name, given.ranks)
+    if problem:
+        print("\n".join(f"rank {rank} was last at {position.read(given.folder, rank)}" for rank in range(given.ranks)))
+    failures = {
+        case: f"rank {r}: {text}" for r, note in enumerate(notes) for case, text in note.get("failures", {}).items()
+    }
+    document: dict[str, Any] = {
+        "run": min(note.get("run", 0) for note in notes),
+        "total": max(note.get("total", 0) for note in notes),
+        "unsupported": notes[0].get("unsupported", {}),
+        "failures": failures,
+        "failed": bool(failures) or not all(note.get("run") for note in notes),
+    }
+    for case, text in list(failures.items())[:_SHOWN]:
+        print(f"{case}\n  {text}")
+    return jobs.finish(given.folder, name, {**document, "line": _line(document)}, problem)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

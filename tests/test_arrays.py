@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of other libraries: CuPy's current stream, on a stand-in for CuPy, which needs a GPU."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from mcr_dl import _arrays
+
+
+class Stream:
+    """cupy.cuda.Stream: its pointer is all that counts."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module with arrays on two devices, each with a current stream of its own."""
+    module = types.ModuleType("cupy")
+    current = {0: Stream(0), 1: Stream(0x1234)}
+    on = [0]
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def __enter__(self) -> None:
+            on.append(self.index)
+
+        def __exit__(self, *_: object) -> None:
+            on.pop()
+
+    class ndarray:
+        def __init__(self, device: int, memory: torch.Tensor | None = None) -> None:
+            self.device = Device(device)
+            self.memory = memory
+
+        def __dlpack__(self, **given: object) -> object:
+            return self.memory.__dlpack__(**given)  # type: ignore[union-attr, arg-type]
+
+        def __dlpack_device__(self) -> object:
+            return self.memory.__dlpack_device__()  # type: ignore[union-attr]
+
+    ndarray.__module__ = "cupy"
+    module.ndarray = ndarray  # type: ignore[attr-defined]
+    module.cuda = types.SimpleNamespace(get_current_stream=lambda: current[on[-1]])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_the_stream_of_the_arrays_device(cupy: types.ModuleType) -> None:
+    """CuPy has a current stream for each device; the array's counts, not the current device's."""
+    assert _arrays.stream_of(cupy.ndarray(0)) == 0
+    assert _arrays.stream_of(cupy.ndarray(1)) == 0x1234
+
+
+def test_subclasses_of_cupys_arrays(cupy: types.ModuleType) -> None:
+    """Also those that somebody else has made."""
+
+    class Own(cupy.ndarray):  # type: ignore[name-defined, misc]
+        pass
+
+    assert _arrays.stream_of(Own(1)) == 0x1234
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), np.ones(1), 3, None, object()])
+def test_others_have_none(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And CuPy is not imported for them."""
+    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it would fail
+    assert _arrays.stream_of(value) is None
+
+
+def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
+    """The same memory."""
+    memory = torch.arange(4.0)
+    tensor = _arrays.as_tensor(cupy.ndarray(0, memory), "tensor")
+    assert tensor.data_ptr() == memory.data_ptr()
+
+
+def test_the_device_is_current_only_while_asked(cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stays changed, also if CuPy fails."""
+
+    def fail() -> None:
+        raise RuntimeError("cudaErrorDevicesUnavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda, "get_current_stream", fail)
+        with pytest.raises(RuntimeError, match="Unavailable"):
+            _arrays.stream_of(cupy.ndarray(1))
+    assert cupy.cuda.get_current_stream().ptr == 0

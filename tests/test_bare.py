@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With torch and NumPy alone: the library works, and each command names the package that it lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tables
+from mcr_dl.tuning import table
+from mcr_dl.tuning.host import host
+
+# What is not there, as far as the program's own process can tell.
+BLOCK = """
+import sys
+
+class Absent:
+    names = {"hypothesis", "jsonschema", "matplotlib", "mpi4py", "platformdirs", "pytest", "rich", "zfpy"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+sys.meta_path.insert(0, Absent())
+"""
+
+PROGRAM = """
+import torch
+import mcr_dl
+from datetime import timedelta
+
+mcr_dl.init_process_group("gloo", store=mcr_dl.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=20))
+group = mcr_dl.new_group([0])
+x = torch.arange(4.0)
+mcr_dl.all_reduce(x)
+mcr_dl.all_reduce("gloo", x, async_op=True).wait()
+y = torch.empty(4)
+mcr_dl.all_gather_single(y, x, group=group)
+assert y.tolist() == [0.0, 1.0, 2.0, 3.0], y
+mcr_dl.set_passes(["log", "fuse"])
+mcr_dl.all_reduce(x)
+assert mcr_dl.log_records()
+objects = [None]
+mcr_dl.all_gather_object(objects, {"rank": 0})
+assert objects == [{"rank": 0}]
+print(mcr_dl.explain("all_reduce", 4).candidate, sorted(mcr_dl.available_backends()))
+mcr_dl.destroy_process_group()
+loaded = Absent.names & {name.partition(".")[0] for name in sys.modules}
+assert not loaded, loaded
+print("done")
+"""
+
+TABLE = """
+import mcr_dl
+try:
+    mcr_dl.init_process_group("gloo", tuning_table=sys.argv[1])
+except mcr_dl.InvalidArgumentError as error:
+    print(error)
+"""
+
+
+def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BLOCK + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_library_needs_torch_and_numpy_alone() -> None:
+    """Import, init, groups, calls, passes, the log, objects."""
+    result = _run(PROGRAM)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("done\n")
+
+
+def test_the_place_of_the_table_is_the_same() -> None:
+    """A table that mcr-tune has written is found without platformdirs too."""
+    result = _run("from mcr_dl.tuning import host, table\nprint(table.default_path(host.host()))")
+    assert result.stdout.strip() == str(table.default_path(host())), result.stderr
+
+
+def test_a_named_table_needs_jsonschema(tmp_path: Path) -> None:
+    """One clear error."""
+    path = tmp_path / "table.json"
+    table.write(tables.make(), path)
+    result = _run(TABLE, str(path))
+    assert "pip install jsonschema" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "trace", "tune"])
+def test_commands_say_what_they_lack(command: str) -> None:
+    """One line and exit code 2."""
+    result = _run(f"from mcr_dl import _commands\nsys.exit(_commands.{command}())")
+    assert result.returncode == 2
+    assert result.stderr == f"mcr-{command}: error: needs rich, which is not installed: pip install rich\n"

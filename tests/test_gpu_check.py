@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts of bench/gpu_check.sh, as far as they can run on the CPU: they see what is wrong, and say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(BENCH), str(BENCH.parent / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MCR_DL_TUNING_TABLE": "none"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_suite_runs(tmp_path: Path) -> None:
+    """On two ranks, for a moment."""
+    arguments = ("--backend", "gloo", "--device", "cpu", "--ranks", "2", "--seconds", "1", "--limit", "90")
+    result = _run("gpu.suite", *arguments, str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "suite-gloo-2.json").read_text())
+    assert found["run"] >= 25
+    assert found["failures"] == {}
+
+
+def test_the_suite_sees_wrong_values(tmp_path: Path) -> None:
+    """A backend that moves nothing fails."""
+    arguments = ("--backend", "null", "--device", "cpu", "--ranks", "1", "--seconds", "1", "--limit", "90")
+    result = _run("gpu.suite", *arguments, str(tmp_path))
+    assert result.returncode == 1
+    found = json.loads((tmp_path / "suite-null-1.json").read_text())
+    assert found["failures"]
+    assert "elements differ" in result.stdout
+
+
+def test_a_rank_that_hangs_is_shown(tmp_path: Path) -> None:
+    """Its stack is in the output, and the ranks are gone."""
+    program = (
+        "import pathlib, sys\n"
+        "from gpu import jobs\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "problem = jobs.run('time:sleep', (600,), ranks=1, kind='cpu', limit=8, log=folder)\n"
+        "print('problem:', problem)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert "problem: not at its end after 8 s" in result.stdout, result.stdout + result.stderr
+    assert "jobs.py" in result.stdout
+
+
+def _stages(folder: Path, *lines: tuple[str, str, str]) -> None:
+    text = "".join(f"{name}\t{code}\t3\t{words}\n" for name, code, words in lines)
+    (folder / "stages.tsv").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("stages", "code", "words"),
+    [
+        ((("build", "0", ""), ("streams-1", "0", "")), 0, "2 stages ok, 0 failed, 0 not run"),
+        ((("build", "0", ""), ("streams-1", "124", "")), 1, "ran past its time"),
+        ((("build", "1", ""), ("streams-1", "-", "the build has failed")), 1, "0 stages ok, 1 failed, 1 not run"),
+        ((("build", "-", "x"),), 1, "0 stages ok, 0 failed, 1 not run"),
+    ],
+)
+def test_the_table(tmp_path: Path, stages: tuple[tuple[str, str, str], ...], code: int, words: str) -> None:
+    """Only what has run and is right counts as ok, and nothing at all is no success."""
+    _stages(tmp_path, *stages)
+    (tmp_path / "streams-1.json").write_text(json.dumps({"line": "17 of 17 checks ok", "problem": ""}))
+    result = _run("gpu.table", str(tmp_path))
+    assert result.returncode == code, result.stderr
+    assert words in result.stdout
+    assert "REHEARSAL" not in result.stdout
+    assert json.loads((tmp_path / "gpu_check.json").read_text())["stages"][0]["stage"] == "build"
+
+
+def test_a_rehearsal_says_so(tmp_path: Path) -> None:
+    """On top of the table and in the file."""
+    _stages(tmp_path, ("build", "0", ""))
+    result = _run("gpu.table", str(tmp_path), "--rehearsal")
+    assert "A REHEARSAL" in result.stdout
+    assert json.loads((tmp_path / "gpu_check.json").read_text())["rehearsal"] is True
