@@ -44,6 +44,9 @@ class StreamPoint {
 
   Event& event() { return *event_; }
   const Stream& caller() const { return caller_; }
+  /// The caller's stream is not torch's, so nobody makes it current when he waits: it waits too.
+  void set_foreign() { foreign_.store(true, std::memory_order_relaxed); }
+  bool foreign() const { return foreign_.load(std::memory_order_relaxed); }
   /// The stream that it was recorded on.
   const Stream& stream() const { return stream_; }
   /// In a graph that is being recorded: the event then says nothing to the host.
@@ -54,6 +57,7 @@ class StreamPoint {
   Stream caller_, stream_;
   bool captured_;
   std::atomic<bool> recorded_{false};
+  std::atomic<bool> foreign_{false};
 };
 
 }  // namespace mcr

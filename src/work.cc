@@ -86,6 +86,7 @@ bool Work::join() {
   if (completed() && !point->captured()) return true;
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
   point->join(current);
+  if (point->foreign() && !(current == point->caller())) point->join(point->caller());
   // Memory was allocated in the order of the caller's stream: what that stream is given next comes behind the
   // operation.
   if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {

@@ -51,6 +51,10 @@ class Work {
 
   /// The point in a device's work that the operation ends with. Called once, before the Work is shared.
   void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
+  /// Whoever waits makes the caller's stream wait too: it is another library's.
+  void set_foreign() {
+    if (point_ != nullptr) point_->set_foreign();
+  }
   /// Null for what the host must wait for: until the operation has been given to the device, all but its end.
   StreamPoint* point() const { return point_ != nullptr && point_->recorded() ? point_.get() : nullptr; }
   /// Makes the current stream wait for the operation; false if it has no point yet. Throws its error. Memory that only

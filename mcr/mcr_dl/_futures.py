@@ -11,7 +11,7 @@ from mcr_dl import _C
 def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
     """A future that gets the work's result tensors, or its error (also called by the C++ core).
 
-    That of a work on a device's stream has its value at once; whoever takes it makes its own stream wait, as torch's do.
+    That of a work on a device's stream has its value at once; whoever takes it makes its stream wait, as torch's do.
     """
     place = work._stream()
     if place is not None:
@@ -33,7 +33,7 @@ def _of_stream(work: _C.Work, index: int, stream_id: int) -> torch.futures.Futur
     device = torch.device("cuda", index)
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[device])
     kind = torch.cuda.current_stream(device).device_type
-    stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=kind)
+    stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=kind)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         future.set_result(work.result())
     return future

@@ -233,7 +233,9 @@ class Binder {
 
   std::shared_ptr<Work> start_call() {
     const Unlocked unlocked;
-    return start(*group_, chosen_, call_, plan_);
+    auto work = start(*group_, chosen_, call_, plan_);
+    if (tensors_.stream()) work->set_foreign();
+    return work;
   }
 
   int run_call() {

@@ -149,6 +149,25 @@ TEST(an_asynchronous_call_comes_behind_the_callers_stream_and_the_waiting_stream
   CHECK(seen == 6 && work->poll() && !work->failed());
 }
 
+TEST(another_librarys_stream_waits_too) {
+  Fixture fixture;
+  std::vector<float> values(8, 1);
+  float seen = 0;
+  const Stream foreign = DeviceRuntime::of(DeviceType::CUDA).make_stream({DeviceType::CUDA, 0}, false);
+  std::shared_ptr<Work> work;
+  {
+    const StreamGuard guard(foreign);
+    slowly([&] { values.assign(8, 3); });
+    work = ranks::start(fixture.group(), reduction(values));
+    work->set_foreign();
+  }
+  wait(*work, 10s, nullptr);
+  simulated::enqueue(foreign, [&] { seen = values[7]; });
+  simulated::finish(foreign);
+  CHECK(seen == 6);
+  simulated::finish(simulated::current());
+}
+
 TEST(two_events_per_asynchronous_call_and_the_pool_gives_them_again) {
   Fixture fixture;
   std::vector<float> values(8, 1);
