@@ -7,8 +7,8 @@
 
 #include "pass.h"
 #include "passes/feedback.h"
-#include "sequence.h"
 #include "passes/transfer.h"
+#include "sequence.h"
 
 namespace mcr {
 
