@@ -54,17 +54,9 @@ void lower_bool(Call& call) {
   if (call.red == RedOp::PRODUCT) call.red = RedOp::MIN;
 }
 
-bool staged(const Communicator& communicator, Call call);
-
 // Decides how the call is done, from values that are equal on all ranks: op, dtype, reduction, vectored, device and
 // the communicator's tables. AVG becomes SUM, with `average` set, where the backend does not have it.
-Route route(const Communicator& communicator, Call& call, bool& average) {
-  if (const auto streams = communicator.streams()) {
-    return call.device.type == *streams && communicator.supports(call) ? Route::Stream : Route::Unsupported;
-  }
-  if (call.device.type != DeviceType::CPU && !call.device_idle) {
-    return staged(communicator, call) ? Route::Staged : Route::Unsupported;
-  }
+Route route_on_host(const Communicator& communicator, Call& call, bool& average) {
   if (communicator.supports(call)) return Route::Native;
   if (call.red == RedOp::AVG && row(call.op).is(kReduces)) {
     call.red = RedOp::SUM;
@@ -75,12 +67,24 @@ Route route(const Communicator& communicator, Call& call, bool& average) {
   return row(call.op).fallback == Fallback::Exchange && combined ? Route::Emulated : Route::Unsupported;
 }
 
-// Whether a host library can do the call of a device's tensors on copies of them.
-bool staged(const Communicator& communicator, Call call) {
-  if (communicator.supports(call)) return true;
+// The same for backends on streams, and for a device's tensors on a library of the host: it may do them as they are,
+// once the device is idle, or copies of them.
+Route route_of_device(const Communicator& communicator, Call call) {
+  const bool able = communicator.supports(call);
+  if (const auto streams = communicator.streams()) {
+    return able && call.device.type == *streams ? Route::Stream : Route::Unsupported;
+  }
+  if (able) return call.device_idle ? Route::Native : Route::Staged;
   call.device = {};
   bool average = false;
-  return route(communicator, call, average) != Route::Unsupported;
+  return route_on_host(communicator, call, average) == Route::Unsupported ? Route::Unsupported : Route::Staged;
+}
+
+void check_device(Device expected, Device got) {
+  if (got == expected) return;
+  throw Error(ErrorCode::InvalidArgument,
+              "expected tensors on the group's device, cuda:" + std::to_string(expected.index) +
+                  ", got cuda:" + std::to_string(got.index));
 }
 
 // What is true of every call before any pass sees it. False: it has nothing to do.
@@ -201,16 +205,12 @@ class Issue {
     if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
     auto& communicator = *slot->communicator;
-    const auto streams = communicator.streams();
-    if (streams && row(call.op).extent == Extent::None) call.device = group.device(*streams);
-    if (!communicator.takes_in_place(call)) separate(call, plan);
+    const bool device = slot->streams || call.device.type != DeviceType::CPU;
+    if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
+    if (!device || !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
-    route_ = route(communicator, call, average_);
-    if (route_ == Route::Stream && call.device != group.device(*streams)) {
-      throw Error(ErrorCode::InvalidArgument,
-                  "expected tensors on the group's device, cuda:" + std::to_string(group.spec().device.index) +
-                      ", got cuda:" + std::to_string(call.device.index));
-    }
+    route_ = device ? route_of_device(communicator, call) : route_on_host(communicator, call, average_);
+    if (route_ == Route::Stream) check_device(group.device(*slot->streams), call.device);
     if (route_ == Route::Unsupported) {
       const bool reduces = row(call.op).is(kReduces);
       throw Error(ErrorCode::Unsupported, "no native form " +
@@ -316,7 +316,8 @@ std::string_view how(const Communicator& communicator, Call call) {
   if ((op.is(kReduces) && !defined(call.dtype, call.red)) || (call.vectored && !op.is(kVectored))) return "-";
   lower_bool(call);
   bool average = false;
-  switch (route(communicator, call, average)) {
+  const bool device = communicator.streams() || call.device.type != DeviceType::CPU;
+  switch (device ? route_of_device(communicator, call) : route_on_host(communicator, call, average)) {
     case Route::Native:
     case Route::Stream:
       return "native";

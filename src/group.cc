@@ -32,10 +32,11 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   spec.store = store;
   const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
-  slots_.push_back({backend, communicator, backend.name});
+  slots_.push_back({backend, communicator, backend.name, 0, communicator->streams()});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
-    slots_.push_back({backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1)});
+    slots_.push_back(
+        {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams()});
   }
   tune(selector_.tuning());
 }

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct Slot {
   std::shared_ptr<Communicator> communicator;  // shared with running works and with the backend's other variants
   const std::string& name;                     // "mpi" or "mpi:p2p"; of the registry
   uint8_t variant = 0;
+  std::optional<DeviceType> streams;  // the communicator's, at hand
 };
 
 /// What the measurements say, for one group. It must be equal on all ranks of the group: so are the choices then.

@@ -84,11 +84,12 @@ void enqueue(Passage& passage, Lane& lane) {
 // The place of a call in the device's one order.
 class Launch {
  public:
-  Launch(const Passage& passage, const Stream& stream)
+  /// `caller`: the stream that tells whether a graph is being recorded; `stream`: the one that the call runs on.
+  Launch(const Passage& passage, const Stream& caller, const Stream& stream)
       : order_(LaunchOrder::of(stream.device)),
         lock_(order_.lock()),
         chained_(!passage.slot->communicator->keeps_launch_order() &&
-                 !DeviceRuntime::of(stream.device.type).capturing(stream)) {
+                 !DeviceRuntime::of(stream.device.type).capturing(caller)) {
     if (chained_) order_.join_last(stream);
   }
   void done(const Stream& stream) {
@@ -109,13 +110,15 @@ std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const 
   return requests;
 }
 
-// The lane's stream, behind the caller's.
-Stream follow(const Passage& passage, const Stream& caller, int lane) {
-  const Stream stream = passage.slot->backend.streams.lane(caller.device, lane);
+Stream stream_of(const Passage& passage, int lane) {
+  return passage.slot->backend.streams.lane(passage.call.device, lane);
+}
+
+// Puts a lane's stream behind the caller's.
+void follow(const Stream& caller, const Stream& stream) {
   const auto here = take_event(caller.device);
   here->record(caller);
   here->join(stream);
-  return stream;
 }
 
 }  // namespace
@@ -129,7 +132,7 @@ void run_on_stream(Passage& passage) {
   const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
   {
     const DeviceGuard guard(call.device);
-    Launch launch(passage, stream);
+    Launch launch(passage, stream, stream);
     Lane lane(stream, lane_of(passage));
     enqueue(passage, lane);
     launch.done(stream);
@@ -152,9 +155,10 @@ class Batch::Member {
   explicit Member(const Passage& passage)
       : communicator_(passage.slot->communicator),
         caller_(DeviceRuntime::of(passage.call.device.type).current(passage.call.device)),
-        launch_(passage, caller_),
-        lane_(follow(passage, caller_, 0)),
+        lane_(stream_of(passage, 0)),
+        launch_(passage, caller_, lane_.stream()),
         point_(std::make_shared<StreamPoint>(caller_)) {
+    follow(caller_, lane_.stream());
     communicator_->begin_batch();
   }
 
@@ -187,8 +191,8 @@ class Batch::Member {
  private:
   std::shared_ptr<Communicator> communicator_;
   Stream caller_;
-  Launch launch_;
   Lane lane_;
+  Launch launch_;
   std::shared_ptr<StreamPoint> point_;
   std::vector<std::function<void(const Stream&)>> behind_;
   std::vector<std::shared_ptr<DeviceTimes>> times_;
@@ -240,8 +244,9 @@ Enqueued start_on_stream(Passage& passage) {
   const Stream caller = DeviceRuntime::of(call.device.type).current(call.device);
   const auto point = std::make_shared<StreamPoint>(caller);
   const int index = lane_of(passage);
-  Launch launch(passage, caller);
-  Lane lane(follow(passage, caller, index), index);
+  Lane lane(stream_of(passage, index), index);
+  Launch launch(passage, caller, lane.stream());
+  follow(caller, lane.stream());
   {
     const StreamGuard guard(lane.stream());
     enqueue(passage, lane);

@@ -19,17 +19,33 @@ from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError
 _Group = _C.ProcessGroup | None
 
 
-def _pack(obj: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+def _device(group: _Group) -> torch.device:
+    """Where the group can move bytes: on the host, unless all of its backends work on devices."""
+    members = _groups._group(group)
+    if all(members._streams(name) == "cuda" for name in members.backends):
+        return torch.device("cuda", _runtime.state().device)
+    return torch.device("cpu")
+
+
+def _pack(obj: object, group: _Group) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(_device(group))
 
 
 def _unpack(data: torch.Tensor) -> Any:
-    return pickle.loads(data.numpy().tobytes())
+    return pickle.loads(data.cpu().numpy().tobytes())
+
+
+def _numbers(values: list[int], group: _Group) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=_device(group))
+
+
+def _space(count: int, group: _Group, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device=_device(group))
 
 
 def _sizes(group: _Group, mine: int) -> list[int]:
-    sizes = torch.empty(_groups.get_world_size(group), dtype=torch.int64)
-    _C.all_gather_single(sizes, torch.tensor([mine]), group=group)
+    sizes = _space(_groups.get_world_size(group), group, torch.int64)
+    _C.all_gather_single(sizes, _numbers([mine], group), group=group)
     return [int(size) for size in sizes]
 
 
@@ -61,9 +77,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) ->
         return
     size = _groups.get_world_size(group)
     _expect_list("object_list", object_list, size)
-    data = _pack(obj)
+    data = _pack(obj, group)
     sizes = _sizes(group, data.numel())
-    everything = torch.empty(sum(sizes), dtype=torch.uint8)
+    everything = _space(sum(sizes), group)
     _C.all_gatherv(everything, data, sizes, group=group)
     object_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
 
@@ -82,9 +98,9 @@ def gather_object(
     root = _root(group, dst, group_dst, default=0)
     if members.rank() == root:
         _expect_list("object_gather_list", object_gather_list, members.size())
-    data = _pack(obj)
+    data = _pack(obj, group)
     sizes = _sizes(group, data.numel())
-    everything = torch.empty(sum(sizes), dtype=torch.uint8) if members.rank() == root else None
+    everything = _space(sum(sizes), group) if members.rank() == root else None
     _C.gatherv(everything, data, members.ranks[root], sizes, group=group)
     if everything is not None and object_gather_list is not None:
         object_gather_list[:] = [_unpack(part) for part in torch.split(everything, sizes)]
@@ -103,12 +119,12 @@ def broadcast_object_list(
         return
     members = _groups._group(group)
     root = _root(group, src, group_src)
-    data = _pack(list(object_list)) if members.rank() == root else torch.empty(0, dtype=torch.uint8)
-    header = torch.tensor([data.numel(), len(object_list)])
+    data = _pack(list(object_list), group) if members.rank() == root else _space(0, group)
+    header = _numbers([data.numel(), len(object_list)], group)
     _C.broadcast(header, group=group, group_src=root)
     length, entries = (int(value) for value in header)
     if members.rank() != root:
-        data = torch.empty(length, dtype=torch.uint8)
+        data = _space(length, group)
     _C.broadcast(data, group=group, group_src=root)
     if entries != len(object_list):
         message = f"object_list: expected {entries} entries as on the root, got {len(object_list)}"
@@ -132,15 +148,15 @@ def scatter_object_list(
     members = _groups._group(group)
     root = _root(group, src, group_src, default=0)
     is_root = members.rank() == root
-    sizes = torch.empty(members.size(), dtype=torch.int64)
+    sizes = _space(members.size(), group, torch.int64)
     everything = None
     if is_root:
         _expect_list("scatter_object_input_list", scatter_object_input_list, members.size())
-        parts = [_pack(obj) for obj in scatter_object_input_list or ()]
-        sizes = torch.tensor([part.numel() for part in parts])
+        parts = [_pack(obj, group) for obj in scatter_object_input_list or ()]
+        sizes = _numbers([part.numel() for part in parts], group)
         everything = torch.cat(parts)
     _C.broadcast(sizes, group=group, group_src=root)
-    mine = torch.empty(int(sizes[members.rank()]), dtype=torch.uint8)
+    mine = _space(int(sizes[members.rank()]), group)
     _C.scatterv(mine, everything, members.ranks[root], sizes.tolist(), group=group)
     scatter_object_output_list[0] = _unpack(mine)
 
@@ -155,9 +171,9 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to one rank (torch.distributed.send_object_list)."""
     del device, use_batch
-    data = _pack(list(object_list))
+    data = _pack(list(object_list), group)
     peer = _root(group, dst, group_dst)
-    _C.send(torch.tensor([data.numel()]), group=group, group_dst=peer)
+    _C.send(_numbers([data.numel()], group), group=group, group_dst=peer)
     _C.send(data, group=group, group_dst=peer)
 
 
@@ -171,10 +187,10 @@ def recv_object_list(
 ) -> int:
     """Receive the objects of a list; returns the sender's global rank (torch.distributed.recv_object_list)."""
     del device, use_batch
-    length = torch.empty(1, dtype=torch.int64)
+    length = _space(1, group, torch.int64)
     peer = None if src is None and group_src is None else _root(group, src, group_src)
     sender = _C.recv(length, group=group, group_src=peer)
-    data = torch.empty(int(length), dtype=torch.uint8)
+    data = _space(int(length), group)
     _C.recv(data, sender, group=group)
     received = _unpack(data)
     if len(received) != len(object_list):

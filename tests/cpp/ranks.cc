@@ -18,6 +18,8 @@ namespace {
 
 using namespace mcr;
 
+std::atomic<bool> device_memory{false};
+
 struct Message {
   void* data;
   int64_t bytes;
@@ -67,7 +69,9 @@ class MessageRequest : public Request {
 class MemoryCommunicator : public OpMethods<MemoryCommunicator> {
  public:
   MemoryCommunicator(Network& network, int rank) : network_(network), rank_(rank) {}
-  bool supports(const Call& call) const override { return call.device.type == DeviceType::CPU && has(call.op); }
+  bool supports(const Call& call) const override {
+    return has(call.op) && (call.device.type == DeviceType::CPU || device_memory);
+  }
 
   void send(const Call& call, Lane& lane) { post(call, rank_, call.root, &Channel::sends, lane); }
   void recv(const Call& call, Lane& lane) { post(call, call.root, rank_, &Channel::receives, lane); }
@@ -113,6 +117,8 @@ Alone::Alone(Make communicator, int size, int rank, const std::string& backend) 
   entry_.backend = std::make_unique<MadeBackend>(std::move(communicator));
   group_.connect(entry_, 0);
 }
+
+void take_device_memory(bool take) { device_memory = take; }
 
 void together(int size, const std::function<void(Group&)>& body) {
   together(size, [&](Group& group, const std::shared_ptr<Group>&) { body(group); });

@@ -18,6 +18,9 @@ void together(int size, const std::function<void(mcr::Group&)>& body);
 /// The same with two groups of the same ranks, each with messages of its own: for what needs a shadow group.
 void together(int size, const std::function<void(mcr::Group&, const std::shared_ptr<mcr::Group>&)>& body);
 
+/// Whether their communicators take device memory from now on.
+void take_device_memory(bool take);
+
 /// dispatch's two forms, for a call that may be a temporary and needs no plan.
 int run(mcr::Group& group, mcr::Call call, mcr::Group::Slot* slot = nullptr);
 std::shared_ptr<mcr::Work> start(mcr::Group& group, mcr::Call call, mcr::Group::Slot* slot = nullptr);

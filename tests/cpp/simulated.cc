@@ -19,6 +19,7 @@ namespace {
 using namespace mcr;
 
 std::atomic<int> recorded{0};
+std::atomic<int> pieces{0};
 std::atomic<bool> in_graph{false};
 
 // One thread that does what it is given in order.
@@ -146,7 +147,10 @@ class SimulatedRuntime final : public DeviceRuntime {
   std::shared_ptr<void> allocate(Device, int64_t bytes) override {
     return std::make_shared<std::byte[]>(static_cast<std::size_t>(bytes));
   }
-  std::shared_ptr<void> allocate_pinned(Device device, int64_t bytes) override { return allocate(device, bytes); }
+  std::shared_ptr<void> allocate_pinned(Device device, int64_t bytes) override {
+    ++pieces;
+    return allocate(device, bytes);
+  }
   void copy(void* to, const void* from, int64_t bytes, CopyKind, const Stream& stream) override {
     queues().of(stream.id).push([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
   }
@@ -171,6 +175,8 @@ void finish(const Stream& stream) {
 }
 
 int events() { return recorded; }
+
+int pinned() { return pieces; }
 
 void set_capturing(bool capturing) { in_graph = capturing; }
 

@@ -21,6 +21,8 @@ void finish(const mcr::Stream& stream);
 
 /// Events recorded so far, by all threads.
 int events();
+/// Pieces of pinned memory handed out so far.
+int pinned();
 /// Whether current streams are being recorded into a graph.
 void set_capturing(bool capturing);
 

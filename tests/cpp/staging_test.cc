@@ -153,6 +153,31 @@ TEST(messages) {
   });
 }
 
+TEST(a_library_that_takes_device_memory_gets_it_when_the_device_has_written_it) {
+  for (const bool direct : {false, true}) {
+    ranks::take_device_memory(direct);
+    staged(2, [direct](Group& group) {
+      const int before = simulated::pinned();
+      std::vector<float> values(50, -1);
+      const bool sends = group.rank() == 0;
+      if (sends) {
+        simulated::enqueue(simulated::current(), [&] {
+          std::this_thread::sleep_for(20ms);
+          values = ramp(50, 0);
+        });
+      }
+      Call call = on_device(sends ? Op::send : Op::recv);
+      call.root = sends ? 1 : 0;
+      call.out = ranks::buffer(values);
+      ranks::run(group, call);
+      simulated::finish(simulated::current());
+      CHECK(values == ramp(50, 0));
+      CHECK((simulated::pinned() == before) == direct);
+    });
+  }
+  ranks::take_device_memory(false);
+}
+
 TEST(device_and_host_calls_of_one_group_in_any_mixture) {
   staged(2, [](Group& group) {
     std::vector<float> device(33, 1), other(20, 1), host(5, 1);
