@@ -31,7 +31,7 @@ class HostRuntime final : public DeviceRuntime {
   Stream make_stream(Device device, bool) override { return {device, next_.fetch_add(1, std::memory_order_relaxed)}; }
   std::unique_ptr<Event> make_event(bool) override { return std::make_unique<HostEvent>(); }
   std::shared_ptr<void> allocate(Device, int64_t bytes) override {
-    return std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+    return std::make_shared<std::byte[]>(static_cast<std::size_t>(bytes));
   }
   std::shared_ptr<void> allocate_pinned(Device device, int64_t bytes) override { return allocate(device, bytes); }
   void copy(void* to, const void* from, int64_t bytes, CopyKind, const Stream&) override {

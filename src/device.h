@@ -46,6 +46,8 @@ class DeviceRuntime {
   virtual Stream exchange(const Stream& stream) = 0;
   /// Makes the device current; returns the one before.
   virtual Device exchange(Device device) = 0;
+  /// Makes the device current again. Touches no device that this process does not use otherwise.
+  virtual void restore(Device device) noexcept { static_cast<void>(device); }
   /// A stream of our own.
   virtual Stream make_stream(Device device, bool high_priority) = 0;
   virtual std::unique_ptr<Event> make_event(bool timing) = 0;
@@ -75,7 +77,7 @@ class DeviceGuard {
   explicit DeviceGuard(Device device) : runtime_(DeviceRuntime::of(device.type)), before_(runtime_.exchange(device)) {}
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
-  ~DeviceGuard() { runtime_.exchange(before_); }
+  ~DeviceGuard() { runtime_.restore(before_); }
 
  private:
   DeviceRuntime& runtime_;

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 namespace mcr {
@@ -22,6 +23,8 @@ std::unique_ptr<Backend> create_from(const std::string& path, const std::string&
   return plugin->create(library);
 }
 
+std::atomic<bool> process_leaves{false};
+
 }  // namespace
 
 Registry& Registry::instance() {
@@ -29,6 +32,10 @@ Registry& Registry::instance() {
   static auto& registry = *std::unique_ptr<Registry>(new Registry).release();
   return registry;
 }
+
+void Registry::leave() noexcept { process_leaves = true; }
+
+bool Registry::leaving() noexcept { return process_leaves; }
 
 Registry::Entry& Registry::load(const std::string& name, const std::string& path, const std::string& library) {
   std::lock_guard lock(mutex_);

@@ -43,6 +43,9 @@ class Registry {
   std::map<std::string, std::string> status() const;
   /// Waits until the started operations of these backends are complete; false if the time runs out first.
   bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
+  /// Once the process is ending, nothing is given back any more that may wait for other ranks.
+  static void leave() noexcept;
+  static bool leaving() noexcept;
   /// Ends every library that this process started. Nothing may be issued afterwards.
   void shutdown();
 

@@ -30,6 +30,12 @@ int lane_of(const Passage& passage) {
   return bytes < 0 || bytes > kSmall ? 0 : communicator.next_lane();
 }
 
+[[noreturn]] void overdue(Communicator& communicator, std::chrono::milliseconds limit) {
+  communicator.abort();
+  throw Error(ErrorCode::Timeout, "still running after " + std::to_string(limit.count()) +
+                                      " ms; the backend's communicator of this group has been aborted");
+}
+
 // The library's own failure, and the time limit, of an operation that nobody on the host waits for.
 class Watch final : public Request {
  public:
@@ -43,9 +49,7 @@ class Watch final : public Request {
     if (point_->passed()) return true;
     communicator_->check();
     if (Clock::now() < deadline_) return false;
-    communicator_->abort();
-    throw Error(ErrorCode::Timeout, "still running after " + std::to_string(limit_.count()) +
-                                        " ms; the backend's communicator of this group has been aborted");
+    overdue(*communicator_, limit_);
   }
 
  private:
@@ -140,9 +144,12 @@ void run_on_stream(Passage& passage) {
   passage.plan.conclude();
   if (call.op != Op::barrier) return;
   StreamPoint met(stream);
+  if (met.captured()) return;
   met.record(stream);
+  const auto deadline = Clock::now() + call.timeout;
   while (!met.passed()) {
     passage.slot->communicator->check();
+    if (Clock::now() >= deadline) overdue(*passage.slot->communicator, call.timeout);
     if (passage.interrupt != nullptr) passage.interrupt();
     std::this_thread::yield();
   }
@@ -247,9 +254,12 @@ Enqueued start_on_stream(Passage& passage) {
   Lane lane(stream_of(passage, index), index);
   Launch launch(passage, caller, lane.stream());
   follow(caller, lane.stream());
-  {
+  try {
     const StreamGuard guard(lane.stream());
     enqueue(passage, lane);
+  } catch (...) {
+    follow(lane.stream(), caller);  // whose order protects the memory that copies may still use
+    throw;
   }
   launch.done(lane.stream());
   point->record(lane.stream());

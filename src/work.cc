@@ -115,7 +115,9 @@ void Work::rethrow() const {
   if (failed()) throw Error(failure_->code, failure_->text);
 }
 
-int Work::source() const { return completed() && !requests_.empty() ? requests_.front()->source() : -1; }
+int Work::source() const {
+  return (completed() || point() != nullptr) && !requests_.empty() ? requests_.front()->source() : -1;
+}
 
 void Work::on_done(std::function<void()> callback) {
   {

@@ -78,7 +78,7 @@ class Work {
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
   const Plan& plan() const { return plan_; }
-  /// Group rank that a completed receive came from, else -1.
+  /// Group rank that a receive came from which is complete, or back on its device; else -1.
   int source() const;
 
   /// The number of its record in the log, 0 if it has none.

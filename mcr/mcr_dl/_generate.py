@@ -75,6 +75,7 @@ _FUNCTIONS = (
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
     "def end_batch() -> None:",
+    "def leave() -> None:",
     "def prefer_high_priority(high: bool) -> None:",
     "def missing_backend(name: str, reason: str) -> None:",
     "def backend_status() -> dict[str, str]:",

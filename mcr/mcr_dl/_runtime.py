@@ -446,9 +446,11 @@ def _at_exit() -> None:
         trace.finish(together=False)
     # After an uncaught exception the other ranks may never come: leave at once, so that the launcher ends them.
     if getattr(sys, "last_value", None) is not None:
+        _C.leave()
         return
     if _state is not None:
-        _forget()
+        _bounded(_forget)
+    _C.leave()  # what has not ended by now is left to the system
     _bounded(_C.shutdown)
 
 

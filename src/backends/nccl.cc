@@ -12,6 +12,7 @@
 #include "nccl_library.h"
 #include "nccl_types.h"
 #include "nccl_watchdog.h"
+#include "registry.h"
 
 namespace mcr::nccl {
 namespace {
@@ -87,7 +88,10 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
         keeps_launch_order_(keeps_launch_order) {}
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
-  ~NcclCommunicator() override { lanes_->close(); }
+  // NCCL waits for what is under way, and for graphs; at the end of a process that may be for ever.
+  ~NcclCommunicator() override {
+    if (!Registry::leaving()) lanes_->close();
+  }
 
   bool supports(const Call& call) const override {
     if (call.device.type != *streams() || !has(call.op)) return false;
@@ -349,15 +353,16 @@ std::vector<UniqueId> from_text(const std::string& text) {
 
 /// One id per lane, made by the group's first rank, whose number of lanes counts. If it cannot, all ranks get its
 /// error.
-std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec, int lanes) {
+std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   static constexpr const char* kKey = "ids";
   if (spec.rank != 0) {
     const std::string answer = spec.store->get(kKey);
     if (answer.starts_with(kFailure)) throw Error(ErrorCode::Backend, "the group's first rank: " + answer.substr(1));
     return from_text(answer);
   }
-  std::vector<UniqueId> ids(static_cast<std::size_t>(lanes));
+  std::vector<UniqueId> ids;
   try {
+    ids.resize(static_cast<std::size_t>(wanted_lanes()));
     for (auto& id : ids) library.get_unique_id(&id);
   } catch (const Error& error) {
     if (spec.store != nullptr) spec.store->set(kKey, kFailure + std::string(error.what()));
@@ -379,7 +384,8 @@ std::shared_ptr<void> make_flags(Device device, int lanes) {
 
 class NcclBackend : public Backend {
  public:
-  explicit NcclBackend(const std::string& path) : library_(std::make_shared<Library>(path)), lanes_(wanted_lanes()) {
+  explicit NcclBackend(const std::string& path) : library_(std::make_shared<Library>(path)) {
+    wanted_lanes();  // a wrong number is told at once
     if (!library_->stand_in()) require_cuda_device();
   }
 
@@ -391,7 +397,7 @@ class NcclBackend : public Backend {
     auto lanes = std::make_shared<Lanes>(library_);
     std::shared_ptr<void> flags;
     try {
-      for (const auto& id : agree(*library_, spec, lanes_)) lanes->connect(id, spec);
+      for (const auto& id : agree(*library_, spec)) lanes->connect(id, spec);
       flags = make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size());
     } catch (...) {
       lanes->abort("connecting has failed");
@@ -416,7 +422,6 @@ class NcclBackend : public Backend {
   }
 
   const std::shared_ptr<const Library> library_;
-  const int lanes_;
   Watchdog watchdog_;
 };
 

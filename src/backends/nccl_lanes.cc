@@ -73,7 +73,11 @@ void Lanes::close() noexcept {
 
 void Lanes::end(const Routine<Comm>& how) noexcept {
   if (ended_.exchange(true) || !how) return;
+  // One by one, the first would wait for the device, which the second one's operation holds.
+  const bool together = &how == &library_->abort && comms_.size() > 1;
+  if (together) library_->group_start.quietly();
   for (const Comm comm : comms_) how.quietly(comm);
+  if (together) library_->group_end.quietly();
 }
 
 }  // namespace mcr::nccl

@@ -21,7 +21,8 @@ namespace mcr::python {
 
 namespace {
 
-std::shared_ptr<Group> default_group;
+// Never destroyed: at the end of the process a thread that is stuck in a library may still use it.
+std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
 thread_local PyObject* coalescing = nullptr;
 thread_local std::unique_ptr<Batch> batch;
 
@@ -52,6 +53,7 @@ class Binder {
     plan_.keep = [this] { return std::make_shared<KeptTensors>(kept(), results()); };
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
     const auto guard = stream_guard();
+    place_factor();
     if (asynchronous_) return wrap(start_call());
     if (coalescing != nullptr) return coalesce();
     const int source = run_call();
@@ -170,6 +172,13 @@ class Binder {
     return std::optional<StreamGuard>(std::in_place, foreign_stream(tensors_.device(), *handle));
   }
 
+  // On the stream that the call is made from.
+  void place_factor() {
+    if (!factor_.defined()) return;
+    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
+    call_.factor_data = factor_.data_ptr();
+  }
+
   std::vector<at::Tensor> kept() const {
     auto tensors = tensors_.all();
     if (factor_.defined()) tensors.push_back(factor_);
@@ -221,9 +230,9 @@ class Binder {
   void finish() {
     call_.dtype = tensors_.dtype();
     call_.device = tensors_.device();
-    if (factor_.defined()) {
-      factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
-      call_.factor_data = factor_.data_ptr();
+    if (factor_.defined() && factor_.is_cpu()) {
+      call_.factor = factor_.item<double>();
+      factor_ = at::Tensor();
     }
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;

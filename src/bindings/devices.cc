@@ -73,6 +73,8 @@ class TorchRuntime final : public DeviceRuntime {
     return guarded([&] { return Device{DeviceType::CUDA, guard_.exchangeDevice(torch_device(device)).index()}; });
   }
 
+  void restore(Device device) noexcept override { guard_.uncheckedSetDevice(torch_device(device)); }
+
   Stream make_stream(Device device, bool high_priority) override {
     return guarded([&] { return from_torch(guard_.getStreamFromGlobalPool(torch_device(device), high_priority)); });
   }
@@ -115,7 +117,18 @@ class TorchRuntime final : public DeviceRuntime {
   static at::TensorOptions bytes_on(c10::Device device) { return at::TensorOptions(at::kByte).device(device); }
 
   Stream from_torch(const c10::Stream& stream) const {
-    return {{DeviceType::CUDA, stream.device_index()}, stream.id(), guard_.getStreamNativeHandle(stream)};
+    return {{DeviceType::CUDA, stream.device_index()}, stream.id(), handle_of(guard_, stream)};
+  }
+
+  // Older torch has it in its CUDA library alone, whose streams are a c10::Stream and nothing else.
+  template <class Guard>
+  void* handle_of(const Guard& guard, const c10::Stream& stream) const {
+    if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
+      return guard.getStreamNativeHandle(stream);
+    } else {
+      if (native_handle_ == nullptr) throw Error(ErrorCode::Unavailable, "this torch does not tell its CUDA streams");
+      return native_handle_(&stream);
+    }
   }
 
   // Older torch does not tell: then its CUDA library is asked.
@@ -126,7 +139,7 @@ class TorchRuntime final : public DeviceRuntime {
     } else {
       int status = 0;
       if (capture_status_ == nullptr) return false;
-      return capture_status_(guard_.getStreamNativeHandle(stream), &status) == 0 && status != 0;
+      return capture_status_(handle_of(guard_, stream), &status) == 0 && status != 0;
     }
   }
 
@@ -139,6 +152,8 @@ class TorchRuntime final : public DeviceRuntime {
 
   c10::impl::VirtualGuardImpl guard_{c10::DeviceType::CUDA};
   int (*exchange_capture_mode_)(int*) = of_cuda<int(int*)>("cudaThreadExchangeStreamCaptureMode");
+  void* (*native_handle_)(const c10::Stream*) =
+      of_cuda<void*(const c10::Stream*)>("_ZNK3c104cuda10CUDAStream6streamEv");
   int (*capture_status_)(void*, int*) = of_cuda<int(void*, int*)>("cudaStreamIsCapturing");
 };
 

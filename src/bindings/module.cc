@@ -267,6 +267,7 @@ void add_registry(py::module_& module) {
         unlocked([&] { Registry::instance().load(name, path, library); });
       },
       py::arg("name"), py::arg("path"), py::arg("library") = "");
+  module.def("leave", Registry::leave);
   module.def("prefer_high_priority", StreamPool::prefer_high_priority);
   module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });
   module.def("end_batch", [] { unlocked([] { end_batch(); }); });

@@ -55,15 +55,17 @@ struct Network {
 
 class MessageRequest : public Request {
  public:
-  explicit MessageRequest(std::shared_ptr<Message> message) : message_(std::move(message)) {}
+  MessageRequest(std::shared_ptr<Message> message, int source) : message_(std::move(message)), source_(source) {}
   bool poll() override {
     if (!message_->done) return false;
     if (!message_->problem.empty()) throw Error(ErrorCode::Backend, message_->problem);
     return true;
   }
+  int source() const override { return source_; }
 
  private:
   std::shared_ptr<Message> message_;
+  int source_;  // of a receive
 };
 
 class MemoryCommunicator : public OpMethods<MemoryCommunicator> {
@@ -79,7 +81,7 @@ class MemoryCommunicator : public OpMethods<MemoryCommunicator> {
  private:
   void post(const Call& call, int from, int to, std::deque<std::shared_ptr<Message>> Channel::* queue, Lane& lane) {
     auto message = std::make_shared<Message>(call.out.data, call.out.count * size_of(call.dtype));
-    lane.track(std::make_unique<MessageRequest>(message));
+    lane.track(std::make_unique<MessageRequest>(message, call.op == Op::recv ? from : -1));
     std::lock_guard lock(network_.mutex);
     auto& channel = network_.channels[{from, to, call.tag, call.internal}];
     (channel.*queue).push_back(std::move(message));

@@ -148,6 +148,8 @@ TEST(messages) {
     call.out = ranks::buffer(values);
     const auto work = ranks::start(group, call);
     wait(*work, 30s, nullptr);
+    CHECK(work->source() == (group.rank() == 1 ? 0 : -1));
+    CHECK(ranks::run(group, call) == (group.rank() == 1 ? 0 : -1));
     simulated::finish(simulated::current());
     CHECK(values == ramp(50, 0));
   });
@@ -163,7 +165,7 @@ TEST(a_library_that_takes_device_memory_gets_it_when_the_device_has_written_it) 
       if (sends) {
         simulated::enqueue(simulated::current(), [&] {
           std::this_thread::sleep_for(20ms);
-          values = ramp(50, 0);
+          std::iota(values.begin(), values.end(), 0.0F);
         });
       }
       Call call = on_device(sends ? Op::send : Op::recv);

@@ -176,7 +176,7 @@ def mistakes() -> None:
         (lambda call: call.proceed(output=torch.zeros(1)), InvalidArgumentError, "output: expected 3 elements, got 1"),
         (lambda call: call.proceed(output=torch.zeros(3, dtype=torch.bool)), InvalidTypeError, "AVG is not defined"),
         (lambda call: call.proceed(input=torch.zeros(3)), InvalidArgumentError, "input: expected"),
-        (lambda call: call.proceed(backend="nccl"), InvalidArgumentError, "nccl"),
+        (lambda call: call.proceed(backend="ncll"), InvalidArgumentError, "ncll"),
     ]
     for handle, kind, words in cases:
         with handler(handle):
