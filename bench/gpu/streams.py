@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -51,7 +52,9 @@ def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
         print(f"{title}: {json.dumps(results[title])}", flush=True)
         if results[title]["state"] == "failed" and mcr_dl.get_world_size() > 1:
             notes.write(at="", checks=results)
-            sys.exit(1)  # the ranks are no longer in step; whoever has started them ends the others
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the ranks are no longer in step: exit handlers may hang. Who has started them ends the others
     notes.write(at="", checks=results)
     mcr_dl.destroy_process_group()
 
