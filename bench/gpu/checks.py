@@ -4,7 +4,8 @@ measured, or raises NotRun with a reason. All ranks run all checks in one order:
 streams, then those of checks_memory and checks_types.
 
 Results are those of an all_gather into other memory wherever one rank has to do: NCCL does nothing for an all_reduce of
-one rank in place. On the host, in a rehearsal, the same lines run where nothing can be late, so that nothing is proved there.
+one rank in place. On the host, in a rehearsal, the same lines run where nothing can be late, so that nothing is proved
+there.
 """
 
 from __future__ import annotations
@@ -261,6 +262,6 @@ def groups_and_lanes(at: Setting) -> None:
     for work in reversed(works):
         work.wait()
     for turn, (_, target) in enumerate(pairs):
-        same_parts(at, target, lambda rank, turn=turn: (rank + 1.0) * (turn + 1), f"all_gather number {turn}")  # type: ignore[misc]
+        same_parts(at, target, lambda rank, turn=turn: (rank + 1.0) * (turn + 1), f"all_gather number {turn}")
     for group in groups[1:]:
         mcr_dl.destroy_process_group(group)

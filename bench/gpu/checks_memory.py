@@ -39,7 +39,7 @@ def memory_is_kept(at: Setting) -> dict[str, Any]:
         del work  # every other time nobody has waited
         mcr_dl.synchronize()
         at.device.synchronize()
-        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "output of a dropped input")  # type: ignore[misc]
+        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "output of a dropped input")
         held.wait()
         reused += at.full(count, 0.0).data_ptr() == place
         del thieves
@@ -86,7 +86,7 @@ def _captured(at: Setting, calls: Callable[[torch.Tensor, torch.Tensor], object]
     for turn in range(1, 6):
         x.fill_((at.rank + 1.0) * turn)
         replay()
-        same_parts(at, y, lambda rank, turn=turn: 2.0 * (rank + 1) * turn, f"replay {turn}")  # type: ignore[misc]
+        same_parts(at, y, lambda rank, turn=turn: 2.0 * (rank + 1) * turn, f"replay {turn}")
 
 
 @check
@@ -153,9 +153,9 @@ def graph_beside_running(at: Setting) -> dict[str, Any]:
         beside += not work.is_completed()
         x.fill_(at.rank + 1.0 - turn)
         replay()
-        same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph beside another call")  # type: ignore[misc]
+        same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph beside another call")
         assert work.wait() is True
-        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "a call from before a capture")  # type: ignore[misc]
+        same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "a call from before a capture")
     if at.device.real:  # the host may be held up now and then, but not mostly
         assert beside * 2 > turns, f"in {turns - beside} of {turns} turns the call was over when the capture was"
     return {"beside": beside}

@@ -81,7 +81,8 @@ def run(
 ) -> str:
     """Run ``module:function(*args)`` on ranks of this machine; what went wrong, with the ranks' last words, or nothing.
 
-    `limit` is in seconds from the stage's start; ranks that need longer hang: their stacks go into their logs, and they are killed.
+    `limit` is in seconds from the stage's start; ranks that need longer hang: their stacks go into their logs, and they
+    are killed.
     """
     module, _, name = entry.partition(":")
     problem = ""

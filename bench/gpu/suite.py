@@ -221,7 +221,7 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def _covered(notes: list[dict[str, Any]], kind: str) -> tuple[dict[str, int], list[str]]:
-    """How many have run on all ranks, and of how many; those that have not. Who is not in a case's group counts as well."""
+    """How many have run on all ranks, and of how many; those that have not. Who is not in a case's group counts."""
     run = set.intersection(*(set(note.get(kind, ())) for note in notes))
     wanted = set().union(*(note.get(f"all_{kind}", ()) for note in notes))
     return {"run": len(run), "all": len(wanted)}, sorted(wanted - run)
