@@ -70,6 +70,19 @@ def test_the_clock_of_a_stage_runs_before_its_ranks_start() -> None:
     assert 1 <= working <= 12
 
 
+@pytest.mark.parametrize(("interface", "code"), [("lo", 0), ("none-such", 77)])
+def test_the_probe_says_why_ranks_cannot_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interface: str, code: int
+) -> None:
+    """Its last line is torch's reason, for the stages that are then not run."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    result = _run("gpu.share", "--device", "cpu", "--limit", "60", str(tmp_path))
+    assert result.returncode == code, result.stdout + result.stderr
+    if code:
+        assert interface in result.stdout.splitlines()[-1]
+        assert interface in json.loads((tmp_path / "share.json").read_text())["line"]
+
+
 def test_functions_and_types_take_turns() -> None:
     """A function has no second case before all others have had one; in it each type has its turn."""
     program = (
