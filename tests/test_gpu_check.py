@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def test_the_suite_runs(tmp_path: Path) -> None:
     result = _run("gpu.suite", *arguments, str(tmp_path))
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads((tmp_path / "suite-gloo-2.json").read_text())
-    assert found["run"] >= 25
+    assert found["functions"]["run"] == found["functions"]["all"] >= 20
+    assert found["missing"] == []
     assert found["failures"] == {}
 
 
@@ -57,6 +59,53 @@ def test_a_rank_that_hangs_is_shown(tmp_path: Path) -> None:
     assert "jobs.py" in result.stdout
 
 
+def test_the_clock_of_a_stage_runs_before_its_ranks_start() -> None:
+    """What has passed since the stage's start counts, so that stacks are shown before the stage itself is ended."""
+    program = "from gpu import jobs\nprint(jobs.left(50), jobs.working_seconds(30, 50))\n"
+    environment = {**os.environ, "PYTHONPATH": str(BENCH), "STAGE_BEGIN": f"{time.time() - 20:.6f}".replace(".", ",")}
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    left, working = map(float, result.stdout.split())
+    assert 0 < left <= 30
+    assert 1 <= working <= 12
+
+
+@pytest.mark.parametrize(("interface", "code"), [("lo", 0), ("none-such", 77)])
+def test_the_probe_says_why_ranks_cannot_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interface: str, code: int
+) -> None:
+    """Its last line is torch's reason, for the stages that are then not run."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    result = _run("gpu.share", "--device", "cpu", "--limit", "60", str(tmp_path))
+    assert result.returncode == code, result.stdout + result.stderr
+    if code:
+        assert interface in result.stdout.splitlines()[-1]
+        assert interface in json.loads((tmp_path / "share.json").read_text())["line"]
+
+
+def test_functions_and_types_take_turns() -> None:
+    """A function has no second case before all others have had one; in it each type has its turn."""
+    program = (
+        "import collections\n"
+        "from gpu.suite import cases_of, may_lack\n"
+        "cases = cases_of('nccl', 'cpu', 2)\n"
+        "names = {case.function for case in cases}\n"
+        "first = cases[: len(names)]\n"
+        "assert {case.function for case in first} == names\n"
+        "assert not any(may_lack('nccl', True, case.dtype, case.red) for case in first if 'reduce' in case.function)\n"
+        "mine = [case.dtype for case in cases if case.function == 'all_reduce']\n"
+        "types = set(mine)\n"
+        "assert len(set(mine[: len(types) + 1])) >= len(types) - 1, mine[:30]\n"
+        "assert not may_lack('nccl', True, 'complex64', 'SUM') and may_lack('nccl', True, 'complex64', 'PRODUCT')\n"
+    )
+    path = os.pathsep.join([str(BENCH), str(BENCH.parent / "tests")])
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def _stages(folder: Path, *lines: tuple[str, str, str]) -> None:
     text = "".join(f"{name}\t{code}\t3\t{words}\n" for name, code, words in lines)
     (folder / "stages.tsv").write_text(text)
@@ -69,12 +118,15 @@ def _stages(folder: Path, *lines: tuple[str, str, str]) -> None:
         ((("build", "0", ""), ("streams-1", "124", "")), 1, "ran past its time"),
         ((("build", "1", ""), ("streams-1", "-", "the build has failed")), 1, "0 stages ok, 1 failed, 1 not run"),
         ((("build", "-", "x"),), 1, "0 stages ok, 0 failed, 1 not run"),
+        ((("build", "0", ""), ("share", "77", "Duplicate GPU")), 0, "1 stages ok, 0 failed, 1 not run"),
+        ((("build", "0", ""), ("sanitizer", "124", "")), 0, "1 stages ok, 0 failed, 1 not run"),
     ],
 )
 def test_the_table(tmp_path: Path, stages: tuple[tuple[str, str, str], ...], code: int, words: str) -> None:
     """Only what has run and is right counts as ok, and nothing at all is no success."""
     _stages(tmp_path, *stages)
     (tmp_path / "streams-1.json").write_text(json.dumps({"line": "17 of 17 checks ok", "problem": ""}))
+    (tmp_path / "sanitizer.json").write_text(json.dumps({"line": "not at its end", "problem": "", "slow": True}))
     result = _run("gpu.table", str(tmp_path))
     assert result.returncode == code, result.stderr
     assert words in result.stdout

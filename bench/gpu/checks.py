@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of streams, events, memory and graphs. Each check gets a Setting; it raises, or returns what it has
-measured, or raises NotRun with a reason. All ranks run all checks in this order.
+measured, or raises NotRun with a reason. All ranks run all checks in one order: those of this module, which is about
+streams, then those of checks_memory and checks_types.
 
-On the host, in a rehearsal, the same lines run where nothing can be late, so that nothing is proved there.
+Results are those of an all_gather into other memory wherever one rank has to do: NCCL does nothing for an all_reduce of
+one rank in place. On the host, in a rehearsal, the same lines run where nothing can be late, so that nothing is proved
+there.
 """
 
 from __future__ import annotations
@@ -15,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as torch_dist
 
 import mcr_dl
 from gpu.device import Device
-from mcr_dl import _C
 
+_COMPLETE_SECONDS = 5.0
 LARGE = 16 << 20  # elements of float32
-_LATE_MS = 40.0  # how long streams are kept busy, so that who does not wait is seen
+LATE_MS = 40.0  # how long streams are kept busy, so that who does not wait is seen
 
 
 class NotRun(Exception):
@@ -45,6 +47,10 @@ class Setting:
     def total(self) -> float:
         """What an all_reduce of ``rank + 1`` gives."""
         return self.ranks * (self.ranks + 1) / 2
+
+    def gather(self, target: torch.Tensor, source: torch.Tensor, **given: Any) -> Any:
+        """all_gather_single on the backend that is checked; its Work if ``async_op=True`` is given."""
+        return mcr_dl.all_gather_single(target, source, backend=self.backend, **given)
 
     def need_real(self) -> None:
         if not self.device.real:
@@ -70,6 +76,21 @@ def same(tensor: torch.Tensor, value: float, what: str) -> None:
     )
 
 
+def same_parts(at: Setting, gathered: torch.Tensor, part: Callable[[int], float], what: str) -> None:
+    """The part of each rank has that rank's value everywhere; waits for the current stream."""
+    for rank, values in enumerate(gathered.double().cpu().flatten().tensor_split(at.ranks)):
+        same(values, part(rank), f"{what}, the part of rank {rank}")
+
+
+def soon_complete(at: Setting, work: Any, what: str) -> None:
+    """The work says so once the device is done, though not always at once, as another thread may be looking at it."""
+    at.device.synchronize()
+    end = time.monotonic() + _COMPLETE_SECONDS
+    while not work.is_completed() and time.monotonic() < end:
+        time.sleep(1e-4)
+    assert work.is_completed(), f"{what}: not complete"
+
+
 # ---- streams
 
 
@@ -78,23 +99,23 @@ def current_stream(at: Setting) -> None:
     """Blocking calls are in the order of the current stream, whichever that is, with no wait of the host."""
     for stream in (at.device.current(), at.device.stream(), at.device.stream()):
         with at.device.use(stream):
-            x = at.full(1001, -1.0)
-            at.device.sleep(_LATE_MS / 4)
-            x.fill_(at.rank + 1)
-            mcr_dl.all_reduce(at.backend, x)
-            same(x.clone(), at.total, "all_reduce on the current stream")
+            source, target = at.full(1001, -1.0), at.full(1001 * at.ranks, -2.0)
+            at.device.sleep(LATE_MS / 4)
+            source.fill_(at.rank + 1)
+            at.gather(target, source)
+            same_parts(at, target.clone(), lambda rank: rank + 1.0, "all_gather on the current stream")
 
 
 @check
 def waits_for_the_producer(at: Setting) -> None:
     """An asynchronous call sees what the current stream has been given before, however late that is."""
     for _ in range(3):
-        x = at.full(100_003, -1.0)
-        at.device.sleep(_LATE_MS / 4)
-        x.fill_(at.rank + 1)
-        work = mcr_dl.all_reduce(at.backend, x, async_op=True)
+        source, target = at.full(100_003, -1.0), at.full(100_003 * at.ranks, -2.0)
+        at.device.sleep(LATE_MS / 4)
+        source.fill_(at.rank + 1)
+        work = at.gather(target, source, async_op=True)
         assert work.wait() is True
-        same(x, at.total, "asynchronous all_reduce behind a late producer")
+        same_parts(at, target, lambda rank: rank + 1.0, "asynchronous all_gather behind a late producer")
 
 
 @check
@@ -103,9 +124,15 @@ def wait_orders_the_consumer(at: Setting) -> None:
     source = at.full(1001, at.rank + 1.0)
     target = at.full(1001 * at.ranks, -1.0)
     aside = at.device.stream()
+    # What holds up the host the first time only, connections and memory of a stream, is over before the time counts.
+    at.gather(target, source, async_op=True).wait()
     at.device.synchronize()
-    at.device.sleep(_LATE_MS)
-    work = mcr_dl.all_gather_single(target, source, backend=at.backend, async_op=True)
+    with at.device.use(aside):
+        target.clone()
+    target.fill_(-1.0)
+    at.device.synchronize()
+    at.device.sleep(LATE_MS)
+    work = at.gather(target, source, async_op=True)
     with at.device.use(aside):
         early = target.clone()  # has not waited
     completed = work.is_completed()
@@ -113,9 +140,8 @@ def wait_orders_the_consumer(at: Setting) -> None:
     source.fill_(99.0)
     after = target.clone()
     at.device.synchronize()
-    for rank in range(at.ranks):
-        same(after[rank * 1001 : (rank + 1) * 1001], rank + 1.0, "output after wait()")
-    assert work.is_completed()
+    same_parts(at, after, lambda rank: rank + 1.0, "output after wait()")
+    soon_complete(at, work, "all_gather that was waited for")
     if at.device.real:
         assert not completed, "is_completed() before the stream could have come so far"
         same(early, -1.0, "what a stream that does not wait sees (else this check proves nothing)")
@@ -125,17 +151,22 @@ def wait_orders_the_consumer(at: Setting) -> None:
 def wait_does_not_block(at: Setting) -> dict[str, Any]:
     """Neither the call nor wait() keeps the host for the time that the collective takes."""
     source, target = at.full(LARGE, 1.0), at.full(LARGE * at.ranks, 0.0)
-    mcr_dl.all_gather_single(target, source, backend=at.backend, async_op=True).wait()
+    for _ in range(2):  # NCCL connects at the first use of each algorithm, and keeps the host waiting for it
+        at.gather(target, source, async_op=True).wait()
+        at.gather(target, source)
+        mcr_dl.all_reduce(at.backend, source, op=mcr_dl.ReduceOp.MAX)
+    at.device.sleep(0.1)
     at.device.synchronize()
     begin, end = at.device.event(), at.device.event()
     begin.record()
-    at.device.sleep(_LATE_MS)
+    at.device.sleep(LATE_MS)
     started = time.perf_counter()
-    work = mcr_dl.all_gather_single(target, source, backend=at.backend, async_op=True)
+    work = at.gather(target, source, async_op=True)
     issued = time.perf_counter()
     work.wait()
     waited = time.perf_counter()
-    mcr_dl.all_reduce(at.backend, source)
+    mcr_dl.all_reduce(at.backend, source, op=mcr_dl.ReduceOp.MAX)
+    at.gather(target, source)
     blocking = time.perf_counter()
     end.record()
     end.synchronize()
@@ -143,7 +174,7 @@ def wait_does_not_block(at: Setting) -> dict[str, Any]:
     times = {
         "issue_us": (issued - started) * 1e6,
         "wait_us": (waited - issued) * 1e6,
-        "blocking_call_us": (blocking - waited) * 1e6,
+        "blocking_calls_us": (blocking - waited) * 1e6,
         "running_us": running * 1e3,
     }
     if at.device.real:
@@ -222,271 +253,15 @@ def group_with_lanes(number: int) -> mcr_dl.ProcessGroup:
 def groups_and_lanes(at: Setting) -> None:
     """Many calls under way on several groups, waited for in another order."""
     groups = [mcr_dl.group.WORLD, mcr_dl.new_group(group_desc="one-lane"), group_with_lanes(4)]
-    tensors, works = [], []
+    pairs, works = [], []
     for turn in range(60):
-        tensor = at.full((17, 1001, 300_007)[turn % 3], (at.rank + 1.0) * (turn + 1))
-        tensors.append(tensor)
-        works.append(mcr_dl.all_reduce(tensor, group=groups[turn % 3], backend=at.backend, async_op=True))
+        count = (17, 1001, 300_007)[turn // 3 % 3]  # each size on each group
+        source, target = at.full(count, (at.rank + 1.0) * (turn + 1)), at.full(count * at.ranks, -1.0)
+        pairs.append((source, target))
+        works.append(at.gather(target, source, group=groups[turn % 3], async_op=True))
     for work in reversed(works):
         work.wait()
-    for turn, tensor in enumerate(tensors):
-        same(tensor, at.total * (turn + 1), f"all_reduce number {turn}")
+    for turn, (_, target) in enumerate(pairs):
+        same_parts(at, target, lambda rank, turn=turn: (rank + 1.0) * (turn + 1), f"all_gather number {turn}")
     for group in groups[1:]:
         mcr_dl.destroy_process_group(group)
-
-
-# ---- memory
-
-
-@check
-def memory_is_kept(at: Setting) -> dict[str, Any]:
-    """A tensor that is dropped right after an asynchronous call is not given away before the call has read it."""
-    blocker, sink = at.full(LARGE, 1.0), at.full(LARGE * at.ranks, 0.0)
-    count, reused = 1 << 20, 0
-    for turn in range(40):
-        held = mcr_dl.all_gather_single(sink, blocker, backend=at.backend, async_op=True)  # in the way, on the lane
-        source, target = at.full(count, at.rank + 1.0 + turn), at.full(count * at.ranks, -1.0)
-        place = source.data_ptr()
-        work = mcr_dl.all_gather_single(target, source, backend=at.backend, async_op=True)
-        del source
-        thieves = [at.full(count, -7.0) for _ in range(3)]  # at once, in memory that is free now
-        if at.device.real and not work.is_completed():
-            assert place not in [thief.data_ptr() for thief in thieves], "memory of a running call was given away"
-        if turn % 2:
-            work.wait()
-        del work  # every other time nobody has waited
-        mcr_dl.synchronize()
-        at.device.synchronize()
-        for rank in range(at.ranks):
-            same(target[rank * count : (rank + 1) * count], rank + 1.0 + turn, "output of a dropped input")
-        held.wait()
-        reused += at.full(count, 0.0).data_ptr() == place
-        del thieves
-    return {"reused_later": reused}
-
-
-@check
-def memory_does_not_grow(at: Setting) -> dict[str, Any]:
-    """Neither blocking nor asynchronous calls leave memory behind, waited for or not."""
-    at.need_real()
-    x = at.full(1 << 20, 1.0)
-
-    def calls(number: int) -> None:
-        for turn in range(number):
-            mcr_dl.all_reduce(at.backend, x, op=mcr_dl.ReduceOp.MAX)
-            work = mcr_dl.all_reduce(at.backend, x, op=mcr_dl.ReduceOp.MAX, async_op=True)
-            if turn % 2:
-                work.wait()
-        at.device.synchronize()
-
-    calls(20)
-    mcr_dl.synchronize()
-    before = torch.cuda.memory_allocated()
-    calls(200)
-    mcr_dl.synchronize()
-    grown = torch.cuda.memory_allocated() - before
-    assert grown <= 4 * x.nbytes, f"{grown} bytes more are allocated after 400 calls"
-    return {"grown_bytes": grown}
-
-
-# ---- graphs
-
-
-def _captured(at: Setting, calls: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-    """The calls turn x into y: twice the sum over the ranks. Replayed with other inputs each time."""
-    x, y = at.full(4096, 0.0), at.full(4096, 0.0)
-    with at.device.use(at.device.stream()):  # graphs want their work to have run before, on a stream aside
-        calls(x, y)
-    at.device.synchronize()
-    replay = at.device.capture(lambda: calls(x, y))
-    for turn in range(1, 6):
-        x.fill_((at.rank + 1.0) * turn)
-        replay()
-        same(y, 2 * at.total * turn, f"replay {turn}")
-
-
-@check
-def graph_blocking(at: Setting) -> None:
-    """Blocking calls are captured, one and several."""
-
-    def one(x: torch.Tensor, y: torch.Tensor) -> None:
-        y.copy_(x)
-        mcr_dl.all_reduce(at.backend, y)
-        y.mul_(2)
-
-    def several(x: torch.Tensor, y: torch.Tensor) -> None:
-        one(x, y)
-        mcr_dl.broadcast(y, 0, backend=at.backend)
-        mcr_dl.all_reduce(at.backend, y, op=mcr_dl.ReduceOp.MAX)
-
-    if at.backend != "nccl":
-        raise NotRun("host libraries cannot be captured")
-    _captured(at, one)
-    _captured(at, several)
-
-
-@check
-def graph_asynchronous(at: Setting) -> None:
-    """Asynchronous calls are captured with their waits, one and several under way at once."""
-
-    def one(x: torch.Tensor, y: torch.Tensor) -> None:
-        y.copy_(x)
-        work = mcr_dl.all_reduce(at.backend, y, async_op=True)
-        work.wait()
-        y.mul_(2)
-
-    def several(x: torch.Tensor, y: torch.Tensor) -> None:
-        parts = [x.clone() for _ in range(4)]
-        works = [mcr_dl.all_reduce(at.backend, part, async_op=True) for part in parts]
-        for work in works:
-            work.wait()
-        y.copy_((parts[0] + parts[1] + parts[2] + parts[3]) / 2)
-
-    if at.backend != "nccl":
-        raise NotRun("host libraries cannot be captured")
-    _captured(at, one)
-    _captured(at, several)
-    x = at.full(17, at.rank + 1.0)  # and calls outside of graphs still work
-    mcr_dl.all_reduce(at.backend, x, async_op=True).wait()
-    same(x, at.total, "all_reduce after a capture")
-
-
-@check
-def graph_beside_running(at: Setting) -> None:
-    """A capture is not disturbed by calls from before it, which the progress thread still looks after."""
-    if at.backend != "nccl":
-        raise NotRun("host libraries cannot be captured")
-    for turn in range(10):
-        early = at.full(100_003, at.rank + 1.0 + turn)
-        at.device.sleep(_LATE_MS / 20)
-        work = mcr_dl.all_reduce(at.backend, early, async_op=True)
-        x = at.full(4096, 0.0)
-        replay = at.device.capture(lambda x=x: mcr_dl.all_reduce(at.backend, x))  # type: ignore[misc]
-        x.fill_(at.rank + 1.0)
-        replay()
-        same(x, at.total, "all_reduce of a graph beside another call")
-        assert work.wait() is True
-        same(early, at.total + at.ranks * turn, "all_reduce from before a capture")
-
-
-# ---- types, reductions, arrays
-
-
-@check
-def float8(at: Setting) -> dict[str, Any]:
-    """Both eight-bit types are moved by every operation, and added where the library can."""
-    names = [name for name in ("float8_e4m3fn", "float8_e5m2") if name in _C.dtypes()]
-    if not names:
-        raise NotRun("this build has no float8")
-    added = {}
-    for name in names:
-        dtype: torch.dtype = getattr(torch, name)
-        source = at.full(64, at.rank + 1.0).to(dtype)
-        target = at.full(64 * at.ranks, 0.0).to(dtype)
-        mcr_dl.all_gather_single(target, source, backend=at.backend)
-        for rank in range(at.ranks):
-            same(target[rank * 64 : (rank + 1) * 64].float(), rank + 1.0, f"all_gather of {name}")
-        try:
-            mcr_dl.all_reduce(at.backend, source)
-            same(source.float(), at.total, f"all_reduce of {name}")  # up to 10 for 4 ranks: exact in both types
-            added[name] = True
-        except mcr_dl.UnsupportedError:
-            added[name] = False
-    return {"added": added}
-
-
-@check
-def premul_sum(at: Setting) -> None:
-    """PREMUL_SUM with a number and with a tensor of one element as factor."""
-    make = getattr(torch_dist, "_make_nccl_premul_sum", None)
-    if make is None or at.backend != "nccl":
-        raise NotRun("only nccl has PREMUL_SUM, and only where torch can make it")
-    for factor in (0.5, at.full(1, 0.25)):
-        x = at.full(1001, at.rank + 1.0)
-        mcr_dl.all_reduce(x, op=make(factor), backend=at.backend)
-        same(x, at.total * float(factor), f"all_reduce of PREMUL_SUM({factor})")
-
-
-@check
-def batch(at: Setting) -> None:
-    """batch_isend_irecv around a ring, and both ways between neighbours, in whatever order the list has."""
-    if at.ranks < 2:
-        raise NotRun("needs two ranks")
-    after, before = (at.rank + 1) % at.ranks, (at.rank - 1) % at.ranks
-    for turn in range(4):
-        outgoing = [at.full(1001 + turn, at.rank + 10.0 * turn + step) for step in range(2)]
-        incoming = [at.full(1001 + turn, -1.0) for _ in range(2)]
-        entries = [
-            mcr_dl.P2POp(mcr_dl.isend, outgoing[0], after, backend=at.backend),
-            mcr_dl.P2POp(mcr_dl.isend, outgoing[1], after, backend=at.backend),
-            mcr_dl.P2POp(mcr_dl.irecv, incoming[0], before, backend=at.backend),
-            mcr_dl.P2POp(mcr_dl.irecv, incoming[1], before, backend=at.backend),
-        ]
-        for work in mcr_dl.batch_isend_irecv(entries if turn % 2 else [*entries[2:], *entries[:2]]):
-            work.wait()
-        for step, tensor in enumerate(incoming):
-            same(tensor, before + 10.0 * turn + step, "a message of the ring")
-
-
-@check
-def cupy_arrays(at: Setting) -> None:
-    """CuPy arrays without a copy, in the order of CuPy's own current stream."""
-    at.need_real()
-    try:
-        import cupy
-    except ImportError as error:
-        raise NotRun("cupy is not installed") from error
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        for turn in range(5):
-            array = cupy.full(1 << 20, -1.0, dtype=cupy.float32)
-            for _ in range(50):  # late
-                array += 0
-            array[...] = at.rank + 1.0 + turn
-            place = array.data.ptr
-            mcr_dl.all_reduce(at.backend, array)
-            result = array * 1
-            stream.synchronize()
-            assert array.data.ptr == place
-            wanted = at.total + at.ranks * turn
-            assert bool((result == wanted).all()), f"CuPy: expected {wanted}, got {result[:4]}"
-
-
-@check
-def cupy_wait(at: Setting) -> None:
-    """After wait(), what CuPy's current stream is given next comes behind an asynchronous call on a CuPy array."""
-    at.need_real()
-    try:
-        import cupy
-    except ImportError as error:
-        raise NotRun("cupy is not installed") from error
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        array = cupy.full(1001, at.rank + 1.0, dtype=cupy.float32)
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
-            at.device.sleep(_LATE_MS / 4)
-        blocker = cupy.full(LARGE, 1.0, dtype=cupy.float32)
-        sink = cupy.empty(LARGE * at.ranks, dtype=cupy.float32)
-        held = mcr_dl.all_gather_single(sink, blocker, backend=at.backend, async_op=True)  # makes the next one late
-        work = mcr_dl.all_reduce(at.backend, array, async_op=True)
-        work.wait()
-        doubled = array * 2
-        held.wait()
-        stream.synchronize()
-        assert bool((doubled == 2 * at.total).all()), f"expected {2 * at.total}, got {doubled[:4]}"
-
-
-@check
-def staged(at: Setting) -> None:
-    """Host libraries on device tensors: values, and asynchronous calls beside those of the device's own library."""
-    names = [name for name in ("mpi", "gloo") if name in mcr_dl.get_backends()]
-    if not names:
-        raise NotRun("no host library was started")
-    for name in names:
-        for count in (1, 1001, 3_000_001):
-            x, y = at.full(count, at.rank + 1.0), at.full(count, 2.0 * (at.rank + 1))
-            at.device.sleep(_LATE_MS / 8)
-            first = mcr_dl.all_reduce(at.backend, x, async_op=True)
-            second = mcr_dl.all_reduce(name, y, async_op=True)
-            z = x.new_ones(count) * 3
-            first.wait()
-            second.wait()
-            same(x + y + z, 3 * at.total + 3, f"{at.backend} and {name} at once, {count} elements")

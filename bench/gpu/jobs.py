@@ -21,6 +21,8 @@ from mcr_dl.bench.ranks import run_local
 _STACKS_SECONDS = 1.0
 _START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending
 _TAIL = 3000
+_BEGIN = repr(time.time())
+NOT_RUN = 77  # exit code of a stage that has found that it means nothing here
 
 
 def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:
@@ -56,9 +58,15 @@ def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
     return notes
 
 
+def left(limit: float) -> float:
+    """What is left of `limit` seconds, which count from the stage's start, where gpu_check.sh says when that was."""
+    begin = float(os.environ.get("STAGE_BEGIN", _BEGIN).replace(",", "."))  # bash writes the locale's sign
+    return limit - (time.time() - begin)
+
+
 def working_seconds(wanted: float, limit: float) -> float:
-    """How long ranks may work that are killed after `limit` seconds: less than wanted if they could not start else."""
-    return max(1.0, min(wanted, limit - _START_SECONDS))
+    """How long ranks may work that are killed at the `limit`: less than wanted if they could not start else."""
+    return max(1.0, min(wanted, left(limit) - _START_SECONDS))
 
 
 def run(
@@ -73,12 +81,13 @@ def run(
 ) -> str:
     """Run ``module:function(*args)`` on ranks of this machine; what went wrong, with the ranks' last words, or nothing.
 
-    `limit` is in seconds; ranks that need longer hang: their stacks go into their logs, and they are killed.
+    `limit` is in seconds from the stage's start; ranks that need longer hang: their stacks go into their logs, and they
+    are killed.
     """
     module, _, name = entry.partition(":")
     problem = ""
     with run_local(enter, (module, name, kind, args), ranks, environment=environment, log=log) as running:
-        if not running.wait(limit):
+        if not running.wait(max(0.0, left(limit))):
             for pid in running.pids.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR1)
@@ -105,3 +114,11 @@ def finish(folder: Path, stage: str, document: Mapping[str, Any], problem: str) 
     (folder / f"{stage}.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(f"{stage}: {'FAILED' if failed else 'ok'}: {document.get('line', '')}{': ' + problem if problem else ''}")
     return int(failed)
+
+
+def not_run(folder: Path, stage: str, reason: str) -> int:
+    """Write for the table that the stage means nothing here, and why; its exit code."""
+    document = {"line": reason, "problem": "", "ok": False}
+    (folder / f"{stage}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    print(reason)
+    return NOT_RUN

@@ -70,6 +70,7 @@ def main() -> int:
     notes = jobs.read(given.folder, name, given.ranks)
     good = all(note.get("ok") for note in notes)
     line = f"{notes[0].get('backends', '?')} at once: " + ("values right" if good else f"values wrong: {notes}")
+    line += "; one rank, for which NCCL does nothing in place" if given.ranks == 1 else ""
     document: dict[str, Any] = {"notes": notes, "failed": not good, "line": line}
     return jobs.finish(given.folder, name, document, problem)
 

@@ -5,7 +5,9 @@ torch.distributed, interleaved in one run.
     python -m gpu.overhead --ranks 1 --seconds 30 FOLDER
 
 Every round has a block of calls of each way, in an order that is shuffled and equal on all ranks. Host time ends when
-the last call of a block has returned, device time is between two events around the block. Medians over rounds; what is
+the last call of a block has returned. The device sleeps first, so that it begins when it has been given all of a block:
+its time, between two events, is its own then, and not the host's. A row where the host took longer than that sleep is
+marked and does not count. Medians over rounds; what is
 added is the median of the differences within a round. An all_reduce of one rank in place is nothing for NCCL to do, so
 that the device's time of one rank is compared on an all_gather, which then is a copy.
 """
@@ -13,6 +15,7 @@ that the device's time of one rank is compared on an all_gather, which then is a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import random
 import statistics
 import sys
@@ -34,6 +37,8 @@ MODES = ("blocking", "async")
 WAYS = ("raw", "mcr_dl", "torch")
 SMALL, LARGE = 64 << 10, 1 << 20  # targets of the host's time are up to, of the device's from
 _BLOCK_MS = 8.0
+_LEAD_MS = 4.0  # how long the device sleeps
+_LEAST_SMALL_CALLS = 8  # in a block of small calls, whose time is the host's
 _MOST_CALLS = 64  # below the number of launches that a stream takes before it holds up the host
 _MOST_ROUNDS, _LEAST_ROUNDS = 21, 3
 _TOO_LONG_MS = 150.0  # a size whose call takes longer is left out, and with it all larger ones
@@ -78,6 +83,7 @@ def block(device: Device, way: Way, calls: int) -> tuple[float, float]:
     """The host's and the device's µs per call."""
     begin, end = device.event(), device.event()
     device.synchronize()
+    device.sleep(_LEAD_MS)
     begin.record()
     host = way(calls)
     end.record()
@@ -99,15 +105,18 @@ class Agreement:
         return float(self._store.get(key).decode())
 
 
-def measure(device: Device, ways: dict[str, Way], agree: Agreement, seconds: float, seed: int) -> dict[str, Any] | None:
-    """Interleaved blocks of all ways; None if a call takes too long."""
+def measure(
+    device: Device, ways: dict[str, Way], agree: Agreement, seconds: float, seed: int, least_calls: int = 1
+) -> dict[str, Any] | None:
+    """Interleaved blocks of all ways, with `least_calls` in each; None if a call takes too long."""
     for way in ways.values():
         block(device, way, 2)
     slowest = agree.number(max(max(block(device, way, 3)) for way in ways.values()) / 1e3)  # ms
     if slowest > _TOO_LONG_MS:
         return None
-    calls = int(max(1, min(_MOST_CALLS, _BLOCK_MS / slowest)))
-    rounds = int(max(_LEAST_ROUNDS, min(_MOST_ROUNDS, seconds * 1e3 / (calls * slowest * len(ways)))))
+    calls = int(max(least_calls, min(_MOST_CALLS, _BLOCK_MS / slowest)))
+    round_ms = (calls * slowest + (_LEAD_MS if device.real else 0.0)) * len(ways)
+    rounds = int(max(_LEAST_ROUNDS, min(_MOST_ROUNDS, seconds * 1e3 / round_ms)))
     shuffle, order = random.Random(seed), list(ways)
     host: dict[str, list[float]] = {name: [] for name in ways}
     on_device: dict[str, list[float]] = {name: [] for name in ways}
@@ -128,6 +137,7 @@ def summarize(host: dict[str, list[float]], device: dict[str, list[float]], call
         "host_us": {name: statistics.median(values) for name, values in host.items()},
         "device_us": {name: statistics.median(values) for name, values in device.items()},
     }
+    row["late"] = [name for name, us in row["host_us"].items() if us * calls > _LEAD_MS * 1e3]
     if "raw" in host:
         for name in ("mcr_dl", "torch"):
             pairs = zip(host[name], host["raw"], strict=True)
@@ -147,12 +157,20 @@ def sweep(device: Device, ways: Ways, agree: Agreement, seconds: float, note: Ca
         left = agree.number(deadline - time.monotonic())
         if left <= 0 or op in ended:
             continue
-        row = measure(device, ways.of(op, mode, nbytes), agree, left / (len(points) - index), index)
+        share, least = left / (len(points) - index), _LEAST_SMALL_CALLS if nbytes <= SMALL else 1
+        row = measure(device, ways.of(op, mode, nbytes), agree, share, index, least)
         if row is None:
             ended.add(op)
             continue
         rows.setdefault(f"{op} {mode}", {})[str(nbytes)] = row
         note(rows)
+
+
+def _environment(name: str) -> str:
+    """A variable as C sees it: backends set some that os.environ does not know of."""
+    read = ctypes.CDLL(None).getenv
+    read.restype = ctypes.c_char_p
+    return (read(name.encode()) or b"").decode()
 
 
 def on_rank(backend: str, kind: str, seconds: float, loop: str, folder: str, name: str) -> None:
@@ -171,7 +189,9 @@ def on_rank(backend: str, kind: str, seconds: float, loop: str, folder: str, nam
     notes = jobs.Notes(folder, name, rank)
     notes.write(torch_backend=theirs, rows={})
     yardstick = raw.Raw(Path(loop), store, rank, ranks, device) if loop else None
-    notes.write(nccl="" if yardstick is None else yardstick.version)
+    notes.write(
+        nccl="" if yardstick is None else yardstick.version, launch_order=_environment("NCCL_LAUNCH_ORDER_IMPLICIT")
+    )
     ways = Ways(device, backend, yardstick, ranks)
     sweep(device, ways, Agreement(store, rank), seconds, lambda rows: notes.write(rows=rows))
     if yardstick is not None:
@@ -201,7 +221,7 @@ def verdicts(rows: dict[str, dict[str, dict[str, Any]]], ranks: int) -> dict[str
         row["device_ratio"]["mcr_dl"]
         for op in compared
         for n, row in rows.get(f"{op} blocking", {}).items()
-        if int(n) >= LARGE and "device_ratio" in row
+        if int(n) >= LARGE and "device_ratio" in row and not {"raw", "mcr_dl"} & set(row["late"])
     ]
     if large:
         ratio = statistics.median(large)
@@ -221,7 +241,8 @@ def _line(document: dict[str, Any]) -> str:
         for name, found in document["targets"].items()
     ]
     sizes = max((int(n) for rows in document["rows"].values() for n in rows), default=0)
-    return "; ".join(parts or ["no raw yardstick"]) + f"; up to {sizes >> 10} KiB"
+    order = "; NCCL_LAUNCH_ORDER_IMPLICIT=1 holds for raw and torch too" if document.get("launch_order") == "1" else ""
+    return "; ".join(parts or ["no raw yardstick"]) + f"; up to {sizes >> 10} KiB{order}"
 
 
 def main() -> int:

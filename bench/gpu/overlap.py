@@ -24,22 +24,26 @@ from gpu.device import Device
 from gpu.overhead import Agreement
 
 _ROUNDS = 9
+_NOTHING = "nothing"
+_LEAST_MS = 1e-4  # so that ratios exist
 _LANES = (1, 4)
 _CHUNKS = {"256K": str(256 << 10), "1M": str(1 << 20), "4M": str(4 << 20), "16M": str(16 << 20), "off": "off"}
 
 
 def in_turns(device: Device, ways: dict[str, Callable[[], object]], rounds: int = _ROUNDS) -> dict[str, float]:
-    """Median ms of each, after one round that does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    """Median ms of each, after one round that does not count, less those of a way that does nothing."""
+    timed: dict[str, Callable[[], object]] = {**ways, _NOTHING: lambda: None}
+    taken: dict[str, list[float]] = {name: [] for name in timed}
     for turn in range(rounds + 1):
-        for name, way in ways.items():
+        for name, way in timed.items():
             device.synchronize()
             begin = time.perf_counter()
             way()
             device.synchronize()
             if turn:
                 taken[name].append((time.perf_counter() - begin) * 1e3)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    nothing = statistics.median(taken.pop(_NOTHING))
+    return {name: max(_LEAST_MS, statistics.median(values) - nothing) for name, values in taken.items()}
 
 
 class _Pieces:
@@ -51,7 +55,7 @@ class _Pieces:
         self.mcr, self.device, self.backend = mcr_dl, device, backend
         self.source = torch.ones(nbytes // 4, device=device.kind)
         self.target = torch.ones(nbytes // 4 * ranks, device=device.kind)
-        edge = 2048 if device.real else 256
+        edge = 1024 if device.real else 256  # short enough that several take as long as the collective
         self.left = torch.ones(edge, edge, device=device.kind)
         self.product = torch.empty_like(self.left)
         self.products = 1
@@ -153,10 +157,10 @@ def on_rank(backend: str, kind: str, folder: str, name: str) -> None:
     mcr_dl.init_process_group(backend, tuning_table="none")
     rank, ranks = mcr_dl.get_rank(), mcr_dl.get_world_size()
     agree, notes = Agreement(_runtime.state().store, rank), jobs.Notes(folder, name, rank)
-    nbytes = (256 << 20) // (1 if ranks == 1 else 16) if device.real else 1 << 20
+    nbytes = (1 << 30 if ranks == 1 else 16 << 20) if device.real else 1 << 20
     notes.write(overlap=overlap(_Pieces(device, backend, nbytes, ranks, agree)), nbytes=nbytes)
     notes.write(listing3=listing3(device, backend))
-    if backend == "nccl":
+    if backend == "nccl" and ranks > 1:  # alone NCCL has nothing to do
         notes.write(lanes=lanes(device, backend))
     mcr_dl.destroy_process_group()
 
@@ -185,16 +189,14 @@ def _staging(given: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     usable = _backends.available_backends()
     results: dict[str, Any] = {}
-    end = time.monotonic() + given.limit
     for host in ("gloo", "mpi"):
         if not usable.get(host, "").startswith("ok"):
             results[host] = usable.get(host, "unknown")
             continue
         name = f"staging-{host}"
         args = (host, given.device, given.staging_bytes, str(given.folder), name)
-        left = end - time.monotonic()
         problem = jobs.run(
-            "gpu.overlap:staging_on_rank", args, ranks=2, kind=given.device, limit=left, log=given.folder / name
+            "gpu.overlap:staging_on_rank", args, ranks=2, kind=given.device, limit=given.limit, log=given.folder / name
         )
         if problem:
             return results, f"{name}: {problem}"

@@ -99,18 +99,18 @@ double raw_loop(Comm comm, int op, int calls, const void* in, void* out, std::si
                 CudaStream side, int asynchronous) {
   static CudaEvent before = nullptr, after = nullptr;
   const bool events = asynchronous != 0 && event_create != nullptr;
-  if (events && before == nullptr &&
-      (event_create(&before, kDisableTiming) | event_create(&after, kDisableTiming)) != 0) {
-    return -1000;
-  }
+  if (events && before == nullptr && event_create(&before, kDisableTiming) != 0) return -1000;
+  if (events && after == nullptr && event_create(&after, kDisableTiming) != 0) return -1000;
   const CudaStream where = asynchronous != 0 ? side : stream;
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < calls; ++i) {
-    int code = 0;
-    if (events) code = event_record(before, stream) | stream_wait_event(where, before, 0);
+    int code = 0;  // in statements of their own: operands of | have no order
+    if (events) code = event_record(before, stream);
+    if (events) code |= stream_wait_event(where, before, 0);
     if (op == kAllReduce) code |= all_reduce(out, out, count, kFloat32, kSum, comm, where);
     if (op == kAllGather) code |= all_gather(in, out, count, kFloat32, comm, where);
-    if (events) code |= event_record(after, where) | stream_wait_event(stream, after, 0);
+    if (events) code |= event_record(after, where);
+    if (events) code |= stream_wait_event(stream, after, 0);
     if (code != 0) return -code;
   }
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks of streams, memory and graphs (checks.py).
+"""Runs the checks of streams, memory, graphs and types (checks.py, checks_memory.py, checks_types.py).
 
 python -m gpu.streams --backend nccl --ranks 1 FOLDER
 """
@@ -7,7 +7,9 @@ python -m gpu.streams --backend nccl --ranks 1 FOLDER
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -38,6 +40,8 @@ def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
     from gpu import device
     from gpu.checks import CHECKS, Setting
 
+    for module in ("gpu.checks_memory", "gpu.checks_types"):  # they add theirs
+        importlib.import_module(module)
     usable = mcr_dl.available_backends()
     started = [each for each in backends if each == backends[0] or usable.get(each, "").startswith("ok")]
     mcr_dl.init_process_group(started, tuning_table="none")
@@ -51,7 +55,9 @@ def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
         print(f"{title}: {json.dumps(results[title])}", flush=True)
         if results[title]["state"] == "failed" and mcr_dl.get_world_size() > 1:
             notes.write(at="", checks=results)
-            sys.exit(1)  # the ranks are no longer in step; whoever has started them ends the others
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the ranks are no longer in step: exit handlers may hang. Who has started them ends the others
     notes.write(at="", checks=results)
     mcr_dl.destroy_process_group()
 

@@ -33,7 +33,9 @@ _NCCL_DTYPES = (
 
 
 def may_lack(backend: str, reduces: bool, dtype: str, red: str) -> bool:
-    """Whether the backend may refuse this on device tensors."""
+    """Whether the backend may refuse this on device tensors. Complex numbers are added as pairs."""
+    if dtype.startswith("complex") and red in ("SUM", "AVG"):
+        return False
     return backend == "nccl" and reduces and (red not in _NCCL_REDUCTIONS or dtype not in _NCCL_DTYPES)
 
 
@@ -47,15 +49,19 @@ def comparable(backend: str, case: Any, members: int) -> bool:
 
 
 def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
-    """All cases, so dealt that each function and type has its turn, whenever the time is over."""
+    """All cases, so dealt that each function has its turn before any has a second one, and inside a function each type.
+
+    The first case of a function is one that must work.
+    """
     import cases
     from calls import OPS, SIGNATURES
     from mcr_dl import _C
     from ranks import session
 
     shuffle = random.Random(_SEED)
-    piles = []
+    functions = []
     for function, row in SIGNATURES.items():
+        piles = []
         for dtype in _C.dtypes():
             pile = cases.table(function, backend, dtype, ranks, cases.COUNTS, kind)
             if dtype in cases.LARGE_DTYPES:
@@ -65,7 +71,17 @@ def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
             pile = [case for case in pile if sizes[case] >= least and comparable(backend, case, sizes[case])]
             shuffle.shuffle(pile)
             piles.append(pile)
-    shuffle.shuffle(piles)
+        shuffle.shuffle(piles)
+        dealt = _dealt(piles)
+        sure = [case for case in dealt if not may_lack(backend, OPS[row["op"]]["reduces"], case.dtype, case.red)][:1]
+        dealt = sure + [case for case in dealt if case not in sure]
+        functions.append(dealt)
+    shuffle.shuffle(functions)
+    return _dealt(functions)
+
+
+def _dealt(piles: list[list[Any]]) -> list[Any]:
+    """One of each pile, then the next of each."""
     return [case for row in zip_longest(*piles) for case in row if case is not None]
 
 
@@ -112,6 +128,8 @@ class _Tally:
         self.run = 0
         self.unsupported: Counter[str] = Counter()
         self.failures: dict[str, str] = {}
+        self.functions: set[str] = set()
+        self.dtypes: set[str] = set()
 
     def take(self, case: Any) -> None:
         """Run a case. Wrong values and refusals leave the ranks in step; anything else ends the run."""
@@ -132,15 +150,25 @@ class _Tally:
             self.failures[str(case)] = traceback.format_exc()
             raise
         self.run += 1
+        self.functions.add(case.function)
+        self.dtypes.add(case.dtype)
 
     def values(self) -> dict[str, Any]:
-        return {"run": self.run, "unsupported": dict(self.unsupported), "failures": self.failures}
+        return {
+            "run": self.run,
+            "functions": sorted(self.functions),
+            "dtypes": sorted(self.dtypes),
+            "unsupported": dict(self.unsupported),
+            "failures": self.failures,
+        }
 
 
 def _batches(cases: list[Any], seconds: float, rank: int, store: Any) -> Iterator[list[Any]]:
-    """Until rank 0's time is over, which the others are told through the store."""
+    """Until rank 0's time is over, which the others are told through the store. Each function comes in any case."""
     end = time.monotonic() + seconds
-    for start in range(0, len(cases), _BATCH):
+    first = len({case.function for case in cases})
+    yield cases[:first]
+    for start in range(first, len(cases), _BATCH):
         if rank == 0:
             store.set(f"suite/{start}", "go" if time.monotonic() < end else "stop")
         if store.get(f"suite/{start}") != b"go":
@@ -162,25 +190,41 @@ def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, na
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # to the log, as before
     notes, tally = jobs.Notes(folder, name, rank), _Tally(backend)
     cases = cases_of(backend, kind, ranks)
+    of_all = {
+        "total": len(cases),
+        "all_functions": sorted({case.function for case in cases}),
+        "all_dtypes": sorted({case.dtype for case in cases}),
+    }
     try:
         for batch in _batches(cases, seconds, rank, _runtime.state().store):
             for case in batch:
                 position.note(str(case))
                 tally.take(case)
-            notes.write(total=len(cases), **tally.values())
+            notes.write(**of_all, **tally.values())
     finally:
-        notes.write(total=len(cases), **tally.values())
+        notes.write(**of_all, **tally.values())
     session.stop()
 
 
 def _line(document: dict[str, Any]) -> str:
     unsupported = sum(document["unsupported"].values())
-    parts = [f"{document['run']} of {document['total']} cases run", f"{len(document['failures'])} failed"]
+    parts = [f"{document['run']} of {document['total']} cases run"]
+    parts += [f"{document[kind]['run']} of {document[kind]['all']} {kind}" for kind in ("functions", "types")]
+    parts += [f"{len(document['failures'])} failed"]
+    if document["missing"]:
+        parts.append(f"never run: {', '.join(document['missing'])}")
     if unsupported:
         kinds = sorted({" ".join(name.split()[1:]) for name in document["unsupported"]})
         shown = ", ".join(kinds[:6]) + (", ..." if len(kinds) > 6 else "")
         parts.append(f"{unsupported} not supported ({shown})")
     return ", ".join(parts)
+
+
+def _covered(notes: list[dict[str, Any]], kind: str) -> tuple[dict[str, int], list[str]]:
+    """How many have run on all ranks, and of how many; those that have not. Who is not in a case's group counts."""
+    run = set.intersection(*(set(note.get(kind, ())) for note in notes))
+    wanted = set().union(*(note.get(f"all_{kind}", ()) for note in notes))
+    return {"run": len(run), "all": len(wanted)}, sorted(wanted - run)
 
 
 def main() -> int:
@@ -207,12 +251,17 @@ def main() -> int:
     failures = {
         case: f"rank {r}: {text}" for r, note in enumerate(notes) for case, text in note.get("failures", {}).items()
     }
+    functions, missing = _covered(notes, "functions")
+    types, _ = _covered(notes, "dtypes")
     document: dict[str, Any] = {
+        "functions": functions,
+        "types": types,
+        "missing": missing,
         "run": min(note.get("run", 0) for note in notes),
         "total": max(note.get("total", 0) for note in notes),
         "unsupported": notes[0].get("unsupported", {}),
         "failures": failures,
-        "failed": bool(failures) or not all(note.get("run") for note in notes),
+        "failed": bool(failures or missing) or not all(note.get("run") for note in notes),
     }
     for case, text in list(failures.items())[:_SHOWN]:
         print(f"{case}\n  {text}")

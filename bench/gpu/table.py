@@ -3,7 +3,8 @@
 
     python -m gpu.table FOLDER [--rehearsal]
 
-FOLDER/stages.tsv has a line for each stage: name, exit code or "-", seconds, and why it was not run. It needs neither
+FOLDER/stages.tsv has a line for each stage: name, exit code or "-", seconds, and why it was not run. A stage whose JSON
+says "slow" may run out of its time without being a failure. It needs neither
 torch nor mcr_dl, so that it also speaks where the build has failed.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 _WIDTH = 118
 _TIMED_OUT = (124, 137)
+_NOT_RUN = ("-", "77")  # left out, or the stage itself has found that it means nothing here
 _SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")
 
 
@@ -33,9 +35,10 @@ def stages(folder: Path) -> list[dict[str, Any]]:
     for line in (folder / "stages.tsv").read_text().splitlines():
         name, code, seconds, words = line.split("\t")
         result = _result(folder, name)
-        state = "not run" if code == "-" else "ok" if code == "0" else "FAILED"
+        state = "not run" if code in _NOT_RUN else "ok" if code == "0" else "FAILED"
         if code.isdecimal() and int(code) in _TIMED_OUT:
             words = "ran past its time; " + words
+            state = "not run" if result.get("slow") else state  # one that may be too slow for the time that there is
         text = "; ".join(part for part in (words, result.get("line", ""), result.get("problem", "")) if part)
         found.append({"stage": name, "state": state, "seconds": float(seconds or 0), "text": text, "result": result})
     return found
@@ -56,12 +59,15 @@ def _wrapped(text: str, indent: int) -> list[str]:
 def _times(result: dict[str, Any]) -> list[str]:
     """Host and device µs of some sizes."""
     lines = []
+    if any(row.get("late") for rows in result.get("rows", {}).values() for row in rows.values()):
+        lines.append("  *: the device had to wait for the host, whose time this is")
     for title, rows in result.get("rows", {}).items():
         for nbytes in _SHOWN:
             if nbytes in rows:
                 row = rows[nbytes]
                 host = " ".join(f"{name} {us:.1f}" for name, us in row["host_us"].items())
-                device = " ".join(f"{name} {us:.1f}" for name, us in row["device_us"].items())
+                late = row.get("late", ())
+                device = " ".join(f"{name} {us:.1f}{'*' * (name in late)}" for name, us in row["device_us"].items())
                 lines.append(f"  {title:24} {int(nbytes):>10} B   host µs: {host:40} device µs: {device}")
     return lines
 

@@ -25,7 +25,7 @@ from mcr_dl.bench.cases import operation_of
 
 MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
-_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart
+_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart, and on a device, waited for at the end
 _LEAD_US = 20_000.0  # calls that are shorter get one that is not timed first: it meets the caches as it leaves them
 _TRIALS = 3
 _LONGEST_BATCH = 4096
@@ -183,7 +183,7 @@ def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
         agreed = control.maximum(local)
         for index, (name, each) in enumerate(timed.items()):
             taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
-            target = share * (_BATCH_APART_US if each.meet else _BATCH_US)
+            target = share * (_BATCH_APART_US if each.meet or each.settle else _BATCH_US)
             calls = min(_LONGEST_BATCH, max(1, math.ceil(target / taken)))
             batches[name] = _Batch(calls, taken < _LEAD_US)
     return batches
