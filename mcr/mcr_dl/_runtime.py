@@ -6,9 +6,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _launch, _mpi_library, _torch_backends
+from mcr_dl import _C, _agreement, _backends, _exit, _launch, _mpi_library, _torch_backends
 from mcr_dl import _devices as devices
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl._pmi import PmiResponder
@@ -24,7 +23,6 @@ from mcr_dl.tuning import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
 _DRAIN = timedelta(seconds=10)
-_EXIT_SECONDS = 10.0
 
 
 @dataclass
@@ -296,6 +294,7 @@ def init_process_group(
     from mcr_dl import trace
     from mcr_dl.passes import chain
 
+    _exit.prepare()
     wanted = parse_backends(backend)
     specifications = trace.with_log(chain.specify(passes))
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
@@ -432,13 +431,6 @@ def get_backends() -> list[str]:
 # ---- the end of the process
 
 
-def _bounded(step: Callable[[], None]) -> None:
-    """Run a step that may hang if other ranks have died; give up after some seconds."""
-    thread = threading.Thread(target=step, daemon=True)
-    thread.start()
-    thread.join(_EXIT_SECONDS)
-
-
 def _at_exit() -> None:
     if _state is not None:
         from mcr_dl import trace
@@ -449,9 +441,9 @@ def _at_exit() -> None:
         _C.leave()
         return
     if _state is not None:
-        _bounded(_forget)
+        _exit.bounded(_forget)
     _C.leave()  # what has not ended by now is left to the system
-    _bounded(_C.shutdown)
+    _exit.bounded(_C.shutdown)
 
 
 atexit.register(_at_exit)
