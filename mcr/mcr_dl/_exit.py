@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 
 _LIMIT_SECONDS = 10.0
@@ -18,8 +19,9 @@ def _serve() -> None:
         step, done = _steps.get()
         try:
             step()
-        finally:
-            done.set()
+        except Exception:
+            traceback.print_exc()  # as of any failure that nobody can catch any more
+        done.set()
 
 
 def prepare() -> None:

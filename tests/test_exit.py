@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps at the end of the process."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mcr_dl import _exit
+
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner of this test's own: the thread of a step that hangs is lost."""
+    monkeypatch.setattr(_exit, "_thread", None)
+    monkeypatch.setattr(_exit, "_steps", type(_exit._steps)())
+    monkeypatch.setattr(_exit, "_LIMIT_SECONDS", 0.1)
+
+
+def test_a_step_runs_on_the_prepared_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the next one after it, also behind one that has failed."""
+    _exit.prepare()
+    ran: list[str] = []
+
+    def step() -> None:
+        ran.append(threading.current_thread().name)
+        raise ValueError("said on stderr")
+
+    for _ in range(2):
+        _exit.bounded(step)
+    assert ran == ["mcr_dl exit"] * 2
+    assert "said on stderr" in capsys.readouterr().err
+
+
+def test_a_step_that_hangs_is_left_behind() -> None:
+    """Else the process would never end."""
+    _exit.prepare()
+    never = threading.Event()
+    _exit.bounded(never.wait)  # type: ignore[arg-type]
+    assert not never.is_set()
+    never.set()
+
+
+def test_without_a_thread_the_step_runs_here() -> None:
+    """As in a forked process, or before init."""
+    ran: list[str] = []
+    _exit.bounded(lambda: ran.append(threading.current_thread().name))
+    assert ran == [threading.current_thread().name]
