@@ -9,7 +9,6 @@ import pytest
 
 from mcr_dl import _exit
 
-
 pytestmark = pytest.mark.usefixtures("alone")
 
 
