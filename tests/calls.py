@@ -6,11 +6,14 @@ Nothing here knows a function by name: parameters are filled by their kinds, as 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed
 
 import mcr_dl
 from mcr_dl import _C
@@ -45,6 +48,7 @@ class Case:
     backend: str | None = None
     seed: int = 0
     device: str = "cpu"  # where its tensors are
+    through_torch: bool = False  # torch.distributed's function of that name, on the same groups
 
     @property
     def op(self) -> str:
@@ -122,9 +126,18 @@ def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor
     return side
 
 
+def _in_block(backend: str, call: Callable[[], Any]) -> Any:
+    with mcr_dl.use(backend):
+        return call()
+
+
 def spell(case: Case, arguments: dict[str, Any]) -> Callable[[], Any]:
     """The call itself in the case's spelling; `arguments` are by parameter name, without the backend."""
-    function = getattr(mcr_dl, case.function)
+    function = getattr(torch.distributed if case.through_torch else mcr_dl, case.function)
+    if case.through_torch:
+        if "async_op" not in inspect.signature(function).parameters:  # of messages
+            assert not arguments.pop("async_op", False)
+        return partial(_in_block, case.backend or "auto", partial(function, **arguments))
     if case.style == "keywords":
         return lambda: function(**arguments, backend=case.backend)
     params = [(name, default) for name, _, default, only in SIGNATURES[case.function]["params"] if not only]

@@ -173,6 +173,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def __init__(self, group: Group, backends: list[str]) -> None:",
         "@property def group(self) -> Group:",
         "def perform_nocolor_split(self, device: Any) -> None:",
+        "def get_error(self) -> Any:",
+        "def _set_default_timeout(self, timeout: timedelta) -> None:",
     ),
     "Pass": (
         "@property def name(self) -> str:",

@@ -119,8 +119,10 @@ TorchBackend::TorchWorkPtr TorchBackend::broadcast(TensorList& tensors, const c1
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  const auto& tensor = single(tensors, "tensors");
+  if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
   TorchCall call(*group_, Op::all_reduce, opts.timeout);
-  call.out(single(tensors, "tensors"), "tensor").reduction(opts.reduceOp);
+  call.out(tensor, "tensor").reduction(opts.reduceOp);
   return issue(call, OpType::ALLREDUCE, opts.asyncOp);
 }
 
@@ -377,6 +379,9 @@ void add_torch_backend(py::module_& module) {
            }),
            py::arg("group"), py::arg("backends"))
       .def_property_readonly("group", &TorchBackend::group)
+      // What torch binds for its own backends one by one.
+      .def("get_error", &TorchBackend::getError)
+      .def("_set_default_timeout", &TorchBackend::setTimeout, py::arg("timeout"))
       // torch asks this of ranks that are left out of a new group, for NCCL's sake.
       .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {});
 }

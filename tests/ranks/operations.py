@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed
 
 import mcr_dl
 import reference
@@ -243,7 +244,8 @@ def run(case: Case) -> None:
     companion = _companion(case, rank, len(ranks))
     result = spell(case, dict(prepared.arguments))()
     if case.asynchronous or SIGNATURES[case.function]["starts"]:
-        assert isinstance(result, mcr_dl.Work), f"{case}: expected a Work, got {result!r}"
+        kind = torch.distributed.Work if case.through_torch else mcr_dl.Work
+        assert isinstance(result, kind), f"{case}: expected a Work, got {result!r}"
         assert result.wait() is True
         _assert_complete(case, result)
         assert result.is_success()

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Process groups of torch whose backend is "mcr": making, splitting, ending."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
+
+import mcr_dl
+from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from ranks import session
+from ranks.expect import expect
+
+CPU = torch.device("cpu")
+
+
+def _works(group: dist.ProcessGroup | None = None, *, ours: bool = True) -> None:
+    """Calls through torch, and through us, on the group's members."""
+    size = dist.get_world_size(group)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [size] * 3
+    if ours:
+        mcr_dl.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [size * size] * 3
+
+
+@contextmanager
+def _fresh() -> Iterator[None]:
+    """Neither we nor torch are initialised, before and after."""
+    session.stop()
+    assert not dist.is_initialized()
+    yield
+    assert not mcr_dl.is_initialized()
+    assert not dist.is_initialized()
+
+
+def started_by_torch() -> None:
+    """init_process_group("mcr") of torch alone: groups, sub-groups, both ways to call, a second life."""
+    for name in ("mcr", "cpu:mcr,cuda:mcr"):
+        with _fresh():
+            dist.init_process_group(name)
+            assert mcr_dl.is_initialized()
+            assert mcr_dl.group.WORLD is dist.group.WORLD
+            assert dist.get_backend_config() == ("cpu:mcr,cuda:mcr")
+            _works()
+            part = dist.new_group([0, 2])
+            if dist.get_rank() != 1:
+                _works(part)
+                assert mcr_dl.get_process_group_ranks(part) == [0, 2]
+                assert mcr_dl.get_group_rank(part, 2) == 1
+            mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("all",))
+            _works(mesh.get_group("all"))
+            dist.destroy_process_group()
+
+
+def started_by_torch_on_named_backends() -> None:
+    """What is underneath: MCR_DL_BACKENDS, and Options for one group."""
+    os.environ["MCR_DL_BACKENDS"] = "gloo,mpi"
+    try:
+        with _fresh():
+            dist.init_process_group("mcr")
+            assert mcr_dl.get_backends() == ["gloo", "mpi"]
+            only = dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["mpi"]))
+            assert mcr_dl.get_backends(only) == ["mpi"]
+            _works(only)
+            dist.destroy_process_group()
+            os.environ["MCR_DL_BACKENDS"] = "gloo,nothing"
+            expect(InvalidArgumentError, lambda: dist.init_process_group("mcr"), "'nothing'", "gloo")
+        with _fresh():
+            dist.init_process_group("mcr", pg_options=mcr_dl.Options(backends=["mpi"]))
+            assert mcr_dl.get_backends() == ["mpi"]
+            dist.destroy_process_group()
+    finally:
+        del os.environ["MCR_DL_BACKENDS"]
+
+
+def options() -> None:
+    """A mesh whose dimensions are bound to different libraries; the options' text."""
+    with _fresh():
+        dist.init_process_group("mcr")
+        mesh = dist.init_device_mesh(
+            "cpu",
+            (3, 1),
+            mesh_dim_names=("data", "model"),
+            backend_override={
+                "data": ("mcr", mcr_dl.Options(backends=["mpi"])),
+                "model": ("mcr", mcr_dl.Options(backends=["gloo"])),
+            },
+        )
+        assert mcr_dl.get_backends(mesh.get_group("data")) == ["mpi"]
+        assert mcr_dl.get_backends(mesh.get_group("model")) == ["gloo"]
+        _works(mesh.get_group("data"))
+        assert repr(mcr_dl.Options(backends=["mpi", "gloo"])) == "<mcr_dl.Options backends=[mpi, gloo]>"
+        dist.destroy_process_group()
+
+
+def splitting() -> None:
+    """ProcessGroup.split_group, which torch offers below its functions, and ours."""
+    session.start()
+    world = dist.group.WORLD
+    assert world is not None
+    if dist.get_rank() > 0:
+        part = world.split_group([1, 2], opts=mcr_dl.Options(backends=[]))
+        assert part is not None
+        assert (part.rank(), part.size()) == (dist.get_rank() - 1, 2)
+        tensor = torch.ones(2)
+        part.allreduce([tensor]).wait()
+        assert tensor.tolist() == [2, 2]
+    part = mcr_dl.split_group(None, [[0, 1], [2]])
+    assert part is not None
+    _works(part)
+    dist.barrier()
+
+
+def handles() -> None:
+    """Groups are torch's process groups, one for each, known to both sides until they are destroyed."""
+    session.start()
+    assert mcr_dl.group.WORLD is dist.group.WORLD
+    assert mcr_dl.ProcessGroup is dist.ProcessGroup
+    made = mcr_dl.new_group([2, 0], sort_ranks=False)
+    if dist.get_rank() != 1:
+        assert isinstance(made, dist.ProcessGroup)
+        assert dist.get_process_group_ranks(made) == [2, 0]
+        assert dist.get_backend(made) == "mcr"
+        assert _C.handle_of(_C.group_of(made)) is made
+        _works(made)
+        mcr_dl.destroy_process_group(made)
+        expect(NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=made), "destroyed")
+        expect(NotInitializedError, lambda: made.allreduce([torch.ones(1)]), "destroyed")
+        expect(NotInitializedError, lambda: mcr_dl.destroy_process_group(made), "destroyed")
+        expect(ValueError, lambda: dist.destroy_process_group(made), "Invalid process group")
+        made.shutdown()  # a second time: nothing
+    dist.barrier()
+
+
+def foreign_groups() -> None:
+    """A process group of another backend is named in the error of our functions, and stays torch's."""
+    session.start()
+    theirs = dist.new_group(backend="gloo")
+    expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(1), group=theirs), "cpu:gloo", "group")
+    expect(InvalidTypeError, lambda: mcr_dl.get_backends(theirs), "cpu:gloo")
+    expect(InvalidTypeError, lambda: mcr_dl.barrier(group="world"), "got str")
+    _works(theirs, ours=False)
+    dist.destroy_process_group(theirs)
+
+
+def late_start() -> None:
+    """Where torch started with gloo: our runtime beside it, started by us or by a group of all ranks, not of some."""
+    with _fresh():
+        dist.init_process_group("gloo")
+        if dist.get_rank() < 2:
+            expect(NotInitializedError, lambda: dist.new_group([0, 1], backend="mcr"), "all ranks", "[0, 1]")
+        else:  # which torch never asks
+            assert dist.new_group([0, 1], backend="mcr") == dist.GroupMember.NON_GROUP_MEMBER
+        dist.barrier()
+        everyone = dist.new_group(backend="mcr")
+        _works(everyone)
+        assert mcr_dl.group.WORLD is everyone
+        pair = dist.new_group([1, 2], backend="mcr")
+        if dist.get_rank() > 0:
+            _works(pair)
+        mcr_dl.destroy_process_group()
+        assert dist.is_initialized()  # torch's default group is its own
+        assert not mcr_dl.is_initialized()
+        mcr_dl.init_process_group(["mpi", "gloo"])
+        assert mcr_dl.group.WORLD is not dist.group.WORLD
+        _works(mcr_dl.group.WORLD)
+        _works(ours=False)
+        dist.destroy_process_group()  # of torch: all its groups, those that stand for ours too
+
+
+def destroying() -> None:
+    """Destroying twice, and calls afterwards, on either side."""
+    with _fresh():
+        dist.init_process_group("mcr")
+        group = dist.group.WORLD
+        assert group is not None
+        mcr_dl.destroy_process_group()
+        expect(NotInitializedError, mcr_dl.destroy_process_group, "init_process_group")
+        expect(AssertionError, dist.destroy_process_group)
+        expect(NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1)), "init_process_group")
+        expect(NotInitializedError, lambda: group.allreduce([torch.ones(1)]), "destroyed")
+        expect(ValueError, lambda: dist.all_reduce(torch.ones(1)))
+    with _fresh():
+        mcr_dl.init_process_group("mpi")
+        dist.destroy_process_group()
+    with _fresh():
+        mcr_dl.init_process_group("mcr")
+        mcr_dl.finalize()
+
+
+def aborting() -> None:
+    """abort() ends a group at once; the others go on, and torch's abort of everything ends the runtime."""
+    with _fresh():
+        dist.init_process_group("mcr")
+        made = dist.new_group()
+        assert made._get_backend(CPU).get_error() == ErrorType.SUCCESS
+        made.abort()
+        expect(NotInitializedError, lambda: made.allreduce([torch.ones(1)]), "destroyed")
+        _works()
+        dist.distributed_c10d._abort_process_group()
+
+
+def wrong_starts() -> None:
+    """Two default groups, names that nobody knows, a default group of torch with other ranks than ours."""
+    with _fresh():
+        dist.init_process_group("mcr")
+        expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("mpi"), "initialized already")
+        expect(ValueError, lambda: dist.init_process_group("mcr"), "twice")
+        expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend="nothing"), "'nothing'")
+        expect(
+            InvalidArgumentError,
+            lambda: dist.new_group(backend="mcr", pg_options=mcr_dl.Options(backends=["nothing"])),
+            "'nothing'",
+        )
+        dist.destroy_process_group()
+    with _fresh():
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # alone, each for itself
+        expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "rank", "of 2", "of 1")
+        dist.destroy_process_group()

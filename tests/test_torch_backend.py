@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed's backend "mcr": torch's own functions on our groups, by the cases of our own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch.distributed as torch_dist
+
+from calls import OPS, SIGNATURES, Case
+from cases import table
+from harness import Pools
+from mcr_dl import _C
+from ranks import operations, session, torch_backend, torch_groups
+
+# torch's functions of these names mean the same; it has neither vectored forms nor MPI's names.
+FUNCTIONS = [name for name in SIGNATURES if hasattr(torch_dist, name)]
+DTYPES = ("float32", "int64", "bool", "complex64")
+COUNTS = (0, 17, 1001)
+
+worlds = pytest.mark.parametrize("world", [2, 3])
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+
+
+def _torch_takes(case: Case) -> bool:
+    """torch's Python layer wants lists where we take one tensor too, has no async_op for messages, and reduces complex
+    numbers by SUM alone."""
+    if case.layout == "single" or (OPS[case.op]["peer"] and case.asynchronous):
+        return False
+    return not (OPS[case.op]["reduces"] and case.dtype == "complex64" and case.red != "SUM")
+
+
+def test_every_operation_is_there() -> None:
+    """The list of torch's functions is not empty by accident: each of our operations is among them."""
+    assert {SIGNATURES[name]["op"] for name in FUNCTIONS} == {row["name"] for row in _C.ops()}
+    assert len(FUNCTIONS) >= 16
+
+
+@worlds
+@backends
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
+    """Results, inputs and what lies between blocks, on every group, blocking and not."""
+    cases = []
+    for turn, dtype in enumerate(DTYPES):
+        some = [case for case in table(function, backend, dtype, world, COUNTS) if _torch_takes(case)]
+        cases += some[turn % 3 :: 3] if len(some) > 30 else some
+    cases = [replace(case, through_torch=True, style="keywords") for case in cases]
+    done = pools.get("processes", world).run(operations.run_all, cases, limit=120)
+    assert done == [len(cases)] * world
+    assert cases
+
+
+ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
+    "messages": (torch_backend.messages, 3),
+    "coalescing": (torch_backend.coalescing, 3),
+    "coalesced forms": (torch_backend.coalesced_forms, 3),
+    "batches": (torch_backend.batches, 3),
+    "sparse": (torch_backend.sparse, 3),
+    "premultiplied sum": (torch_backend.premultiplied_sum, 2),
+    "works": (torch_backend.works, 2),
+    "futures": (torch_backend.futures, 2),
+    "failing futures": (torch_backend.failing_futures, 2),
+    "barriers": (torch_backend.barriers, 3),
+    "objects": (torch_backend.objects, 3),
+    "sequence numbers": (torch_backend.sequence_numbers, 2),
+    "hooks and times": (torch_backend.hooks_and_times, 2),
+    "errors": (torch_backend.errors_of_calls, 2),
+    "timeouts": (torch_backend.timeouts, 2),
+    "use": (torch_backend.use, 2),
+    "options": (torch_groups.options, 3),
+    "splitting": (torch_groups.splitting, 3),
+    "handles": (torch_groups.handles, 3),
+    "foreign groups": (torch_groups.foreign_groups, 2),
+    "beside gloo": (torch_backend.beside_gloo, 2),
+    "by torch": (torch_groups.started_by_torch, 3),
+    "by torch on named backends": (torch_groups.started_by_torch_on_named_backends, 2),
+    "late start": (torch_groups.late_start, 3),
+    "destroying": (torch_groups.destroying, 2),
+    "aborting": (torch_groups.aborting, 2),
+    "wrong starts": (torch_groups.wrong_starts, 2),
+}
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_on_ranks(pools: Pools, name: str) -> None:
+    """What the function's docstring says."""
+    function, world = ON_RANKS[name]
+    pools.get("processes", world).run(function, limit=60)
