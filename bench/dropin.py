@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call costs through torch.distributed's backend "mcr", beside our own functions and torch's gloo.
+
+Two ranks on one host. Each operation and size is called in three ways that take turns: our function on mpi,
+torch.distributed's on a group of ours on mpi, and torch.distributed's on torch's gloo; the first two also on the
+backend that does nothing, where the difference is torch's own layers and ours in between. Writes
+docs/results/dropin.md and dropin.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dropin_rank
+from markdown_text import size_text, table
+from mcr_dl.bench.ranks import run_local
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+TARGET_MICROSECONDS = 4.0
+
+
+def measure(rounds: int, seconds: float) -> dict[str, Any]:
+    """Samples of fresh ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "samples.json"
+        with run_local(dropin_rank.measure_all, (rounds, seconds, str(output)), 2) as running:
+            running.wait()
+            if running.first_failure is not None:
+                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def added(point: dict[str, list[float]], to: str, base: str) -> float:
+    """The median of the rounds' differences in µs."""
+    return statistics.median(a - b for a, b in zip(point[to], point[base], strict=True))
+
+
+def ratio(point: dict[str, list[float]]) -> float:
+    """Of gloo's time to ours through torch: the median of the rounds'."""
+    return statistics.median(a / b for a, b in zip(point["gloo"], point["torch"], strict=True))
+
+
+def _row(nbytes: str, point: dict[str, list[float]]) -> list[str]:
+    middle = {way: statistics.median(values) for way, values in point.items()}
+    layers = added(point, "torch, null", "ours, null")
+    return [
+        size_text(int(nbytes)),
+        *(f"{middle[way]:,.2f}" for way in ("ours", "torch", "gloo")),
+        f"{added(point, 'torch', 'ours'):.2f}",
+        f"{layers:.2f}",
+        "yes" if layers <= TARGET_MICROSECONDS else "no",
+        f"{ratio(point):.2f}",
+    ]
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The report."""
+    points = [point for sizes in found.values() for point in sizes.values()]
+    within = sum(added(point, "torch, null", "ours, null") <= TARGET_MICROSECONDS for point in points)
+    faster = sum(ratio(point) > 1 for point in points)
+    lines = [
+        "# Through torch.distributed",
+        "",
+        f"`python bench/dropin.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores; "
+        f"torch {torch.__version__}.",
+        "",
+        "Two ranks on one host, float32, blocking calls in turns; medians in µs. *mcr_dl* is our function on mpi,",
+        "*torch* is torch.distributed's on the backend \"mcr\" over mpi, *gloo* is torch.distributed's on torch's gloo.",
+        "*Adds* is the median difference of torch to mcr_dl in the same round; torch's calls are started and polled,",
+        "because other ranks may make them asynchronously, so it holds the difference between the library's two forms",
+        "too. *Layers* is the same difference on the backend that does nothing: torch's layers and ours alone.",
+        "Targets: layers at most 4 µs; faster",
+        f"than gloo at every size. Met at {within} and at {faster} of {len(points)} points.",
+        "",
+    ]
+    header = ["size", "mcr_dl", "torch", "gloo", "adds", "layers", "at most 4 µs", "gloo / torch"]
+    for operation, sizes in found.items():
+        lines += [f"## {operation}", "", *table(header, [_row(nbytes, point) for nbytes, point in sizes.items()])]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of every point")
+    parser.add_argument("--seconds", type=float, default=0.02, help="what each way gets in a round")
+    given = parser.parse_args()
+    found = measure(given.rounds, given.seconds)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "dropin.json").write_text(json.dumps(found) + "\n")
+    (RESULTS / "dropin.md").write_text(markdown(found))
+    print(markdown(found))
+
+
+if __name__ == "__main__":
+    main()
