@@ -20,7 +20,7 @@ from torch.distributed import (
     is_torchelastic_launched,
 )
 
-from mcr_dl import _C
+from mcr_dl import _C, deepspeed
 from mcr_dl._backends import available_backends
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
 from mcr_dl._C import ProcessGroup, Work
@@ -69,6 +69,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl.deepspeed._hook import watch as _watch_deepspeed
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.passes.log import records as log_records
 from mcr_dl.passes.log import reset as reset_log
@@ -77,6 +78,7 @@ from mcr_dl.tuning.explain import Explanation, explain
 from mcr_dl.tuning.refine import Change, refine, refine_step
 
 _attach()
+_watch_deepspeed()
 init = init_process_group
 __version__: str = _C.__version__
 
@@ -123,6 +125,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast_object_list",
     "configure",
+    "deepspeed",
     "default_pg_timeout",
     "destroy_process_group",
     "explain",
