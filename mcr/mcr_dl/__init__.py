@@ -69,6 +69,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl._upstream import get_distributed_engine, init_distributed, init_processes
 from mcr_dl.deepspeed._hook import watch as _watch_deepspeed
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.passes.log import records as log_records
@@ -135,6 +136,7 @@ __all__ = [
     "get_backend_config",
     "get_backends",
     "get_default_backend_for_device",
+    "get_distributed_engine",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -145,7 +147,9 @@ __all__ = [
     "get_world_size",
     "group",
     "init",
+    "init_distributed",
     "init_process_group",
+    "init_processes",
     "is_available",
     "is_initialized",
     "is_torchelastic_launched",
