@@ -38,7 +38,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
 def measure_all(operations: list[str], table: str | None, budget: float, output: str) -> None:
     """What each rank does in one pass."""
     mcr_dl.init_process_group("auto", tuning_table=table)
-    group = mcr_dl.group.WORLD
+    group = _C.world()
     control = TorchControl()
     bind()
     times: Times = {}

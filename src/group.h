@@ -21,7 +21,7 @@ using Chain = std::vector<std::shared_ptr<Pass>>;
 /// A set of ranks and its communicators, one per backend, with the variants of each as candidates. Communicators are
 /// made when the group is, not on first use: making one is a collective, and a first use may be a send that only two
 /// ranks take part in.
-class Group {
+class Group : public std::enable_shared_from_this<Group> {
  public:
   using Slot = mcr::Slot;
 
@@ -53,6 +53,8 @@ class Group {
   /// How tensors of devices reach libraries that take host memory alone; null: they do not. As set_passes().
   void set_staging(std::shared_ptr<Staging> staging) { staging_ = std::move(staging); }
   Staging* staging() const { return staging_.get(); }
+  /// How long later calls may take that do not say it themselves. Not beside calls of the group.
+  void set_timeout(std::chrono::milliseconds timeout) { spec_.timeout = timeout; }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, overload
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import ProcessGroup, ReduceOp
 
 __version__: str
 ArrayLike: TypeAlias = torch.Tensor | Any
@@ -29,7 +29,7 @@ class Work:
     def _stream(self) -> tuple[int, int] | None: ...
     def _on_done(self, callback: Callable[[], None]) -> None: ...
 
-class ProcessGroup:
+class Group:
     def __init__(self, name: str, ranks: list[int], rank: int, timeout: timedelta, device: int = ...) -> None: ...
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -48,7 +48,7 @@ class ProcessGroup:
     def _closed(self) -> bool: ...
     def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None: ...
     def _streams(self, backend: str) -> str | None: ...
-    def _stage(self, shadow: ProcessGroup, chunk: int) -> None: ...
+    def _stage(self, shadow: Group, chunk: int) -> None: ...
     def _disconnect(self, name: str) -> None: ...
     def _close(self) -> None: ...
     def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool, device: str = ...) -> str: ...
@@ -93,23 +93,34 @@ class PassedCall:
     def hold(self) -> Work: ...
     def after(self, step: Callable[[], None]) -> None: ...
 
+class Options:
+    def __init__(self, backends: list[str]) -> None: ...
+    @property
+    def backends(self) -> list[str]: ...
+
+class TorchBackend:
+    def __init__(self, group: Group, backends: list[str]) -> None: ...
+    @property
+    def group(self) -> Group: ...
+    def perform_nocolor_split(self, device: Any) -> None: ...
+
 class Pass:
     @property
     def name(self) -> str: ...
     def _settle(self, limit: timedelta) -> bool: ...
 
 class PythonPass(Pass):
-    def __init__(self, handler: Any, name: str, group: ProcessGroup) -> None: ...
+    def __init__(self, handler: Any, name: str, group: Group) -> None: ...
 
 class LogPass(Pass):
-    def __init__(self, group: ProcessGroup, ops: list[str] | None) -> None: ...
+    def __init__(self, group: Group, ops: list[str] | None) -> None: ...
 
 class FusePass(Pass):
-    def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None: ...
+    def __init__(self, shadow: Group, limits: dict[str, tuple[int, int, int]]) -> None: ...
     def statistics(self) -> dict[str, int]: ...
 
 class CompressPass(Pass):
-    def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int, measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None: ...
+    def __init__(self, shadow: Group, codec: str, ops: list[str], smallest: int, measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None: ...
     @property
     def automatic(self) -> bool: ...
     def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str: ...
@@ -121,8 +132,12 @@ def dtypes() -> list[str]: ...
 def reductions() -> list[str]: ...
 def reduction_defined(dtype: str, red: str) -> bool: ...
 def set_exceptions(classes: dict[str, type[Exception]]) -> None: ...
-def set_world(group: ProcessGroup | None) -> None: ...
-def world() -> ProcessGroup | None: ...
+def set_world(group: Group | None) -> None: ...
+def world() -> Group | None: ...
+def group_of(handle: object) -> Group | None: ...
+def handle_of(group: Group) -> Any: ...
+def remember_handle(handle: ProcessGroup, group: Group) -> None: ...
+def name_backend(name: str | None) -> str | None: ...
 def set_coalescing(works: list[Work] | None) -> None: ...
 def load_backend(name: str, path: str, library: str = ...) -> None: ...
 def begin_batch() -> None: ...
@@ -140,8 +155,8 @@ def codec(text: str) -> dict[str, Any]: ...
 def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor: ...
 def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor: ...
 def dtype_class(dtype: str) -> str: ...
-def set_passes(group: ProcessGroup, passes: list[Pass]) -> None: ...
-def passes(group: ProcessGroup) -> list[Pass]: ...
+def set_passes(group: Group, passes: list[Pass]) -> None: ...
+def passes(group: Group) -> list[Pass]: ...
 def log_records(number: int) -> list[tuple[Any, ...]]: ...
 def log_groups() -> list[tuple[str, int, int, list[int]]]: ...
 def log_resize(capacity: int) -> None: ...
@@ -153,7 +168,7 @@ def log_callers(wanted: bool) -> None: ...
 def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]: ...
 def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int: ...
 @overload
-def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Copies the root's tensor to every rank of the group.
 
     Args:
@@ -181,7 +196,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | N
 @overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
@@ -208,7 +223,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
 @overload
 def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
@@ -237,7 +252,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
 @overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
@@ -265,7 +280,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
 @overload
 def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -294,7 +309,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
 @overload
 def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
@@ -323,7 +338,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
 @overload
 def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
@@ -353,7 +368,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
 @overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
@@ -383,7 +398,7 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
 @overload
 def scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def barrier(group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work | None:
+def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work | None:
     """Returns when every rank of the group has entered it.
 
     Args:
@@ -408,7 +423,7 @@ def barrier(group: ProcessGroup | None = None, async_op: bool = False, device_id
 @overload
 def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> Work | None:
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> Work | None:
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
@@ -437,7 +452,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None =
 @overload
 def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> int | Any:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> int | Any:
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
@@ -466,7 +481,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None =
 @overload
 def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
 @overload
-def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """MPI's name of broadcast.
 
     Args:
@@ -493,7 +508,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | None
 @overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
@@ -520,7 +535,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
 @overload
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
@@ -547,7 +562,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
 @overload
 def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -575,7 +590,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
@@ -603,7 +618,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
@@ -632,7 +647,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
 @overload
 def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
@@ -664,7 +679,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
 @overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
@@ -696,7 +711,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 @overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
@@ -727,7 +742,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
 @overload
 def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
@@ -760,7 +775,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
 @overload
 def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
@@ -791,7 +806,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
 @overload
 def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
+def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
@@ -819,7 +834,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | None 
 @overload
 def isend(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
 @overload
-def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
+def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:

@@ -8,11 +8,15 @@
 >>> dist.all_reduce("mpi", x)                           # the MCR-DL paper's spelling: backend first
 """
 
+from typing import Any
+
+import torch.distributed as _torch_dist
 from torch.distributed import (
     FileStore,
     GroupMember,
     HashStore,
     PrefixStore,
+    ProcessGroup,
     ReduceOp,
     Store,
     TCPStore,
@@ -20,10 +24,10 @@ from torch.distributed import (
     is_torchelastic_launched,
 )
 
-from mcr_dl import _C, deepspeed
-from mcr_dl._backends import available_backends
+from mcr_dl import _C, _torch_groups, deepspeed
+from mcr_dl._backends import available_backends, use
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
-from mcr_dl._C import ProcessGroup, Work
+from mcr_dl._C import Options, Work
 from mcr_dl._collections import P2POp, _coalescing_manager, batch_isend_irecv
 from mcr_dl._errors import (
     BackendError,
@@ -36,8 +40,10 @@ from mcr_dl._errors import (
     UnsupportedError,
 )
 from mcr_dl._groups import (
+    destroy_process_group,
     get_backend,
     get_backend_config,
+    get_backends,
     get_default_backend_for_device,
     get_global_rank,
     get_group_rank,
@@ -61,9 +67,7 @@ from mcr_dl._objects import (
     send_object_list,
 )
 from mcr_dl._runtime import (
-    destroy_process_group,
     finalize,
-    get_backends,
     init_process_group,
     is_initialized,
     synchronize,
@@ -77,8 +81,10 @@ from mcr_dl.passes.log import reset as reset_log
 from mcr_dl.trace import configure, log_summary
 from mcr_dl.tuning.explain import Explanation, explain
 from mcr_dl.tuning.refine import Change, refine, refine_step
+from mcr_dl_autoload import register as _register_backend
 
 _attach()
+_register_backend()
 _watch_deepspeed()
 init = init_process_group
 __version__: str = _C.__version__
@@ -92,7 +98,7 @@ def is_available() -> bool:
 class _GroupType(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # torch's name
-        return _C.world()
+        return _torch_groups.world()
 
 
 class group(metaclass=_GroupType):  # torch's name
@@ -112,6 +118,7 @@ __all__ = [
     "InvalidTypeError",
     "McrError",
     "NotInitializedError",
+    "Options",
     "P2POp",
     "PrefixStore",
     "ProcessGroup",
@@ -169,5 +176,18 @@ __all__ = [
     "set_passes",
     "split_group",
     "synchronize",
+    "use",
 ]
 __all__ += _C.__all__
+
+
+def __getattr__(name: str) -> Any:
+    """What is not ours is torch.distributed's own: it works on our groups, as they are torch's."""
+    if name.startswith("__") or not hasattr(_torch_dist, name):
+        message = f"module 'mcr_dl' has no attribute {name!r}, and torch.distributed has none either"
+        raise AttributeError(message)
+    return getattr(_torch_dist, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(_torch_dist)})

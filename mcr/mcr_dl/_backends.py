@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _torch_backends
@@ -109,6 +111,66 @@ def load(name: str) -> str:
         raise BackendUnavailableError(f"backend '{name}' is unavailable: {error}") from error
     _C.load_backend(name, path, library)
     return path
+
+
+def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
+    """The names in ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"``; none for auto.
+
+    None and torch's name of us, ``"mcr"``, stand for what MCR_DL_BACKENDS says. Raises InvalidArgumentError naming what
+    is wrong.
+    """
+    if backend in (None, _torch_backends.OURS):
+        backend = os.environ.get("MCR_DL_BACKENDS", "auto")
+    if backend == "auto":
+        return []
+    parts = backend.split(",") if isinstance(backend, str) else list(backend)
+    names = []
+    for part in parts:
+        if not isinstance(part, str) or not part.strip():
+            message = f"backend: expected names of backends, got {backend!r}"
+            raise InvalidArgumentError(message)
+        device, _, name = part.strip().lower().rpartition(":")
+        if device not in ("", "cpu", "cuda"):
+            message = f"backend: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
+            raise InvalidArgumentError(message)
+        if not is_known(name):
+            known = ", ".join(known_names())
+            message = f"backend: expected one of {known}, auto, got the unknown name {name!r}"
+            raise InvalidArgumentError(message)
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+def usable() -> list[str]:
+    """What ``auto`` starts: the real libraries that can be used here."""
+    names = []
+    for name in known_names():
+        if name in ("null", "fake") or is_stand_in(name):
+            continue
+        try:
+            load(name)
+        except BackendUnavailableError:
+            continue
+        names.append(name)
+    return names
+
+
+@contextmanager
+def use(backend: str) -> Iterator[None]:
+    """Name the backend of the calls in the block that name none: ours, torch.distributed's, DDP's in a backward pass.
+
+    It holds for this thread and those on which autograd works for it. ``"auto"`` undoes an outer block. Raises
+    InvalidArgumentError for an unknown name; a call raises NotInitializedError if its group lacks the backend.
+    """
+    name = backend.partition(":")[0] if isinstance(backend, str) else ""
+    if name != "auto" and not is_known(name):
+        message = f"backend: expected one of {', '.join(known_names())}, auto, got {backend!r}"
+        raise InvalidArgumentError(message)
+    before = _C.name_backend(backend)
+    try:
+        yield
+    finally:
+        _C.name_backend(before)
 
 
 def available_backends() -> dict[str, str]:

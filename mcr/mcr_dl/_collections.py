@@ -35,7 +35,7 @@ class P2POp:
         op: Callable[..., Any],
         tensor: torch.Tensor,
         peer: int | None = None,
-        group: _C.ProcessGroup | None = None,
+        group: _groups.Group = None,
         tag: int = 0,
         group_peer: int | None = None,
         *,
@@ -106,7 +106,7 @@ _active = threading.local()
 
 @contextmanager
 def _coalescing_manager(
-    group: _C.ProcessGroup | None = None, device: torch.device | None = None, async_ops: bool = False
+    group: _groups.Group = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[CoalescingManager]:
     """Start the calls of the block together and wait for them at its end, or in ``manager.wait()`` if ``async_ops``.
 

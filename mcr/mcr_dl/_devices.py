@@ -90,14 +90,14 @@ def agree(current: _State) -> int | None:
     return None if answer is None else int(answer)
 
 
-def stage(group: _C.ProcessGroup, names: list[str], chunk: int) -> None:
+def stage(group: _C.Group, names: list[str], chunk: int) -> None:
     """Let a group's host libraries have device tensors, by communicators of their own."""
     from mcr_dl import _runtime
 
     hosts = [name for name in names if group._streams(name) is None]
     if not hosts:
         return
-    shadow = _C.ProcessGroup(f"{group.name()}/stage", list(group.ranks), group.rank(), group.timeout)
+    shadow = _C.Group(f"{group.name()}/stage", list(group.ranks), group.rank(), group.timeout)
     _runtime.connect(shadow, hosts)
     if group.size() > 1:
         current = _runtime.state()

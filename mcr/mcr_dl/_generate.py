@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _runtime
+from mcr_dl import _C, _groups, _runtime
 from mcr_dl._signature import docstring_of
 
 _TYPES = {
@@ -21,7 +21,7 @@ _TYPES = {
     "inputs": "Sequence[ArrayLike] | ArrayLike",
     "outputs": "Sequence[ArrayLike] | ArrayLike",
     "op": "ReduceOp | ReduceOp.RedOpType",
-    "group": "ProcessGroup | None",
+    "group": "ProcessGroup | Group | None",
     "async_op": "bool",
     "src": "int",
     "group_src": "int",
@@ -48,7 +48,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, overload
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import ProcessGroup, ReduceOp
 
 __version__: str
 ArrayLike: TypeAlias = torch.Tensor | Any
@@ -69,8 +69,12 @@ _FUNCTIONS = (
     "def reductions() -> list[str]:",
     "def reduction_defined(dtype: str, red: str) -> bool:",
     "def set_exceptions(classes: dict[str, type[Exception]]) -> None:",
-    "def set_world(group: ProcessGroup | None) -> None:",
-    "def world() -> ProcessGroup | None:",
+    "def set_world(group: Group | None) -> None:",
+    "def world() -> Group | None:",
+    "def group_of(handle: object) -> Group | None:",
+    "def handle_of(group: Group) -> Any:",
+    "def remember_handle(handle: ProcessGroup, group: Group) -> None:",
+    "def name_backend(name: str | None) -> str | None:",
     "def set_coalescing(works: list[Work] | None) -> None:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
@@ -88,8 +92,8 @@ _FUNCTIONS = (
     "def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:",
     "def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:",
     "def dtype_class(dtype: str) -> str:",
-    "def set_passes(group: ProcessGroup, passes: list[Pass]) -> None:",
-    "def passes(group: ProcessGroup) -> list[Pass]:",
+    "def set_passes(group: Group, passes: list[Pass]) -> None:",
+    "def passes(group: Group) -> list[Pass]:",
     "def log_records(number: int) -> list[tuple[Any, ...]]:",
     "def log_groups() -> list[tuple[str, int, int, list[int]]]:",
     "def log_resize(capacity: int) -> None:",
@@ -116,7 +120,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _stream(self) -> tuple[int, int] | None:",
         "def _on_done(self, callback: Callable[[], None]) -> None:",
     ),
-    "ProcessGroup": (
+    "Group": (
         "def __init__(self, name: str, ranks: list[int], rank: int, timeout: timedelta, device: int = ...) -> None:",
         "def rank(self) -> int:",
         "def size(self) -> int:",
@@ -129,7 +133,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def _closed(self) -> bool:",
         "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
-        "def _stage(self, shadow: ProcessGroup, chunk: int) -> None:",
+        "def _stage(self, shadow: Group, chunk: int) -> None:",
         "def _disconnect(self, name: str) -> None:",
         "def _close(self) -> None:",
         "def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool, device: str = ...) -> str:",
@@ -161,18 +165,27 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def hold(self) -> Work:",
         "def after(self, step: Callable[[], None]) -> None:",
     ),
+    "Options": (
+        "def __init__(self, backends: list[str]) -> None:",
+        "@property def backends(self) -> list[str]:",
+    ),
+    "TorchBackend": (
+        "def __init__(self, group: Group, backends: list[str]) -> None:",
+        "@property def group(self) -> Group:",
+        "def perform_nocolor_split(self, device: Any) -> None:",
+    ),
     "Pass": (
         "@property def name(self) -> str:",
         "def _settle(self, limit: timedelta) -> bool:",
     ),
-    "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: ProcessGroup) -> None:",),
-    "LogPass(Pass)": ("def __init__(self, group: ProcessGroup, ops: list[str] | None) -> None:",),
+    "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: Group) -> None:",),
+    "LogPass(Pass)": ("def __init__(self, group: Group, ops: list[str] | None) -> None:",),
     "FusePass(Pass)": (
-        "def __init__(self, shadow: ProcessGroup, limits: dict[str, tuple[int, int, int]]) -> None:",
+        "def __init__(self, shadow: Group, limits: dict[str, tuple[int, int, int]]) -> None:",
         "def statistics(self) -> dict[str, int]:",
     ),
     "CompressPass(Pass)": (
-        "def __init__(self, shadow: ProcessGroup, codec: str, ops: list[str], smallest: int, "
+        "def __init__(self, shadow: Group, codec: str, ops: list[str], smallest: int, "
         "measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None:",
         "@property def automatic(self) -> bool:",
         "def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str:",
@@ -222,7 +235,7 @@ def stub() -> str:
     return "".join(parts)
 
 
-def _cell(group: _C.ProcessGroup, backend: str, op: dict[str, Any], dtype: str, vectored: bool) -> str:
+def _cell(group: _C.Group, backend: str, op: dict[str, Any], dtype: str, vectored: bool) -> str:
     if not op["reduces"]:
         return group._support(backend, op["name"], dtype, "SUM", vectored)
     ways: dict[str, list[str]] = {"native": [], "emulated": []}
@@ -237,7 +250,7 @@ def _cell(group: _C.ProcessGroup, backend: str, op: dict[str, Any], dtype: str, 
     return f"native; emulated: {' '.join(ways['emulated'])}"
 
 
-def support_matrix(group: _C.ProcessGroup) -> str:
+def support_matrix(group: _C.Group) -> str:
     """The support matrix of the group's backends, as Markdown."""
     lines = [
         "# Support matrix",
@@ -271,7 +284,7 @@ def main(folder: str) -> None:
     root = Path(folder)
     _runtime.init_process_group(["mpi", "gloo"])
     texts = {"mcr/mcr_dl/_C.pyi": stub(), "docs/support-matrix.md": support_matrix(_C.world())}  # type: ignore[arg-type]
-    _runtime.destroy_process_group()
+    _groups.destroy_process_group()
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -10,25 +10,36 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
-from mcr_dl import _C, _backends, _launch, _runtime
+from mcr_dl import _C, _backends, _launch, _runtime, _torch_groups
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
 
-Group = _C.ProcessGroup | None
+Group = torch_dist.ProcessGroup | _C.Group | None
 
 
-def _group(group: object) -> _C.ProcessGroup:
+def _group(group: object) -> _C.Group:
+    """Our group behind the argument of a public function."""
     current = _runtime.state()
     if group is None:
         return current.groups["default"]
-    if not isinstance(group, _C.ProcessGroup):
-        message = f"group: expected a group of mcr_dl or None, got {group!r}"
+    found = _C.group_of(group)
+    if found is None:
+        message = f"group: expected a process group of mcr_dl or None, got {described(group)}"
         raise InvalidTypeError(message)
-    if group._closed:
-        message = f"group: expected a living group, got the destroyed {group!r}"
+    if found._closed:
+        message = f"group: expected a living group, got the destroyed {found!r}"
         raise NotInitializedError(message)
-    return group
+    return found
+
+
+def described(group: object) -> str:
+    """What a wrong group is, for errors (also called by the C++ core)."""
+    if not isinstance(group, torch_dist.ProcessGroup):
+        return type(group).__name__
+    kinds = {device.type: group._get_backend(device).name() for device in group._device_types}
+    return "a process group of torch with " + ", ".join(f"{device}:{name}" for device, name in kinds.items())
 
 
 def _not_a_member(group: object) -> bool:
@@ -55,8 +66,8 @@ def get_world_size(group: Group | str = None) -> int:
 def _named(group: Group | str) -> Group:
     if not isinstance(group, str):
         return group
-    if group != "auto" and group not in _runtime.get_backends():
-        message = f"backend: expected one of {', '.join(_runtime.get_backends())}, auto, got {group!r}"
+    if group != "auto" and group not in get_backends():
+        message = f"backend: expected one of {', '.join(get_backends())}, auto, got {group!r}"
         raise (NotInitializedError if _backends.is_known(group) else InvalidArgumentError)(message)
     return None
 
@@ -69,7 +80,7 @@ def get_process_group_ranks(group: Group) -> list[int]:
     return list(_group(group).ranks)
 
 
-def get_group_rank(group: _C.ProcessGroup, global_rank: int) -> int:
+def get_group_rank(group: Group, global_rank: int) -> int:
     """The group rank of a global rank; raises InvalidArgumentError for a rank outside the group."""
     rank: int = _group(group)._group_rank(global_rank)
     if rank < 0:
@@ -78,7 +89,7 @@ def get_group_rank(group: _C.ProcessGroup, global_rank: int) -> int:
     return rank
 
 
-def get_global_rank(group: _C.ProcessGroup, group_rank: int) -> int:
+def get_global_rank(group: Group, group_rank: int) -> int:
     """The global rank of a group rank; raises InvalidArgumentError for a rank outside the group."""
     ranks = get_process_group_ranks(group)
     if not 0 <= group_rank < len(ranks):
@@ -90,6 +101,11 @@ def get_global_rank(group: _C.ProcessGroup, group_rank: int) -> int:
 def get_backend(group: Group = None) -> str:
     """The group's first backend (torch.distributed.get_backend); get_backends() names all."""
     return _group(group).backends[0]
+
+
+def get_backends(group: Group = None) -> list[str]:
+    """Names of the group's backends (None: of all in use), in order of preference. Source: MCR-DL paper, Listing 1."""
+    return list(_runtime.state().backends if group is None else _group(group).backends)
 
 
 def get_backend_config(group: Group = None) -> str:
@@ -159,15 +175,19 @@ def new_group(
         sort_ranks: False: group ranks follow the order of ``ranks``.
         mpi_comm: a communicator of mpi4py: its members call, its ranks and order are the group's, and mpi's operations
             run on a duplicate of it.
-        pg_options, device_id: accepted as in torch; the default group's device and streams serve all groups.
+        pg_options: ``mcr_dl.Options``, whose backends count where ``backend`` is not given; others are accepted as in
+            torch.
+        device_id: accepted as in torch; the default group's device and streams serve all groups.
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
     Raises InvalidArgumentError for wrong ranks or backends. Source: torch.distributed.new_group.
     """
-    del pg_options, device_id
+    del device_id
     current = _runtime.state()
-    names = _runtime.parse_backends(backend) or list(current.backends)
+    if backend is None and isinstance(pg_options, _C.Options):
+        backend = pg_options.backends
+    names = (_backends.parse_backends(backend) if backend else []) or list(current.backends)
     limit = current.timeout if timeout is None else timeout
     if mpi_comm is not None:
         return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit)
@@ -181,7 +201,7 @@ def new_group(
         name = f"{group_desc or 'group'}-{current.groups_made}"
     if current.launch.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return _runtime.make_group(name, members, names, limit)
+    return _torch_groups.publish(_runtime.make_group(name, members, names, limit))
 
 
 def _local_name(members: Sequence[int]) -> str:
@@ -189,7 +209,7 @@ def _local_name(members: Sequence[int]) -> str:
     return f"local-{digest}-{_runtime.state().count(digest)}"
 
 
-def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta) -> _C.ProcessGroup:
+def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta) -> Any:
     if not hasattr(comm, "Get_group") or not hasattr(comm, "handle"):
         message = f"mpi_comm: expected an mpi4py communicator, got {type(comm).__name__}"
         raise InvalidTypeError(message)
@@ -202,7 +222,9 @@ def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta
     group = comm.Get_group()
     everyone = MPI.COMM_WORLD.Get_group()
     members = list(MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), everyone))
-    return _runtime.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle)
+    return _torch_groups.publish(
+        _runtime.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle)
+    )
 
 
 def new_subgroups(
@@ -259,7 +281,7 @@ def split_group(
     pg_options: Any | None = None,
     group_desc: str | None = None,
     backend: str | Iterable[str] | None = None,
-) -> _C.ProcessGroup | None:
+) -> torch_dist.ProcessGroup | None:
     """Split a group: all its members call, with lists of ranks of the parent group.
 
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
@@ -272,11 +294,30 @@ def split_group(
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size())
     made = _runtime.state().count(f"split {parent.name()}")
-    names = _runtime.parse_backends(backend) or list(parent.backends)
+    names = (_backends.parse_backends(backend) if backend else []) or list(parent.backends)
     result = None
     for index, part in enumerate(split_ranks):
         if parent.rank() in part:
             name = f"{group_desc or parent.name()}/split-{made}-{index}"
             members = [parent.ranks[rank] for rank in sorted(part)]
-            result = _runtime.make_group(name, members, names, timeout or parent.timeout)
+            result = _torch_groups.publish(_runtime.make_group(name, members, names, timeout or parent.timeout))
     return result
+
+
+def destroy_process_group(group: Group = None) -> None:
+    """End one group, or the runtime with all groups (None or the default group).
+
+    Started operations are completed first, for at most ten seconds; a warning names it if some could not.
+    Raises NotInitializedError outside init and finalize. Source: torch.distributed.destroy_process_group.
+    """
+    members = _group(group)
+    everything = members is _C.world()
+    if everything and _torch_groups.is_torch_default(members):
+        torch_dist.destroy_process_group()  # which ends what stands behind its groups
+        return
+    for each in reversed(list(_runtime.state().groups.values())) if everything else [members]:
+        handle = _C.handle_of(each)
+        if isinstance(handle, torch_dist.ProcessGroup):
+            torch_dist.destroy_process_group(handle)
+    if everything and _runtime.is_initialized():
+        _runtime.end()

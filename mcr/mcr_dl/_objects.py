@@ -16,7 +16,7 @@ import torch
 from mcr_dl import _C, _groups, _runtime
 from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError
 
-_Group = _C.ProcessGroup | None
+_Group = _groups.Group
 
 
 def _device(group: _Group) -> torch.device:
@@ -222,7 +222,7 @@ def monitored_barrier(group: _Group = None, timeout: timedelta | None = None, wa
         raise CollectiveTimeoutError(message)
 
 
-def _missing(key: str, members: _C.ProcessGroup, limit: timedelta, wait_all_ranks: bool) -> list[int]:
+def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:
     """Global ranks that do not come in time, looked for by group rank 0."""
     store = _runtime.state().store
     keys = [f"{key}/{rank}" for rank in range(members.size())]

@@ -32,7 +32,7 @@ class _State:
     timeout: timedelta
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
-    groups: dict[str, _C.ProcessGroup] = field(default_factory=dict)
+    groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
@@ -67,45 +67,6 @@ def is_initialized() -> bool:
     return _state is not None
 
 
-def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
-    """The names in ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"``; none for auto.
-
-    Raises InvalidArgumentError naming what is wrong.
-    """
-    if backend is None or backend == "auto":
-        return []
-    parts = backend.split(",") if isinstance(backend, str) else list(backend)
-    names = []
-    for part in parts:
-        if not isinstance(part, str) or not part.strip():
-            message = f"backend: expected names of backends, got {backend!r}"
-            raise InvalidArgumentError(message)
-        device, _, name = part.strip().lower().rpartition(":")
-        if device not in ("", "cpu", "cuda"):
-            message = f"backend: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
-            raise InvalidArgumentError(message)
-        if not _backends.is_known(name):
-            known = ", ".join(_backends.known_names())
-            message = f"backend: expected one of {known}, auto, got the unknown name {name!r}"
-            raise InvalidArgumentError(message)
-        names.append(name)
-    return list(dict.fromkeys(names))
-
-
-def usable() -> list[str]:
-    """What ``auto`` starts: the real libraries that can be used here."""
-    names = []
-    for name in _backends.known_names():
-        if name in ("null", "fake") or _backends.is_stand_in(name):
-            continue
-        try:
-            _backends.load(name)
-        except BackendUnavailableError:
-            continue
-        names.append(name)
-    return names
-
-
 # ---- the store
 
 
@@ -116,7 +77,7 @@ def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.St
     except BackendUnavailableError as error:
         message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
         raise BackendUnavailableError(message) from error
-    group = _C.ProcessGroup("bootstrap", list(range(launch.size)), launch.rank, timeout)
+    group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
     group._connect("mpi", path, None)
     address = torch.zeros(256, dtype=torch.uint8)
     store = None
@@ -182,7 +143,7 @@ def _prepare_mpi(current: _State) -> None:
     atexit.register(_at_exit)
 
 
-def connect(group: _C.ProcessGroup, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
+def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
     """Make the group's communicators: a collective over its members."""
     current = state()
     for name in names:
@@ -212,11 +173,11 @@ def make_group(
     *,
     mpi_comm: int | None = None,
     passes: bool = True,
-) -> _C.ProcessGroup:
+) -> _C.Group:
     """A connected group of global ranks that has this process as a member, with the job's passes."""
     current = state()
     names = list(backends)
-    group = _C.ProcessGroup(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
+    group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
     connect(group, names, mpi_comm=mpi_comm)
     if current.staging is not None:
         devices.stage(group, names, current.staging)
@@ -263,9 +224,11 @@ def init_process_group(
 ) -> None:
     """Start the runtime: every rank of the job calls this once, with equal arguments.
 
+    The default group is torch.distributed's too, unless that has one already.
+
     Args:
-        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"``/None for all
-            that can be used here.
+        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for all
+            that can be used here; None and ``"mcr"`` stand for what ``MCR_DL_BACKENDS`` names, else for ``"auto"``.
         init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take; torch's 30 minutes by default.
         world_size, rank: for programs that nobody launched; both or none.
@@ -286,8 +249,43 @@ def init_process_group(
 
     Source: torch.distributed.init_process_group.
     """
-    global _state, _epoch
     del group_name
+    start(
+        backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        pg_options=pg_options,
+        device_id=device_id,
+        tuning_table=tuning_table,
+        passes=passes,
+    )
+    from mcr_dl import _torch_groups
+
+    try:
+        _torch_groups.publish(state().groups["default"])
+    except BaseException:
+        forget()
+        raise
+
+
+def start(
+    backend: str | Iterable[str] | None,
+    *,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: torch_dist.Store | None = None,
+    pg_options: Any | None = None,
+    device_id: torch.device | int | None = None,
+    tuning_table: str | os.PathLike[str] | None = None,
+    passes: Iterable[Any] | None = None,
+) -> None:
+    """What init_process_group() does, but for torch's process group."""
+    global _state, _epoch
     if _state is not None:
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
         raise InvalidArgumentError(message)
@@ -295,7 +293,7 @@ def init_process_group(
     from mcr_dl.passes import chain
 
     _exit.prepare()
-    wanted = parse_backends(backend)
+    wanted = _backends.parse_backends(backend)
     specifications = trace.with_log(chain.specify(passes))
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
     environment = dict(os.environ)
@@ -309,12 +307,12 @@ def init_process_group(
     try:
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _state.backends = wanted or usable()
+        _state.backends = wanted or _backends.usable()
         _agree(_state, tuning_table)
         _state.staging = devices.agree(_state)
         _C.set_world(_make_world(_state))
     except BaseException:
-        _forget()
+        forget()
         raise
 
 
@@ -345,7 +343,7 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
     current.knowledge = choice.knowledge_of(answer, current.backends)
 
 
-def _make_world(current: _State) -> _C.ProcessGroup:
+def _make_world(current: _State) -> _C.Group:
     """The default group, and what the ranks can choose from: variants are known once the libraries have started."""
     launch = current.launch
     world = make_group("default", list(range(launch.size)), current.backends, current.timeout)
@@ -360,7 +358,8 @@ def _make_world(current: _State) -> _C.ProcessGroup:
     return world
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Give everything up at once; what has been started may not complete."""
     global _state
     if _state is not None:
         for group in _state.groups.values():
@@ -369,38 +368,43 @@ def _forget() -> None:
     _state = None
 
 
-def destroy_process_group(group: _C.ProcessGroup | None = None) -> None:
-    """End one group, or the runtime with all groups (None or the default group).
-
-    Started operations are completed first, for at most ten seconds; a warning names it if some could not.
-    Raises NotInitializedError outside init and finalize. Source: torch.distributed.destroy_process_group.
-    """
+def forget_group(group: _C.Group) -> None:
+    """The same for one group and those that its passes use."""
     current = state()
-    if group is not None and group is not _C.world():
-        from mcr_dl.passes import chain
+    for name in [*current.shadows.pop(group.name(), []), group.name()]:
+        current.groups.pop(name)._close()
 
-        chain.settle(group)
-        for name in [*current.shadows.pop(group.name(), []), group.name()]:
-            current.groups.pop(name)._close()
-        return
-    if not _C.drain(current.backends, _DRAIN):
-        warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=2)
+
+def end_group(group: _C.Group) -> None:
+    """End a group other than the default one, when its passes hold no call any more."""
+    from mcr_dl.passes import chain
+
+    chain.settle(group)
+    forget_group(group)
+
+
+def end() -> None:
+    """End the runtime: what has been started is completed first, for at most ten seconds."""
+    if not _C.drain(state().backends, _DRAIN):
+        warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     from mcr_dl import trace
 
     trace.finish(together=True)
-    _forget()
+    forget()
 
 
 def finalize(backends: Iterable[str] | None = None) -> None:
     """End the named backends (None: all of them, and the runtime). Source: MCR-DL paper, Listing 1."""
     current = state()
-    names = current.backends if backends is None else parse_backends(backends)
+    names = current.backends if backends is None else _backends.parse_backends(backends)
     for name in names:
         if name not in current.backends:
             message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
             raise NotInitializedError(message)
     if set(names) == set(current.backends):
-        destroy_process_group()
+        from mcr_dl import _groups
+
+        _groups.destroy_process_group()
         return
     _C.drain(list(names), _DRAIN)
     for group in current.groups.values():
@@ -415,17 +419,12 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
     Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
     """
     current = state()
-    names = parse_backends(backends) or current.backends
+    names = _backends.parse_backends(backends) or current.backends
     if not _C.drain(list(names), current.timeout):
         from mcr_dl._errors import CollectiveTimeoutError
 
         message = f"synchronize({', '.join(names)}): operations still running after {current.timeout}"
         raise CollectiveTimeoutError(message)
-
-
-def get_backends() -> list[str]:
-    """Names of the backends in use, in order of preference. Source: MCR-DL paper, Listing 1."""
-    return list(state().backends)
 
 
 # ---- the end of the process
@@ -441,7 +440,7 @@ def _at_exit() -> None:
         _C.leave()
         return
     if _state is not None:
-        _exit.bounded(_forget)
+        _exit.bounded(forget)
     _C.leave()  # what has not ended by now is left to the system
     _exit.bounded(_C.shutdown)
 

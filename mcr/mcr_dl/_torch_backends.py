@@ -15,6 +15,7 @@ if dist.is_available():
 if TYPE_CHECKING:
     from datetime import timedelta
 
+OURS = "mcr"  # our own name there, registered by mcr_dl_autoload
 _FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"
 
 
@@ -60,7 +61,7 @@ def create(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelt
 
 
 def _plugged_in() -> list[str]:
-    return [name.lower() for name in dist.Backend._plugins]
+    return [name.lower() for name in dist.Backend._plugins if name.lower() != OURS]
 
 
 def _create_plugged_in(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:

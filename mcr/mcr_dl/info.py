@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _runtime
+from mcr_dl import _C, _groups, _launch, _mpi_library, _nccl_library, _runtime
 from mcr_dl._backends import available_backends
 from mcr_dl._generate import support_matrix
 
@@ -32,7 +32,7 @@ def _nccl_text(state: str) -> str:
     return f"{library.path} ({library.how}); {state.partition(': ')[2]}"
 
 
-def _tuning_text(world: _C.ProcessGroup) -> str:
+def _tuning_text(world: _C.Group) -> str:
     knowledge = _runtime.state().knowledge
     candidates = f"; auto chooses from {', '.join(world.candidates)}"
     if knowledge is None or not knowledge.source:
@@ -40,7 +40,7 @@ def _tuning_text(world: _C.ProcessGroup) -> str:
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _facts(world: _C.ProcessGroup, status: dict[str, str]) -> Table:
+def _facts(world: _C.Group, status: dict[str, str]) -> Table:
     launch = _launch.detect()
     table = Table(title="MCR-DL", show_header=False, title_justify="left")
     table.add_row("mcr_dl", _C.__version__)
@@ -73,7 +73,7 @@ def main() -> None:
         console.print(_facts(world, status))
         console.print(_backend_table(status))
         console.print(Markdown(support_matrix(world)))
-    _runtime.destroy_process_group()
+    _groups.destroy_process_group()
 
 
 if __name__ == "__main__":

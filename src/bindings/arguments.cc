@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -175,23 +176,37 @@ Group::Slot* backend_slot(Group& group, PyObject* value) {
 }
 
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size) {
+  const bool given = splits != nullptr && PySequence_Size(splits) != 0;
+  PyErr_Clear();
+  return split_counts(given ? integers(splits, parameter) : std::vector<int64_t>(), parameter, tensor, size);
+}
+
+std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* parameter, const at::Tensor& tensor,
+                                  int size) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
-  if (splits == nullptr || PySequence_Size(splits) == 0) {
-    PyErr_Clear();
+  if (splits.empty()) {
     if (rows % size != 0)
       wrong(ErrorCode::InvalidArgument, parameter,
             "splits, as " + std::to_string(rows) + " rows do not divide among " + std::to_string(size) + " ranks",
             "None");
     return std::vector<int64_t>(static_cast<std::size_t>(size), rows / size * row);
   }
-  auto counts = integers(splits, parameter);
-  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   if (sum != rows)
     wrong(ErrorCode::InvalidArgument, parameter, "a sum of " + std::to_string(rows) + " (the rows of the tensor)",
           std::to_string(sum));
-  for (auto& count : counts) count *= row;
-  return counts;
+  for (auto& count : splits) count *= row;
+  return splits;
+}
+
+// Before 2.13 torch's name of it was that of NCCL alone; it stands for the same still.
+std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction) {
+  const auto none = std::numeric_limits<double>::quiet_NaN();
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());
+  if (supplement == nullptr) return {at::Tensor(), none};
+  if (supplement->tensor_factor.defined()) return {supplement->tensor_factor, none};
+  return {at::Tensor(), supplement->double_factor};
 }
 
 }  // namespace mcr::python

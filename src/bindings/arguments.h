@@ -6,6 +6,8 @@
 #include <Python.h>
 
 #include <chrono>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
 #include <vector>
 
 #include "codec.h"
@@ -34,5 +36,10 @@ Group::Slot* backend_slot(Group& group, PyObject* value);
 const Coding& coding(PyObject* value);
 /// Elements per rank from rows per rank (null: equal parts) of a tensor.
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size);
+/// The same; empty: equal parts.
+std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* parameter, const at::Tensor& tensor,
+                                  int size);
+/// The factor of a reduction that is a PREMUL_SUM: a tensor of one element, or a number (undefined tensor).
+std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction);
 
 }  // namespace mcr::python

@@ -12,7 +12,9 @@
 #include "arguments.h"
 #include "devices.h"
 #include "errors.h"
+#include "handles.h"
 #include "log.h"
+#include "named_backend.h"
 #include "signature.h"
 #include "stream_call.h"
 #include "tensors.h"
@@ -79,7 +81,7 @@ class Binder {
     group_ = group_of(object);
     if (group_ == nullptr) {
       throw Error(ErrorCode::InvalidType,
-                  signature_.name + ": group: expected a group of mcr_dl or None, got " + Py_TYPE(object)->tp_name);
+                  signature_.name + ": group: expected a process group of mcr_dl or None, got " + described(object));
     }
     if (group_->closed())
       throw Error(ErrorCode::NotInitialized,
@@ -89,8 +91,11 @@ class Binder {
 
   void find_backend() {
     PyObject* object = slot(signature_.backend);
-    if (object == nullptr || object == Py_None) return;
-    chosen_ = backend_slot(*group_, object);
+    if (object != nullptr && object != Py_None) {
+      chosen_ = backend_slot(*group_, object);
+    } else if (NamedBackend::any()) [[unlikely]] {
+      chosen_ = NamedBackend::slot(*group_);
+    }
   }
 
   // The root decides which other arguments a rank must have, so it comes first.

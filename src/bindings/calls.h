@@ -48,9 +48,8 @@ void end_batch();
 void check_signals();
 
 /// Implemented beside the pybind11 classes (module.cc).
-Group* group_of(PyObject* object);  // null if it is no group
 PyObject* wrap(std::shared_ptr<Work> work);
-/// The factor of a ReduceOp that is a PREMUL_SUM: a tensor of one element, or a number (undefined tensor).
+/// arguments.h; for a Python object that is no ReduceOp: none.
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction);
 
 }  // namespace mcr::python

@@ -18,10 +18,6 @@ namespace {
 
 c10::Device torch_device(Device device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device.index)}; }
 
-c10::Stream torch_stream(const Stream& stream) {
-  return c10::Stream(c10::Stream::UNSAFE, torch_device(stream.device), static_cast<c10::StreamId>(stream.id));
-}
-
 // The core knows no c10::Error.
 template <class Action>
 auto guarded(Action action) {
@@ -158,6 +154,10 @@ class TorchRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+c10::Stream torch_stream(const Stream& stream) {
+  return c10::Stream(c10::Stream::UNSAFE, torch_device(stream.device), static_cast<c10::StreamId>(stream.id));
+}
 
 void add_devices() {
   if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;

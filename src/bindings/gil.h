@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <optional>
+
 namespace mcr::python {
 
 /// Releases the GIL for its lifetime.
@@ -15,6 +17,17 @@ class Unlocked {
 
  private:
   PyThreadState* state_;
+};
+
+/// The same on threads that hold it, and nothing on others: for code that torch calls in both ways.
+class UnlockedIfHeld {
+ public:
+  UnlockedIfHeld() {
+    if (PyGILState_Check() != 0) unlocked_.emplace();
+  }
+
+ private:
+  std::optional<Unlocked> unlocked_;
 };
 
 /// Takes the GIL for its lifetime, from any thread.

@@ -10,17 +10,21 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "arguments.h"
 #include "calls.h"
 #include "compress.h"
 #include "devices.h"
 #include "errors.h"
 #include "gil.h"
+#include "handles.h"
 #include "log.h"
+#include "named_backend.h"
 #include "names.h"
 #include "passes.h"
 #include "signature.h"
 #include "staging.h"
 #include "store.h"
+#include "torch_backend.h"
 #include "torch_profiler.h"
 #include "tuning.h"
 #include "unlocked.h"
@@ -173,15 +177,18 @@ std::string support(Group& group, const std::string& backend, const std::string&
 }
 
 void add_group(py::module_& module) {
-  py::class_<Group, std::shared_ptr<Group>>(module, "ProcessGroup",
-                                            "A set of ranks and its communicators, one per backend.")
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A set of ranks and its communicators, one per backend.")
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
       .def("_streams", streams_of)
       .def("_stage", stage, py::arg("shadow"), py::arg("chunk"))
       .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
-      .def("_close", [](Group& group) { unlocked([&] { group.close(); }); })
+      .def("_close",
+           [](Group& group) {
+             forget_handles(group);
+             unlocked([&] { group.close(); });
+           })
       .def("_support", support, py::arg("backend"), py::arg("op"), py::arg("dtype"), py::arg("red"),
            py::arg("vectored"), py::arg("device") = "cpu")
       .def("rank", &Group::rank, "This process's rank in the group.")
@@ -197,7 +204,7 @@ void add_group(py::module_& module) {
       .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
       .def("_group_rank", &Group::group_rank)
       .def_property_readonly("_closed", &Group::closed)
-      .def("__repr__", [](const Group& group) { return "<mcr_dl.ProcessGroup " + *group.label() + ">"; });
+      .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
 }
 
 py::list op_table() {
@@ -260,6 +267,26 @@ void add_registry(py::module_& module) {
   module.def(
       "set_world", [](std::shared_ptr<Group> group) { set_world(std::move(group)); }, py::arg("group").none(true));
   module.def("world", [] { return world(); });
+  module.def(
+      "group_of",
+      [](const py::object& handle) {
+        auto* group = group_of(handle.ptr());
+        return group == nullptr ? nullptr : group->shared_from_this();
+      },
+      "Our group behind a process group of torch; None if there is none.");
+  module.def("remember_handle", [](const py::object& handle, std::shared_ptr<Group> group) {
+    remember_handle(handle.ptr(), std::move(group));
+  });
+  module.def("handle_of",
+             [](const std::shared_ptr<Group>& group) { return py::reinterpret_steal<py::object>(handle_of(group)); });
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(std::move(error));
+    } catch (const Error&) {
+      set_error();
+    } catch (const ErrorAlreadySet&) {
+    }
+  });
   module.def("set_coalescing", [](const py::object& list) { set_coalescing(list.is_none() ? nullptr : list.ptr()); });
   module.def(
       "load_backend",
@@ -282,22 +309,13 @@ void add_registry(py::module_& module) {
 
 }  // namespace
 
-Group* group_of(PyObject* object) {
-  const py::handle handle(object);
-  return py::isinstance<Group>(handle) ? handle.cast<Group*>() : nullptr;
-}
-
-// Before 2.13 torch's name of it was that of NCCL alone; it stands for the same still.
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
   const py::handle handle(reduction);
-  const auto none = std::numeric_limits<double>::quiet_NaN();
   // (isinstance() says yes to the enumerators too.)
-  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) return {at::Tensor(), none};
-  const auto& op = handle.cast<const c10d::ReduceOp&>();
-  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  if (supplement == nullptr) return {at::Tensor(), none};
-  if (supplement->tensor_factor.defined()) return {supplement->tensor_factor, none};
-  return {at::Tensor(), supplement->double_factor};
+  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) {
+    return {at::Tensor(), std::numeric_limits<double>::quiet_NaN()};
+  }
+  return premul_factor(handle.cast<const c10d::ReduceOp&>());
 }
 
 PyObject* wrap(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
@@ -314,6 +332,8 @@ PYBIND11_MODULE(_C, module) {
     add_passes(module);
     add_log(module);
     add_compress(module);
+    add_torch_backend(module);
+    NamedBackend::add(module);
     add_registry(module);
     add_operations(module.ptr());
     install_profiler();

@@ -12,6 +12,7 @@
 #include "errors.h"
 #include "flatten.h"
 #include "gil.h"
+#include "handles.h"
 #include "select.h"
 #include "tensors.h"
 #include "unlocked.h"
@@ -83,7 +84,7 @@ const Call& PassedCall::call() const {
 }
 
 std::string PassedCall::op() const { return std::string(row(call().op).name); }
-py::object PassedCall::group() const { return py::cast(group_); }
+py::object PassedCall::group() const { return py::reinterpret_steal<py::object>(handle_of(group_)); }
 int PassedCall::tag() const { return call().tag; }
 bool PassedCall::vectored() const { return call().vectored; }
 bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->asynchronous; }

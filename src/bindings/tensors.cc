@@ -87,6 +87,17 @@ std::optional<uintptr_t> stream_of_array(PyObject* object) {
   return stream;
 }
 
+void check_length(int64_t count, const char* parameter, int expected) {
+  if (count == expected) return;
+  wrong(ErrorCode::InvalidArgument, parameter, std::to_string(expected) + " tensors (one per rank)",
+        std::to_string(count));
+}
+
+template <class Index>
+std::string member(const char* list, Index index) {
+  return std::string(list) + "[" + std::to_string(index) + "]";
+}
+
 }  // namespace
 
 std::optional<DType> dtype_of(at::ScalarType type) {
@@ -117,13 +128,14 @@ at::Tensor view_of(const Buffer& buffer, DType dtype) {
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
 
 const at::Tensor& Tensors::get(PyObject* object, const char* parameter) {
-  if (THPVariable_Check(object)) {
-    const auto& tensor = adopt(THPVariable_Unpack(object), parameter);
-    direct_[direct_count_++] = &tensor;
-    return tensor;
-  }
+  if (THPVariable_Check(object)) return get(THPVariable_Unpack(object), parameter);
   wrapped_.reserve(2);  // references into it are handed out
   return adopt(wrapped_.emplace_back(of_array(object, parameter)), parameter);
+}
+
+const at::Tensor& Tensors::get(const at::Tensor& tensor, const char* parameter) {
+  direct_[direct_count_++] = &adopt(tensor, parameter);
+  return tensor;
 }
 
 at::Tensor Tensors::of_array(PyObject* object, const char* parameter) {
@@ -145,21 +157,28 @@ Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expect
   }
   const std::unique_ptr<PyObject, decltype([](PyObject* o) { Py_DECREF(o); })> owner(sequence);
   const auto count = PySequence_Fast_GET_SIZE(sequence);
-  if (count != expected) {
-    wrong(ErrorCode::InvalidArgument, parameter, std::to_string(expected) + " tensors (one per rank)",
-          std::to_string(count));
-  }
+  check_length(count, parameter, expected);
   List result;
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
-    const std::string name = std::string(parameter) + "[" + std::to_string(i) + "]";
-    const at::Tensor tensor = THPVariable_Check(item) ? THPVariable_Unpack(item) : of_array(item, name.c_str());
-    const Buffer memory = buffer(adopt(tensor, name.c_str()));
-    result.blocks.push_back({memory.data, memory.count});
-    result.tensors.push_back(tensor);
-    wrapped_.push_back(tensor);
+    const auto name = member(parameter, i);
+    append(result, THPVariable_Check(item) ? THPVariable_Unpack(item) : of_array(item, name.c_str()), name);
   }
   return result;
+}
+
+Tensors::List Tensors::list(const std::vector<at::Tensor>& tensors, const char* parameter, int expected) {
+  check_length(static_cast<int64_t>(tensors.size()), parameter, expected);
+  List result;
+  for (std::size_t i = 0; i < tensors.size(); ++i) append(result, tensors[i], member(parameter, i));
+  return result;
+}
+
+void Tensors::append(List& list, const at::Tensor& tensor, const std::string& name) {
+  const Buffer memory = buffer(adopt(tensor, name.c_str()));
+  list.blocks.push_back({memory.data, memory.count});
+  list.tensors.push_back(tensor);
+  wrapped_.push_back(tensor);
 }
 
 const at::Tensor& Tensors::adopt(const at::Tensor& tensor, const char* parameter) {

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "call.h"
@@ -24,12 +25,15 @@ class Tensors {
  public:
   /// The tensor behind a Python object. The reference holds while this object lives and the caller keeps `object`.
   const at::Tensor& get(PyObject* object, const char* parameter);
+  /// The same for a tensor that the caller keeps.
+  const at::Tensor& get(const at::Tensor& tensor, const char* parameter);
   struct List {
     std::vector<Block> blocks;
     std::vector<at::Tensor> tensors;
   };
   /// The tensors of a list or tuple of `expected` entries.
   List list(PyObject* objects, const char* parameter, int expected);
+  List list(const std::vector<at::Tensor>& tensors, const char* parameter, int expected);
 
   static Buffer buffer(const at::Tensor& tensor) {
     return {tensor.unsafeGetTensorImpl()->mutable_data(), tensor.numel()};
@@ -47,6 +51,7 @@ class Tensors {
  private:
   at::Tensor of_array(PyObject* object, const char* parameter);
   const at::Tensor& adopt(const at::Tensor& tensor, const char* parameter);
+  void append(List& list, const at::Tensor& tensor, const std::string& name);
 
   bool first_ = true;
   DType dtype_ = DType::Byte;

@@ -130,7 +130,7 @@ std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& g
 }  // namespace
 
 void add_tuning(py::module_& module) {
-  py::type group = module.attr("ProcessGroup");
+  py::type group = module.attr("Group");
   py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),

@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
 import mcr_dl
-from mcr_dl import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
 from ranks import errors, session
 from ranks.expect import expect
 
@@ -32,7 +32,7 @@ def groups() -> None:
             continue
         assert group.size() == mcr_dl.get_world_size(group) == len(members)
         assert group.rank() == mcr_dl.get_rank(group) == members.index(me)
-        assert mcr_dl.get_process_group_ranks(group) == group.ranks == members
+        assert mcr_dl.get_process_group_ranks(group) == members
         assert [mcr_dl.get_global_rank(group, i) for i in range(len(members))] == members
         assert [mcr_dl.get_group_rank(group, rank) for rank in members] == list(range(len(members)))
         expect(InvalidArgumentError, lambda group=group: mcr_dl.get_global_rank(group, size + 1), "group_rank")
@@ -69,27 +69,27 @@ def making_groups() -> None:
     """new_group's options, subgroups and splits (for four ranks)."""
     session.start()
     me = mcr_dl.get_rank()
-    assert mcr_dl.new_group([3, 1, 2, 0]).ranks == [0, 1, 2, 3]
-    assert mcr_dl.new_group([3, 1, 2, 0], sort_ranks=False).ranks == [3, 1, 2, 0]
+    assert mcr_dl.get_process_group_ranks(mcr_dl.new_group([3, 1, 2, 0])) == [0, 1, 2, 3]
+    assert mcr_dl.get_process_group_ranks(mcr_dl.new_group([3, 1, 2, 0], sort_ranks=False)) == [3, 1, 2, 0]
     if me in (1, 3):  # only the members call
         local = mcr_dl.new_group([3, 1], use_local_synchronization=True)
-        assert local.ranks == [1, 3]
+        assert mcr_dl.get_process_group_ranks(local) == [1, 3]
         errors.good_call("gloo", local)
         errors.good_call("mpi", local)
     only = mcr_dl.new_group(backend="gloo", timeout=timedelta(seconds=20), group_desc="only gloo")
-    assert only.backends == ["gloo"]
-    assert only.timeout == timedelta(seconds=20)
-    assert "only gloo" in only.name()
+    assert mcr_dl.get_backends(only) == ["gloo"]
+    assert _C.group_of(only).timeout == timedelta(seconds=20)
+    assert "only gloo" in only.group_desc
     errors.good_call("gloo", only)
     mine, everyone = mcr_dl.new_subgroups(2)
-    assert mine.ranks == [[0, 1], [0, 1], [2, 3], [2, 3]][me]
+    assert mcr_dl.get_process_group_ranks(mine) == [[0, 1], [0, 1], [2, 3], [2, 3]][me]
     assert len(everyone) == 2
     errors.good_call("mpi", mine)
     mine, _ = mcr_dl.new_subgroups_by_enumeration([[0, 3], [1, 2]])
-    assert mine.ranks == [[0, 3], [1, 2], [1, 2], [0, 3]][me]
+    assert mcr_dl.get_process_group_ranks(mine) == [[0, 3], [1, 2], [1, 2], [0, 3]][me]
     errors.good_call("gloo", mine)
     part = mcr_dl.split_group(None, [[0, 2], [1]])
-    assert (None if part is None else part.ranks) == [[0, 2], [1], [0, 2], None][me]
+    assert (None if part is None else mcr_dl.get_process_group_ranks(part)) == [[0, 2], [1], [0, 2], None][me]
     if part is not None:
         errors.good_call("mpi", part)
     for wrong in ([0, 0], [0, 4], [-1]):
@@ -107,7 +107,7 @@ def objects() -> None:
     _objects(None, list(range(mcr_dl.get_world_size())), me)
     turned = session.groups()["turned"]
     if turned is not None:
-        _objects(turned, turned.ranks, me)
+        _objects(turned, mcr_dl.get_process_group_ranks(turned), me)
     mcr_dl.barrier()
 
 
@@ -243,15 +243,15 @@ def mpi4py_communicator() -> None:
     assert (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (me, size)
     turned = MPI.COMM_WORLD.Split(0, -me)
     group = mcr_dl.new_group(mpi_comm=turned)
-    assert group.ranks == list(reversed(range(size)))
-    assert group.backends == ["mpi"]
+    assert mcr_dl.get_process_group_ranks(group) == list(reversed(range(size)))
+    assert mcr_dl.get_backends(group) == ["mpi"]
     assert group.rank() == turned.Get_rank() == size - 1 - me
     output = torch.empty(size, dtype=torch.int64)
     mcr_dl.all_gather_single(output, torch.tensor([me]), group=group)
-    assert output.tolist() == group.ranks
+    assert output.tolist() == mcr_dl.get_process_group_ranks(group)
     half = MPI.COMM_WORLD.Split(me % 2, me)
     both = mcr_dl.new_group(mpi_comm=half, backend=["mpi", "gloo"])
-    assert both.ranks == [rank for rank in range(size) if rank % 2 == me % 2]
+    assert mcr_dl.get_process_group_ranks(both) == [rank for rank in range(size) if rank % 2 == me % 2]
     for backend in ("mpi", "gloo"):
         errors.good_call(backend, both)
     expect(InvalidTypeError, lambda: mcr_dl.new_group(mpi_comm=3), "mpi_comm", "mpi4py")

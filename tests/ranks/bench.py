@@ -18,7 +18,7 @@ from ranks.expect import expect
 _SIZES = (1, 12_345)  # less than a block for each rank; more than one period of the values, and no multiple of anything
 
 
-def _group() -> _C.ProcessGroup:
+def _group() -> _C.Group:
     session.start()
     group = _C.world()
     assert group is not None

@@ -75,7 +75,7 @@ def calls(folder: str, seed: int, count: int) -> tuple[str, dict[str, int]]:
     session.stop()
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
     draw = random.Random(seed)
-    digest, seen = hashlib.sha256(), dict.fromkeys(mcr_dl.group.WORLD.candidates, 0)
+    digest, seen = hashlib.sha256(), dict.fromkeys(_C.world().candidates, 0)
     for _ in range(count):
         name = _chosen(draw).split("mcr_dl.Work ")[1].partition(".")[0]
         seen[name] += 1
@@ -89,7 +89,7 @@ def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
     session.stop()
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
     draw = random.Random(seed)
-    world, operations, dtypes = mcr_dl.group.WORLD, _C.operations(), _C.dtypes()
+    world, operations, dtypes = _C.world(), _C.operations(), _C.dtypes()
     digest, seen = hashlib.sha256(), set()
     for _ in range(count):
         dtype = draw.choice(dtypes)

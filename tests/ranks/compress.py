@@ -463,7 +463,7 @@ def subgroups() -> None:
         if group is None or name == "world":
             continue
         mcr_dl.set_passes([passes.Compress("int8", smallest=0)], group)
-        inputs = [values(77, rank) for rank in group.ranks]
+        inputs = [values(77, rank) for rank in mcr_dl.get_process_group_ranks(group)]
         tensor = inputs[group.rank()].clone()
         mcr_dl.all_reduce(tensor, group=group)
         same(tensor, reduced(inputs, "int8"), name)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import InvalidArgumentError, McrError, NotInitializedError
+from mcr_dl import _C, InvalidArgumentError, McrError, NotInitializedError
 from ranks import errors, session
 from ranks.expect import expect
 
@@ -103,8 +103,8 @@ def other_orders() -> None:
         mcr_dl.init_process_group(wanted, timeout=timedelta(seconds=30))
         assert mcr_dl.get_backends() == names
         assert mcr_dl.get_backend() == names[0]
-        assert mcr_dl.group.WORLD is not None
-        assert mcr_dl.group.WORLD.timeout == timedelta(seconds=30)
+        assert mcr_dl.group.WORLD is torch.distributed.group.WORLD is not None
+        assert _C.group_of(mcr_dl.group.WORLD).timeout == timedelta(seconds=30)
         for name in names:
             errors.good_call(name)
     session.stop()

@@ -33,8 +33,8 @@ def inject(text: str) -> None:
     library().mcr_stand_in_fail(text.encode())
 
 
-def world() -> mcr_dl.ProcessGroup:
-    made = mcr_dl.group.WORLD
+def world() -> _C.Group:
+    made = _C.world()
     assert made is not None
     return made
 

@@ -273,7 +273,7 @@ def init_gives_them() -> None:
 
 
 def _statistics(group: Any = None) -> dict[str, int]:
-    (station,) = _C.passes(mcr_dl.group.WORLD if group is None else group)
+    (station,) = _C.passes(_C.world() if group is None else _C.group_of(group))
     assert isinstance(station, _C.FusePass)
     return station.statistics()
 

@@ -9,6 +9,7 @@ import random
 import torch
 
 import mcr_dl
+from mcr_dl import _C
 from ranks import choice, session
 
 SIZE = 64  # bytes of the small all_reduce
@@ -88,7 +89,7 @@ def shares(values: list[float]) -> str:
     except mcr_dl.McrError as error:
         text = f"{type(error).__name__}: {error}"
     _small()
-    assert text == "none" or mcr_dl.group.WORLD._refinement()[0] == 0
+    assert text == "none" or _C.world()._refinement()[0] == 0
     session.stop()
     return text
 
@@ -96,10 +97,10 @@ def shares(values: list[float]) -> str:
 def different(what: str) -> tuple[str, list[mcr_dl.Change], int]:
     """Calls that the libraries match though they are not the same: the step's error, a later step, a later sum."""
     _start("none")
-    chosen = mcr_dl.group.WORLD.backends[0]
+    chosen = mcr_dl.get_backend()
     first = mcr_dl.get_rank() == 0
     if what != "off on one" or first:
-        mcr_dl.group.WORLD._refine(1000)
+        _C.world()._refine(1000)
     for index in range(5):
         if what == "named on one" and first and index == 3:
             _small(backend=chosen)
@@ -121,7 +122,7 @@ def quiet(table: str, count: int) -> tuple[int, list[mcr_dl.Change], str]:
     before = _explained()
     for _ in range(count):
         _small()
-    counted = len(mcr_dl.group.WORLD._refinement()[2])
+    counted = len(_C.world()._refinement()[2])
     changes = mcr_dl.refine_step()
     assert _explained() == before
     session.stop()

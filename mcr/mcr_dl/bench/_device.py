@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from mcr_dl import _launch, _runtime
+from mcr_dl import _backends, _launch
 
 _DEVICES_ALONE = ("nccl",)  # backends that take no tensors in host memory
 _SHARING = (2, 30)  # NCCL's first version that lets ranks share a device when it is told to
@@ -64,4 +64,4 @@ def serves(name: str, kind: str) -> bool:
 
 def usable_backends(kind: str) -> list[str]:
     """The backends that can be used here and serve the device, in the order of preference."""
-    return [name for name in _runtime.usable() if serves(name, kind)]
+    return [name for name in _backends.usable() if serves(name, kind)]

@@ -61,7 +61,7 @@ def points(settings: Settings, operation: str, ranks: int) -> list[int]:
 
 
 def measure_point(
-    case: Case, names: Sequence[str], group: _C.ProcessGroup, control: TorchControl, settings: Settings
+    case: Case, names: Sequence[str], group: _C.Group, control: TorchControl, settings: Settings
 ) -> list[Row]:
     """All candidates at one point: first checked, then timed side by side on the same memory. Collective."""
     prepared: dict[str, Prepared] = {}
@@ -84,7 +84,7 @@ def measure_point(
 def sweep(
     operation: str,
     names: Sequence[str],
-    group: _C.ProcessGroup,
+    group: _C.Group,
     control: TorchControl,
     settings: Settings,
     advance: Callable[[], object] = lambda: None,

@@ -81,19 +81,19 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
     return count, count * width
 
 
-def candidates(group: _C.ProcessGroup) -> list[str]:
+def candidates(group: _C.Group) -> list[str]:
     """What a call on this group can be given to: its backends and their variants, without those that do nothing."""
     return [name for name in group.candidates if name.partition(":")[0] not in ("null", "fake")]
 
 
-def differs(group: _C.ProcessGroup, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
+def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
     """Whether the candidate does this in a way of its own: a backend does, a variant may be the backend's way again."""
     if ":" not in candidate:
         return True
     return candidate in group._explain(operation, 0, dtype, "SUM", device)["candidates"]
 
 
-def require_support(case: Case, candidate: str, group: _C.ProcessGroup) -> None:
+def require_support(case: Case, candidate: str, group: _C.Group) -> None:
     """Raise what is wrong with a case for a candidate ("auto": for all of them); equal on all ranks.
 
     Raises InvalidArgumentError for an unknown operation, candidate or root, InvalidTypeError for an unknown dtype or an
@@ -166,7 +166,7 @@ class Prepared:
     barrier of the same candidate for calls that ranks may leave before others enter, else None.
     """
 
-    def __init__(self, case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> None:
+    def __init__(self, case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> None:
         require_support(case, candidate, group)
         self.case, self.candidate, self.group = case, candidate, group
         self.row = operation_of(case.operation)
@@ -285,7 +285,7 @@ def _finish(start: Callable[[], _C.Work]) -> None:
     start().wait()
 
 
-def prepare(case: Case, candidate: str, group: _C.ProcessGroup, tensors: Tensors | None = None) -> Prepared:
+def prepare(case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> Prepared:
     """Make a call ready for a candidate, a name of ``candidates(group)`` or "auto"; raises as `require_support` does.
 
     `tensors` of another candidate's preparation for the same case can be shared, if their calls do not overlap.

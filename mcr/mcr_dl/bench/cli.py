@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mcr_dl import _C, _launch, _runtime
+from mcr_dl import _C, _groups, _launch, _runtime
 from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench import _device, report
 from mcr_dl.bench._arguments import (
@@ -128,7 +128,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
 # ---- on the ranks
 
 
-def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
+def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
     bases = list(dict.fromkeys(name.partition(":")[0] for name in wanted))
@@ -146,7 +146,7 @@ def _start(settings: Settings) -> tuple[_C.ProcessGroup, list[str]]:
     return group, list(dict.fromkeys(names))
 
 
-def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], control: TorchControl) -> list[Row]:
+def _measure_all(settings: Settings, group: _C.Group, names: list[str], control: TorchControl) -> list[Row]:
     """All operations; rank 0 prints each table when it is complete."""
     first, dtype = group.rank() == 0, settings.dtype
     rows: list[Row] = []
@@ -169,7 +169,7 @@ def _measure_all(settings: Settings, group: _C.ProcessGroup, names: list[str], c
     return rows
 
 
-def _finish(settings: Settings, group: _C.ProcessGroup, rows: list[Row], mix: MixResult | None) -> None:
+def _finish(settings: Settings, group: _C.Group, rows: list[Row], mix: MixResult | None) -> None:
     """Rank 0's last words and files."""
     if mix is not None:
         report.print_mix(mix, settings, group.size())
@@ -201,7 +201,7 @@ def _measure(settings: Settings) -> int:
             _finish(settings, group, rows, mix)
     finally:
         control.barrier()  # nobody leaves before rank 0 has reported
-        _runtime.destroy_process_group()
+        _groups.destroy_process_group()
     wrong = sum(row.wrong for row in rows) + (mix.wrong if mix is not None else 0)
     return _WRONG if wrong else 0
 

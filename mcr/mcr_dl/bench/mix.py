@@ -115,7 +115,7 @@ def _wrong(prepared: Sequence[Prepared], control: TorchControl) -> int:
 def run_mix(
     parts: Sequence[Part],
     like: Case,
-    group: _C.ProcessGroup,
+    group: _C.Group,
     control: TorchControl,
     budget_seconds: float,
     confidence: float = 0.025,

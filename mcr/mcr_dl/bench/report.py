@@ -190,9 +190,7 @@ def _mix_json(result: MixResult) -> dict[str, Any]:
     return {**asdict(result), "gain": result.gain}
 
 
-def document(
-    rows: Sequence[Row], settings: Settings, group: _C.ProcessGroup, mix: MixResult | None = None
-) -> dict[str, Any]:
+def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixResult | None = None) -> dict[str, Any]:
     """Everything about a run, as JSON can carry it. Times are in µs, bandwidths in 10^9 bytes per second."""
     status = _C.backend_status()
     return {

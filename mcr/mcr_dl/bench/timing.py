@@ -62,7 +62,7 @@ class Timed(Protocol):
 class TorchControl:
     """Agreement over a gloo group of its own, which a broken candidate cannot disturb. Made by all ranks together."""
 
-    def __init__(self, group: _C.ProcessGroup | None = None) -> None:
+    def __init__(self, group: _C.Group | None = None) -> None:
         current = _runtime.state()
         members = group or _C.world()
         assert members is not None  # there is one where there is a state

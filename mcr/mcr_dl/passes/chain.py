@@ -27,7 +27,7 @@ class Shadow(Protocol):
     With ``rest``, its calls go through the passes that come after the one that asks.
     """
 
-    def __call__(self, suffix: str, *, rest: bool = False) -> _C.ProcessGroup: ...
+    def __call__(self, suffix: str, *, rest: bool = False) -> _C.Group: ...
 
 
 class Specification(Protocol):
@@ -39,7 +39,7 @@ class Specification(Protocol):
     def terms(self) -> dict[str, Any]:
         """What must be equal on all ranks, in JSON's types."""
 
-    def make(self, group: _C.ProcessGroup, shadow: Shadow) -> _C.Pass:
+    def make(self, group: _C.Group, shadow: Shadow) -> _C.Pass:
         """The pass for one group."""
 
 
@@ -51,7 +51,7 @@ class _Registered:
     def terms(self) -> dict[str, Any]:
         return {}
 
-    def make(self, group: _C.ProcessGroup, shadow: Shadow) -> _C.Pass:
+    def make(self, group: _C.Group, shadow: Shadow) -> _C.Pass:
         del shadow
         return _C.PythonPass(self.handler, self.name, group)
 
@@ -119,7 +119,7 @@ def _compare(values: list[Any]) -> None:
     _agreement.require_equal("passes", values)
 
 
-def _agree(group: _C.ProcessGroup, specifications: list[Specification] | None, problem: Exception | None) -> None:
+def _agree(group: _C.Group, specifications: list[Specification] | None, problem: Exception | None) -> None:
     """One rank's wrong list is every rank's error: else the others would wait for it."""
     current = _runtime.state()
     mine: Any = None if specifications is None else [[entry.name, entry.terms()] for entry in specifications]
@@ -135,7 +135,7 @@ def _agree(group: _C.ProcessGroup, specifications: list[Specification] | None, p
         raise problem
 
 
-def _shadow(group: _C.ProcessGroup, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.ProcessGroup:
+def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
     current = _runtime.state()
     name = f"{group.name()}/{suffix}"
     made = current.groups.get(name)
@@ -146,7 +146,7 @@ def _shadow(group: _C.ProcessGroup, after: list[Specification], suffix: str, *, 
     return made
 
 
-def settle(group: _C.ProcessGroup) -> None:
+def settle(group: _C.Group) -> None:
     """Wait until no pass of the group holds a call. All ranks of the group call this."""
     for station in _C.passes(group):
         if not station._settle(_SETTLE):
@@ -154,7 +154,7 @@ def settle(group: _C.ProcessGroup) -> None:
             raise CollectiveTimeoutError(message)
 
 
-def _put(group: _C.ProcessGroup, specifications: list[Specification]) -> None:
+def _put(group: _C.Group, specifications: list[Specification]) -> None:
     settle(group)
     chain = [
         entry.make(group, partial(_shadow, group, specifications[place + 1 :]))
@@ -163,13 +163,13 @@ def _put(group: _C.ProcessGroup, specifications: list[Specification]) -> None:
     _C.set_passes(group, chain)
 
 
-def apply(group: _C.ProcessGroup, specifications: list[Specification]) -> None:
+def apply(group: _C.Group, specifications: list[Specification]) -> None:
     """Give a group the passes, after comparing them between its ranks."""
     _agree(group, specifications, None)
     _put(group, specifications)
 
 
-def set_passes(passes: Iterable[str | Specification] | None, group: _C.ProcessGroup | None = None) -> None:
+def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Group = None) -> None:
     """Give a group the passes that its calls go through from now on, the first one first; an empty list for none.
 
     Every rank of the group calls this, with the same list, in the same place among the group's calls, and not beside
@@ -195,6 +195,6 @@ def set_passes(passes: Iterable[str | Specification] | None, group: _C.ProcessGr
     _put(where, specifications or [])
 
 
-def get_passes(group: _C.ProcessGroup | None = None) -> list[str]:
+def get_passes(group: _groups.Group = None) -> list[str]:
     """Names of the passes of a group, in the order in which calls go through them."""
     return [station.name for station in _C.passes(_groups._group(group))]

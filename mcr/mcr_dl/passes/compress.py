@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mcr_dl import _C, _runtime
+from mcr_dl import _C, _groups, _runtime
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs as tables
 
@@ -82,7 +82,7 @@ class Compress:
         codec = _C.codec(self.codec)["name"]
         return {"codec": codec, "ops": sorted(self._ops()), "smallest": self.smallest, "codecs": self._codecs()}
 
-    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """The pass of one group, with a shadow group for what is issued later than the calls themselves."""
         ops = self._ops()
         if "send" in ops:
@@ -91,13 +91,12 @@ class Compress:
         return _C.CompressPass(shadow("compress"), self.codec, ops, self.smallest, measured)
 
 
-def reset_feedback(group: _C.ProcessGroup | None = None) -> None:
+def reset_feedback(group: _groups.Group = None) -> None:
     """Forget what the calls with ``feedback=<name>`` have kept, of all names of the group (None: the default group).
 
     Every rank of the group calls this, in the same place among its calls. Raises InvalidArgumentError if the group has
     no compression pass.
     """
-    from mcr_dl import _groups
 
     where = _groups._group(group)
     found = [station for station in _C.passes(where) if isinstance(station, _C.CompressPass)]

@@ -74,7 +74,7 @@ class Fuse:
         hold = default.hold_microseconds if self.hold_microseconds is None else self.hold_microseconds
         return Limits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
 
-    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """The pass of one group, with a shadow group for the fused calls."""
         limits = {name: self.limits(name) for name in group.backends}
         plain = {name: (one.buffer_bytes, one.largest_bytes, one.hold_microseconds) for name, one in limits.items()}

@@ -80,7 +80,7 @@ class Record(NamedTuple):
 _since = 0  # records before it have been forgotten
 
 
-def records(group: _C.ProcessGroup | None = None, *, since: int = 0) -> list[Record]:
+def records(group: _groups.Group = None, *, since: int = 0) -> list[Record]:
     """This process's records that are still in the ring, oldest first; of one group, or of all if None.
 
     ``since``: from this number on. Costs the calls that go on meanwhile nothing; a record that is being written is left
@@ -151,7 +151,7 @@ class Log:
         """Nothing: what a rank records changes no call."""
         return {}
 
-    def make(self, group: _C.ProcessGroup, shadow: Callable[..., _C.ProcessGroup]) -> _C.Pass:
+    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """The pass of one group."""
         del shadow
         if self.capacity is not None:

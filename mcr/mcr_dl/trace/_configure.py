@@ -93,7 +93,7 @@ def _specification(settings: Settings) -> Log | None:
     return Log(ops=None if settings.prof_all else settings.prof_ops, verbose=settings.verbose)
 
 
-def _no_shadow(suffix: str, *, rest: bool = False) -> _C.ProcessGroup:
+def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
     raise AssertionError(f"the log asked for a group {suffix!r} (rest={rest})")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl import _C, _runtime
+from mcr_dl import _groups, _runtime
 from mcr_dl.passes import log
 from mcr_dl.passes.log import Record
 from mcr_dl.trace import _printer, _stragglers
@@ -101,7 +101,7 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
 
 
 def log_summary(
-    show_straggler: bool = False, return_dict: bool = False, group: _C.ProcessGroup | None = None
+    show_straggler: bool = False, return_dict: bool = False, group: _groups.Group = None
 ) -> dict[str, Any] | None:
     """Print on rank 0 what was communicated since the log is on, by operation, message size and backend.
 

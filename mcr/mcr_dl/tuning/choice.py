@@ -194,7 +194,7 @@ def common_candidates(values: list[list[str]]) -> list[str]:
     return [name for name in values[0] if all(name in value for value in values)]
 
 
-def keep_candidates(group: _C.ProcessGroup, common: list[str]) -> None:
+def keep_candidates(group: _C.Group, common: list[str]) -> None:
     """Take the variants from a group that some rank lacks."""
     for name in set(group.candidates) - set(group.backends) - set(common):
         group._disconnect(name)
@@ -209,7 +209,7 @@ def check_rules(knowledge: Knowledge, candidates: list[str]) -> None:
             )
 
 
-def tune(group: _C.ProcessGroup, knowledge: Knowledge) -> None:
+def tune(group: _C.Group, knowledge: Knowledge) -> None:
     """Give a group its part of the agreed knowledge."""
     if len(group.candidates) < 2:
         return

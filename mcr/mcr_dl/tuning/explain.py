@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from mcr_dl import _C, _runtime
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C, _groups, _runtime
+from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs, rules
 
 ReduceOp = torch.distributed.ReduceOp
@@ -87,7 +87,7 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
     return f"within 2 % of the cheapest, {best}, and chosen for the sizes below{refined}"
 
 
-def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, Any], device: str) -> str:
+def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], device: str) -> str:
     knowledge = _runtime.state().knowledge
     assert knowledge is not None
     shape = knowledge.shape(group.ranks)
@@ -104,7 +104,7 @@ def _row(operation: str, dtype: str, group: _C.ProcessGroup, found: dict[str, An
 
 
 def _codec(
-    operation: str, nbytes: int | None, dtype: str, group: _C.ProcessGroup, candidate: str, device: str
+    operation: str, nbytes: int | None, dtype: str, group: _C.Group, candidate: str, device: str
 ) -> tuple[str, tuple[float, float] | None]:
     """What ``Compress("auto")`` of the group does with the call, and the times without and with."""
     found = [each for each in _C.passes(group) if isinstance(each, _C.CompressPass) and each.automatic]
@@ -125,7 +125,7 @@ def explain(
     *,
     dtype: torch.dtype = torch.float32,
     op: Any = ReduceOp.SUM,
-    group: _C.ProcessGroup | None = None,
+    group: _groups.Group = None,
     device: str = "cpu",
 ) -> Explanation:
     """Say what ``auto`` does with a call, and why.
@@ -139,11 +139,7 @@ def explain(
 
     Raises InvalidArgumentError for an unknown operation, a size that is missing or negative.
     """
-    where = _C.world() if group is None else group
-    if where is None:
-        _runtime.state()  # raises NotInitializedError
-    if not isinstance(where, _C.ProcessGroup):
-        raise InvalidTypeError(f"group: expected a group of mcr_dl or None, got {type(where).__name__}")
+    where = _groups._group(group)
     name = rules.operation_of(operation)
     if name is None:
         message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mcr_dl import _C, _runtime
+from mcr_dl import _C, _groups, _runtime
 from mcr_dl.bench import _device
 from mcr_dl.bench._arguments import FAILED
 from mcr_dl.tuning._journal import Journal, Plan, Progress
@@ -90,6 +90,6 @@ def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     worker.run()
     first = _C.world().rank() == 0  # type: ignore[union-attr]
-    _runtime.destroy_process_group()
+    _groups.destroy_process_group()
     worker.limit = float("inf")
     return worker.progress if first else None

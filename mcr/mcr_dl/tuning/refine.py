@@ -32,7 +32,7 @@ class Change:
         return f"{self.operation}, {self.nbytes} bytes: {self.new} instead of {self.old}"
 
 
-def _maximum(group: _C.ProcessGroup, values: list[int]) -> list[int]:
+def _maximum(group: _C.Group, values: list[int]) -> list[int]:
     """The largest over the ranks, place by place. It names a backend, so that refinement does not count it."""
     able = [name for name in group.backends if group._support(name, "all_reduce", "int64", "MAX", False) != "-"]
     if not able:
@@ -43,7 +43,7 @@ def _maximum(group: _C.ProcessGroup, values: list[int]) -> list[int]:
     return [int(value) for value in agreed]
 
 
-def _largest_and_least(group: _C.ProcessGroup, *values: int) -> list[tuple[int, int]]:
+def _largest_and_least(group: _C.Group, *values: int) -> list[tuple[int, int]]:
     """Each value's largest and least over the ranks."""
     found = _maximum(group, [signed for value in values for signed in (value, -value)])
     return [(most, -least) for most, least in zip(found[::2], found[1::2], strict=True)]
@@ -56,7 +56,7 @@ def _period(share: float) -> int:
     return 0 if share == 0 else round(1 / max(share, 1e-9))
 
 
-def refine(share: float = 0.02, group: _C.ProcessGroup | None = None) -> None:
+def refine(share: float = 0.02, group: _groups.Group = None) -> None:
     """Let a share of the blocking collectives that name no backend try another candidate, or none (0).
 
     Every rank of the group calls this, with the same share, in the same place among the group's calls. Nothing changes
@@ -89,7 +89,7 @@ def refine(share: float = 0.02, group: _C.ProcessGroup | None = None) -> None:
     where._refine(period)
 
 
-def refine_step(group: _C.ProcessGroup | None = None) -> list[Change]:
+def refine_step(group: _groups.Group = None) -> list[Change]:
     """Agree on what the trials have shown, and go by it from now on; every rank calls this, between two steps.
 
     A small all_reduce, and a second one while refinement is on. The costs in memory become the largest of the ranks'

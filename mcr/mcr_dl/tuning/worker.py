@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _backends, _runtime
+from mcr_dl import _C, _backends, _groups, _runtime
 from mcr_dl.bench import _device
 from mcr_dl.bench.cases import Case, Prepared, prepare
 from mcr_dl.bench.ranks import bind
@@ -20,7 +20,7 @@ _RED = "SUM"
 VISITS = 3  # to each size, with the others in between
 
 
-def _compressing(world: _C.ProcessGroup) -> _C.ProcessGroup:
+def _compressing(world: _C.Group) -> _C.Group:
     """A group of all ranks whose calls may name codecs; those of the default group go through no pass."""
     from mcr_dl.passes import chain
 
@@ -131,7 +131,7 @@ def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
     _device.take(plan.device)
     _runtime.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
     Worker(plan, progress, Journal(journal)).run()
-    _runtime.destroy_process_group()
+    _groups.destroy_process_group()
     return 0
 
 
@@ -141,5 +141,5 @@ def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     _backends.load(backend)
     _runtime.init_process_group([backend], timeout=timedelta(seconds=limit), tuning_table="none")
     _C.barrier(backend=backend)
-    _runtime.destroy_process_group()
+    _groups.destroy_process_group()
     return 0

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of ours as process groups of torch, and torch's backend "mcr" as groups of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _backends, _runtime
+from mcr_dl._errors import InvalidArgumentError, NotInitializedError
+from mcr_dl._torch_backends import OURS
+
+_expected: _C.Group | None = None  # what the process group stands for that torch is making now
+
+
+@contextmanager
+def _standing_for(group: _C.Group) -> Iterator[None]:
+    global _expected
+    _expected = group
+    try:
+        yield
+    finally:
+        _expected = None
+
+
+def publish(group: _C.Group) -> torch_dist.ProcessGroup:
+    """Have torch make the process group that stands for ours: the default one, if torch has none yet.
+
+    Called by the members. Raises InvalidArgumentError where torch's default group is not of the same processes.
+    """
+    current = _runtime.state()
+    with _standing_for(group):
+        if not torch_dist.is_initialized():
+            store = torch_dist.PrefixStore("torch", current.store)
+            launch = current.launch
+            torch_dist.init_process_group(
+                OURS, store=store, rank=launch.rank, world_size=launch.size, timeout=group.timeout
+            )
+            made = torch_dist.group.WORLD
+        else:
+            _check_default()
+            ranks = list(group.ranks)
+            unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older torch has it not
+            made = torch_dist.new_group(
+                ranks,
+                group.timeout,
+                OURS,
+                _C.Options(group.backends),
+                use_local_synchronization=True,
+                group_desc=group.name(),
+                **unsorted,
+            )
+    assert made is not None
+    _C.remember_handle(made, group)
+    return made
+
+
+def _check_default() -> None:
+    launch = _runtime.state().launch
+    place = torch_dist.get_rank(), torch_dist.get_world_size()
+    if place != (launch.rank, launch.size):
+        message = (
+            f"torch.distributed's default group: expected rank {launch.rank} of {launch.size} as in mcr_dl's, got rank "
+            f"{place[0]} of {place[1]}"
+        )
+        raise InvalidArgumentError(message)
+
+
+def world() -> torch_dist.ProcessGroup | None:
+    """The process group of all ranks whose backend is ours; None before init."""
+    group = _C.world()
+    if group is None:
+        return None
+    default = torch_dist.group.WORLD
+    return default if default is not None and _C.group_of(default) is group else _C.handle_of(group)
+
+
+def is_torch_default(group: _C.Group) -> bool:
+    """Whether it is behind torch's default process group."""
+    default = torch_dist.group.WORLD
+    return default is not None and _C.group_of(default) is group
+
+
+# ---- what torch calls
+
+
+def create(options: Any, backend_options: Any) -> Any:
+    """Make the backend of a process group that torch is making (torch.distributed.Backend.register_backend)."""
+    wanted = list(backend_options.backends) if isinstance(backend_options, _C.Options) else []
+    group = _expected if _expected is not None else _group_for(options, wanted, backend_options)
+    return _C.TorchBackend(group, wanted)
+
+
+def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
+    ranks = list(options.global_ranks_in_group)  # none: torch's default group
+    everyone = not ranks or len(ranks) == torch_dist.get_world_size()
+    if not _runtime.is_initialized():
+        if not everyone:
+            message = (
+                "mcr starts on all ranks together: make a process group of all ranks with the backend 'mcr' first, or "
+                f"call mcr_dl.init_process_group(); got the ranks {ranks}"
+            )
+            raise NotInitializedError(message)
+        _runtime.start(
+            wanted or OURS,
+            timeout=options.timeout,
+            store=options.store,
+            rank=options.group_rank,
+            world_size=options.group_size,
+            pg_options=pg_options,
+        )
+        return _runtime.state().groups["default"]
+    if not ranks:
+        return _default_group(options)
+    names = _backends.parse_backends(wanted) if wanted else list(_runtime.state().backends)
+    return _runtime.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
+
+
+def _default_group(options: Any) -> _C.Group:
+    group = _runtime.state().groups["default"]
+    if (options.group_rank, options.group_size) != (group.rank(), group.size()):
+        message = (
+            f"torch.distributed's default group: expected rank {group.rank()} of {group.size()} as in mcr_dl's, got "
+            f"rank {options.group_rank} of {options.group_size}"
+        )
+        raise InvalidArgumentError(message)
+    return group
+
+
+def on_shutdown(group: _C.Group) -> None:
+    """End the group that torch is destroying; with the default group, the runtime."""
+    if group is _C.world():
+        _runtime.end()
+    else:
+        _runtime.end_group(group)
+
+
+def on_abort(group: _C.Group) -> None:
+    """The same without waiting for anything."""
+    if group is _C.world():
+        _runtime.forget()
+    else:
+        _runtime.forget_group(group)
+
+
+def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta) -> Any:
+    """Make the backend of a part of the group; its members call, with ranks of the parent."""
+    turn = _runtime.state().count(f"torch split {parent.group_name} {name}")
+    members = [parent.ranks[rank] for rank in ranks]
+    group = _runtime.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, parent.backends, timeout)
+    return _C.TorchBackend(group, list(parent.backends))
+
+
+def monitored_barrier(group: _C.Group, timeout: timedelta, wait_all_ranks: bool) -> None:
+    """torch.distributed.ProcessGroup.monitored_barrier."""
+    from mcr_dl import _objects
+
+    _objects.monitored_barrier(group, timeout, wait_all_ranks)

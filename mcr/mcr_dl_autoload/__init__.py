@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr".
+
+A package of its own, so that torch's import stays quick: mcr_dl is imported when the backend is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    """Teach torch.distributed the backend (torch's entry point ``torch.backends``)."""
+    import torch.distributed as dist
+
+    if dist.is_available() and not hasattr(dist.Backend, "MCR"):
+        dist.Backend.register_backend("mcr", _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    from mcr_dl import _torch_groups
+
+    return _torch_groups.create(options, backend_options)

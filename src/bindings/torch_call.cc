@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_call.h"
+
+#include <string>
+#include <utility>
+
+#include "arguments.h"
+#include "calls.h"
+#include "error.h"
+#include "gil.h"
+#include "named_backend.h"
+
+namespace mcr::python {
+
+TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
+  call_.op = op;
+  if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
+}
+
+// Errors name the call, as those of our own functions do.
+template <class Action>
+auto TorchCall::named(Action action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                describe(std::string(group_.any_backend()), call_.op, *group_.label()) + ": " + error.what());
+  }
+}
+
+TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
+  in_ = &tensor;
+  named([&] { call_.in = Tensors::buffer(tensors_.get(tensor, name)); });
+  return *this;
+}
+
+TorchCall& TorchCall::out(const at::Tensor& tensor, const char* name) {
+  out_ = &tensor;
+  named([&] { call_.out = Tensors::buffer(tensors_.get(tensor, name)); });
+  results_ = {tensor};
+  return *this;
+}
+
+TorchCall& TorchCall::in(const TensorList& list, const char* name) {
+  named([&] { plan_.in_blocks = tensors_.list(list, name, group_.size()).blocks; });
+  return *this;
+}
+
+TorchCall& TorchCall::out(const TensorList& list, const char* name) {
+  named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size()).blocks; });
+  results_ = list;
+  return *this;
+}
+
+TorchCall& TorchCall::reduction(const c10d::ReduceOp& op) {
+  call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // one order: types.h
+  if (call_.red == RedOp::PREMUL_SUM) std::tie(factor_, call_.factor) = premul_factor(op);
+  return *this;
+}
+
+TorchCall& TorchCall::root(int64_t rank, const char* name) {
+  named([&] {
+    if (rank >= 0 && rank < group_.size()) return;
+    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected a rank of the group (0 to " +
+                                                std::to_string(group_.size() - 1) + "), got " + std::to_string(rank));
+  });
+  call_.root = static_cast<int>(rank);
+  return *this;
+}
+
+TorchCall& TorchCall::any_source() {
+  call_.root = kAnyRank;
+  return *this;
+}
+
+TorchCall& TorchCall::tag(int tag) {
+  call_.tag = tag;
+  return *this;
+}
+
+TorchCall& TorchCall::splits(const std::vector<int64_t>& out_rows, const std::vector<int64_t>& in_rows) {
+  if (out_rows.empty() && in_rows.empty()) return *this;
+  call_.vectored = true;
+  named([&] {
+    call_.in_counts = plan_.keep_counts(split_counts(in_rows, "input_split_sizes", *in_, group_.size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_rows, "output_split_sizes", *out_, group_.size()));
+  });
+  return *this;
+}
+
+TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
+  call_.vectored = true;
+  call_.out_counts = plan_.keep_counts(std::move(counts));
+  return *this;
+}
+
+Group::Slot* TorchCall::prepare() {
+  call_.dtype = tensors_.dtype();
+  call_.device = tensors_.device();
+  if (factor_.defined() && factor_.is_cpu()) {
+    call_.factor = factor_.item<double>();
+    factor_ = at::Tensor();
+  } else if (factor_.defined()) {
+    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
+    call_.factor_data = factor_.data_ptr();
+  }
+  plan_.keep = [this] {
+    auto all = tensors_.all();
+    if (factor_.defined()) all.push_back(factor_);
+    return std::make_shared<KeptTensors>(std::move(all), results_);
+  };
+  plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+  return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;
+}
+
+void TorchCall::run() {
+  const UnlockedIfHeld guard;
+  mcr::run(group_, prepare(), call_, plan_, check_signals);
+}
+
+std::shared_ptr<Work> TorchCall::start() {
+  const UnlockedIfHeld guard;
+  return mcr::start(group_, prepare(), call_, plan_);
+}
+
+}  // namespace mcr::python
