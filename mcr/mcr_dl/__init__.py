@@ -74,7 +74,6 @@ from mcr_dl._runtime import (
 )
 from mcr_dl._signature import attach as _attach
 from mcr_dl._upstream import get_distributed_engine, init_distributed, init_processes
-from mcr_dl.deepspeed._hook import watch as _watch_deepspeed
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.passes.log import records as log_records
 from mcr_dl.passes.log import reset as reset_log
@@ -85,7 +84,6 @@ from mcr_dl_autoload import register as _register_backend
 
 _attach()
 _register_backend()
-_watch_deepspeed()
 init = init_process_group
 __version__: str = _C.__version__
 

@@ -19,8 +19,21 @@ ENVIRONMENT = {**OFFLINE, "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 Found = list[dict[str, Any]]  # by rank
 
 
-def run(program: str, size: int, arguments: list[str], folder: Path, limit: float, **variables: str) -> Found:
+def run(
+    program: str,
+    size: int,
+    arguments: list[str],
+    folder: Path,
+    limit: float,
+    *,
+    torchrun: bool = False,
+    **variables: str,
+) -> Found:
     """Start ``program.py arguments... FOLDER`` on ``size`` ranks; each leaves FOLDER/<rank>.json.
+
+    Args:
+        torchrun: start them by it, and not with its variables alone.
+        variables: more for the ranks' environment.
 
     Raises AssertionError with what they printed if one fails, or is not done after ``limit`` seconds.
     """
@@ -28,7 +41,10 @@ def run(program: str, size: int, arguments: list[str], folder: Path, limit: floa
     log = folder / "output.txt"
     command = [str(HERE / "programs" / f"{program}.py"), *arguments, str(folder)]
     variables = {**ENVIRONMENT, "JOB_SECONDS": str(limit), **variables}
-    ranks = launchers.start("processes", size, command, log, variables)
+    if torchrun:
+        port = launchers.free_port()
+        command = ["-m", "torch.distributed.run", f"--nproc-per-node={size}", f"--master-port={port}", *command]
+    ranks = launchers.start("processes", 1 if torchrun else size, command, log, variables)
     end = time.monotonic() + limit
     try:
         codes = [rank.wait(max(end - time.monotonic(), 0.1)) for rank in ranks]

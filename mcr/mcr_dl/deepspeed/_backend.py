@@ -24,7 +24,7 @@ from deepspeed.comm.torch import Noop, TorchBackend
 import mcr_dl
 from mcr_dl._collections import _coalescing_manager
 from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.deepspeed import _hook
+from mcr_dl.deepspeed import _install
 
 _switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
 _REDUCTIONS = {
@@ -93,7 +93,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         del backend
         if not mcr_dl.is_initialized():
             mcr_dl.init_process_group(
-                _hook.backends(),
+                _install.backends(),
                 init_method=init_method,
                 timeout=timeout,
                 rank=rank,
