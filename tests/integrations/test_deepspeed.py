@@ -117,7 +117,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # torch's own, and a private step of TorchBackend's own construction.
-INHERITED = {"init_device_mesh", "enable_symm_mem_for_group", "_init_sdma_backend"}
+INHERITED = {"enable_symm_mem_for_group", "_init_sdma_backend"}
 
 
 def functions(cls: type) -> dict[str, Any]:
@@ -151,6 +151,27 @@ def test_every_attribute(found: Any) -> None:
     theirs, ours = found("gloo, 2 ranks")[0], found("mpi, 2 ranks")[0]
     assert set(theirs["attributes"]) <= set(ours["attributes"])
     assert {"has_coalescing_manager", "using_mpi", "initialized"} <= set(ours["attributes"])
+
+
+# How a program gets our object, and the variables that this takes.
+WAYS = {
+    "name": {"MCR_DL_BACKENDS": "mpi"},
+    "variable": {"MCR_DL_BACKENDS": "mpi", "MCR_DL_DEEPSPEED": "1"},
+    "torch's group": {"MCR_DL_BACKENDS": "mpi"},
+    "foreign group": {},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways(tmp_path: Path, way: str) -> None:
+    """By name or variable, without an import of mcr_dl; on torch's own default group, ours or not; meshes too."""
+    for rank in jobs.run("deepspeed_ways", 2, [way], tmp_path / "job", LIMIT, **WAYS[way]):
+        assert rank["before"] is False
+        assert rank["object"] == "mcr"
+        assert rank["underneath"] == ["mpi"]
+        assert rank["sums"] == [3.0] * 3
+        assert ("foreign" in rank) == (way == "foreign group")
+        assert "expected a process group of mcr_dl" in rank.get("foreign", "expected a process group of mcr_dl")
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The object behind ``deepspeed.comm``: DeepSpeed's interface, mcr_dl's calls.
 
-Import it only where DeepSpeed is. Method by method as ``deepspeed.comm.torch.TorchBackend``, whose subclass it is:
-meshes and symmetric memory are as there, torch's own. A method without a docstring is torch.distributed's function of
-that name. DeepSpeed's switches (``backward_comm_off`` and the like) turn off what they turn off in TorchBackend.
+Import it only where DeepSpeed is. Method by method as ``deepspeed.comm.torch.TorchBackend``, whose subclass it is;
+symmetric memory alone is as there, torch's own. A method without a docstring is torch.distributed's function of that
+name. DeepSpeed's switches (``backward_comm_off`` and the like) turn off what they turn off in TorchBackend.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from deepspeed.comm.torch import Noop, TorchBackend
 import mcr_dl
 from mcr_dl._collections import _coalescing_manager
 from mcr_dl._errors import InvalidArgumentError
+from mcr_dl._torch_backends import OURS
 from mcr_dl.deepspeed import _install
 
 _switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
@@ -293,3 +294,10 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         """End a group, or the runtime; nothing on a rank that is no member, as in torch."""
         if group != torch_dist.GroupMember.NON_GROUP_MEMBER:
             mcr_dl.destroy_process_group(group)
+
+    def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
+        """torch's DeviceMesh, with groups of ours also where torch's default group is another's."""
+        kind = get_accelerator().current_device_name().partition(":")[0]
+        ours = torch_dist.group.WORLD is mcr_dl.group.WORLD
+        other: dict[str, Any] = {} if ours else {"backend_override": dict.fromkeys(mesh_dim_names, OURS)}
+        return torch_dist.device_mesh.init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names, **other)
