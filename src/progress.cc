@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "progress.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -17,8 +19,14 @@ constexpr std::size_t kSweep = 64;
 
 // Whoever waits polls for itself, so this thread may sleep: often enough to keep transfers moving, rarely enough to
 // leave the cores to the program.
-constexpr microseconds kFirstNap{50};
-constexpr microseconds kLongestNap{200};
+constexpr microseconds kFirstNap{100};
+constexpr microseconds kLongestNap{250};
+
+// While somebody sleeps until an operation is complete. A small one on one host takes as long as a few of these.
+constexpr microseconds kFirstShortNap{5};
+constexpr microseconds kLongestShortNap{40};
+
+constexpr unsigned long kTimerSlackNanoseconds = 1000;
 
 // It stays half awake for so many naps after the last operation, because waking it costs as much as a small message.
 constexpr int kIdleNaps = 50;
@@ -44,6 +52,13 @@ void Progress::watch(std::shared_ptr<Work> work) {
   }
 }
 
+void Progress::hasten() {
+  if (hurried_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+  std::lock_guard lock(mutex_);
+  hastened_ = true;
+  wake_.notify_one();
+}
+
 bool Progress::drain(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
@@ -61,19 +76,32 @@ bool Progress::drain(std::chrono::nanoseconds limit) {
 
 void Progress::run(const std::stop_token& stop) {
   DeviceRuntime::enter_background_everywhere();
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNanoseconds);  // for naps as short as they say
   auto nap = kFirstNap;
   int idle = 0;
   while (!stop.stop_requested()) {
     const bool some = sweep();
-    const bool waited_for = waiting_.load(std::memory_order_relaxed) > 0;
-    nap = some && !waited_for ? kFirstNap : std::min(nap * 2, kLongestNap);
-    std::this_thread::sleep_for((waited_for ? kLongestNap : nap) * patience_.load(std::memory_order_relaxed));
+    nap = nap_after(some, nap);
+    {
+      std::unique_lock lock(mutex_);
+      if (wake_.wait_for(lock, stop, nap, [this] { return hastened_; })) nap = kFirstShortNap;
+      hastened_ = false;
+    }
     idle = some ? 0 : idle + 1;
     if (idle < kIdleNaps) continue;
     if (!sleep_while_idle(stop)) return;
     idle = 0;
     nap = kFirstNap;
   }
+}
+
+microseconds Progress::nap_after(bool progress, microseconds before) const {
+  const int patience = patience_.load(std::memory_order_relaxed);
+  if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
+  if (hurried_.load(std::memory_order_relaxed) > 0) {
+    return (progress ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
+  }
+  return progress ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);
 }
 
 // Until there is something to do; false when it is time to end.

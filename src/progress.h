@@ -27,6 +27,10 @@ class Progress {
   void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
   void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }
 
+  /// Somebody sleeps until a work that is watched is complete, and cannot poll: until relax(), this thread looks often.
+  void hasten();
+  void relax() noexcept { hurried_.fetch_sub(1, std::memory_order_relaxed); }
+
   /// For works whose device signals them: nobody is served by looking often, and looking costs the device's library.
   void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
 
@@ -37,6 +41,7 @@ class Progress {
 
  private:
   void run(const std::stop_token& stop);
+  std::chrono::microseconds nap_after(bool progress, std::chrono::microseconds before) const;
   bool sleep_while_idle(const std::stop_token& stop);
   bool sweep();
 
@@ -44,7 +49,9 @@ class Progress {
   std::condition_variable_any wake_;
   std::deque<std::shared_ptr<Work>> works_;  // guarded by mutex_
   bool asleep_ = false;                      // guarded by mutex_
+  bool hastened_ = false;                    // since the last nap; guarded by mutex_
   std::atomic<int> waiting_{0};
+  std::atomic<int> hurried_{0};
   std::atomic<int> patience_{1};  // how many times longer than usual the naps are
   std::jthread thread_;           // last: joins before what it uses is gone
 };

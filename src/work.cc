@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "error.h"
+#include "progress.h"
 
 namespace mcr {
 
@@ -76,6 +77,7 @@ void Work::complete() noexcept {
     fence_.signal();
     callbacks.swap(callbacks_);
   }
+  if (!callbacks.empty() && context_.progress != nullptr) context_.progress->relax();
   for (auto& callback : callbacks) callback();
 }
 
@@ -124,6 +126,7 @@ void Work::on_done(std::function<void()> callback) {
     std::lock_guard lock(callbacks_mutex_);
     if (!fence_.ready()) {
       callbacks_.push_back(std::move(callback));
+      if (callbacks_.size() == 1 && context_.progress != nullptr) context_.progress->hasten();
       return;
     }
   }

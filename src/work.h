@@ -85,7 +85,8 @@ class Work {
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
 
-  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed.
+  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed. Somebody is supposed to
+  /// sleep until then, so the progress thread looks often.
   void on_done(std::function<void()> callback);
 
  private:
