@@ -66,7 +66,7 @@ def init_distributed(
             message = f"dist_init_required=False: expected {module.__name__} to run already, but it does not"
             raise NotInitializedError(message)
         if auto_mpi_discovery:
-            os.environ.setdefault("LOCAL_RANK", str(max(_launch.detect().local_rank, 0)))
+            _launch.export_local_rank()
         elif rank < 0 and not {"RANK", "WORLD_SIZE"} <= set(os.environ):
             message = "auto_mpi_discovery=False: expected RANK and WORLD_SIZE, or rank and world_size, got none"
             raise InvalidArgumentError(message)

@@ -22,6 +22,7 @@ from deepspeed.comm.reduce_op import ReduceOp
 from deepspeed.comm.torch import Noop, TorchBackend
 
 import mcr_dl
+from mcr_dl import _launch
 from mcr_dl._collections import _coalescing_manager
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl._torch_backends import OURS
@@ -54,7 +55,7 @@ class CoalescedWork:
 def _own_device() -> torch.device | None:
     if get_accelerator().device_name() != "cuda":
         return None
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 class McrBackend(TorchBackend):  # type: ignore[misc]
@@ -90,8 +91,9 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     def init_process_group(
         self, backend: str | None, timeout: timedelta | None, init_method: str | None, rank: int, world_size: int
     ) -> None:
-        """Start the runtime if it is not running."""
+        """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
         del backend
+        _launch.export_local_rank()
         if not mcr_dl.is_initialized():
             mcr_dl.init_process_group(
                 _install.backends(),
