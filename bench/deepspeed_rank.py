@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO STEPS OUTPUT``; times of all cases on WHO's communication."""
+"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER``; it works on orders that come as files."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -84,41 +85,71 @@ def cases() -> dict[str, Callable[[], tuple[Any, int]]]:
     return found
 
 
-def step_times(engine: Any, width: int, steps: int) -> tuple[list[float], float]:
-    """Milliseconds of each step after warming up, and the last loss."""
+def step_times(engine: Any, width: int, steps: int) -> list[float]:
+    """Milliseconds of each step."""
     numbers = torch.Generator().manual_seed(dist.get_rank())
-    times, loss = [], torch.zeros(())
-    for _ in range(WARM_UP + steps):
+    times = []
+    for _ in range(steps):
         inputs = torch.randn(BATCH, width, generator=numbers)
         begin = time.perf_counter()
         loss = engine(inputs).square().mean()
         engine.backward(loss)
         engine.step()
         times.append((time.perf_counter() - begin) * 1e3)
-    return times[WARM_UP:], loss.item()
+    return times
 
 
-def main() -> None:
-    """Measure every case on one way of communicating."""
-    who, steps, output = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def loss_of(engine: Any, width: int) -> float:
+    """What the weights have come to."""
+    with torch.no_grad():
+        return float(engine(torch.ones(BATCH, width)).square().mean())
+
+
+def start(who: str) -> str:
+    """Start DeepSpeed's communication; the table that `auto` goes by."""
     if who == "gloo":
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]  # inference only
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    else:
-        mcr_dl.deepspeed.install(who)
-        deepspeed.init_distributed(verbose=False)
-    table = mcr_dl.explain("all_reduce", 4).table if who == "auto" else ""
-    found: dict[str, Any] = {"table": Path(table).name if table else "none", "cases": {}}
+        return "none"
+    mcr_dl.deepspeed.install(who)
+    deepspeed.init_distributed(verbose=False)
+    table = mcr_dl.explain("all_reduce", 4).table if who == "auto" else None
+    return Path(table).name if table else "none"
+
+
+def write(path: Path, what: Any) -> None:
+    """Leave a file whole or not at all."""
+    path.with_suffix(".part").write_text(json.dumps(what))
+    path.with_suffix(".part").rename(path)
+
+
+def main() -> None:
+    """Build all engines, then do what the parent orders, sleeping in between: a case and a number of steps."""
+    who, folder = sys.argv[1], Path(sys.argv[2])
+    table = start(who)
+    engines = {}
     for name, make in cases().items():
-        engine, width = make()
-        times, loss = step_times(engine, width, steps)
-        found["cases"][name] = {"times": times, "loss": loss}
-    if dist.get_rank() == 0:
-        output.write_text(json.dumps(found))
+        engines[name] = make()
+        step_times(*engines[name], WARM_UP)
+    rank = dist.get_rank()
+    write(folder / f"{who}-ready-{rank}", {"pid": os.getpid(), "table": table, "cases": list(engines)})
+    for number in itertools.count():
+        order = folder / f"{who}-order-{number}"
+        while not order.exists():
+            time.sleep(0.005)
+        case, steps = json.loads(order.read_text())
+        if not steps:
+            break
+        dist.barrier()
+        times = step_times(*engines[case], steps)
+        if rank == 0:
+            write(folder / f"{who}-times-{number}", times)
+    losses = {name: loss_of(*engine) for name, engine in engines.items()}
+    if rank == 0:
+        write(folder / f"{who}-losses", losses)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     main()
