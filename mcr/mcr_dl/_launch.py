@@ -44,6 +44,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch("none", 0, 1, 0)
 
 
+def export_local_rank() -> None:
+    """Leave LOCAL_RANK in the environment, where programs read it, if the launcher tells it under another name."""
+    os.environ.setdefault("LOCAL_RANK", str(max(detect().local_rank, 0)))
+
+
 def local_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks of the job run on this host, from the launcher; all of them where it does not tell."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):

@@ -161,7 +161,10 @@ def _candidates() -> Iterator[MpiLibrary]:
 
 def _places() -> dict[tuple[Path, str], None]:
     """List the directories where packages put the library, each with the reason to look there."""
-    places = {(Path(prefix, "lib"), f"in {prefix}"): None for prefix in (sys.prefix, sys.base_prefix)}
+    # A wheel puts the library beside the site-packages that it is installed in, also into another environment.
+    beside = [Path(entry).parents[2] for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    prefixes = dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), *beside])
+    places = {(prefix / "lib", f"in {prefix}"): None for prefix in prefixes}
     for tool in ("mpicc", "mpiexec"):
         found = shutil.which(tool)
         if found is None:

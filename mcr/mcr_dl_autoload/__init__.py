@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr".
 
-A package of its own, so that torch's import stays quick: mcr_dl is imported when the backend is used.
+A package of its own, so that torch's import stays quick: mcr_dl is imported when the backend is used. DeepSpeed knows
+it too, once it is imported.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ from typing import Any
 
 
 def register() -> None:
-    """Teach torch.distributed the backend (torch's entry point ``torch.backends``)."""
+    """Teach torch.distributed and DeepSpeed the backend (torch's entry point ``torch.backends``)."""
     import torch.distributed as dist
+
+    from mcr_dl_autoload import _deepspeed
+
+    _deepspeed.watch()
 
     if dist.is_available() and not hasattr(dist.Backend, "MCR"):
         dist.Backend.register_backend("mcr", _create, extended_api=True, devices=["cpu", "cuda"])

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times of DeepSpeed on its own gloo and on mcr_dl: ZeRO 1, 2, 3 and a mixture of experts, two ranks on one host.
+
+    .venv-integrations/bin/python bench/deepspeed.py
+
+The ranks of all three live through the whole measurement and take turns, case by case; ratios are taken inside a turn.
+Writes docs/results/deepspeed.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from markdown_text import table
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+WHO = ("gloo", "mpi", "auto")
+AIM = 2.0
+DISTURBED = 0.1  # share of the machine that others may have during a measurement
+PATIENCE = 180.0  # seconds
+ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MCR_DL_MPI_LIB": "mpich"}
+
+
+class Ranks:
+    """Two ranks that communicate in one way, sleeping between orders."""
+
+    def __init__(self, who: str, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        rank = str(Path(__file__).with_name("deepspeed_rank.py"))
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+        self.who, self.folder, self.orders = who, folder, 0
+        self.log = folder / f"{who}.txt"
+        with self.log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *launcher, rank, who, str(folder)],
+                env={**os.environ, **ENVIRONMENT},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.facts = [self.read(f"ready-{rank}") for rank in range(2)]
+
+    def read(self, name: str) -> Any:
+        """What a rank leaves in a file, when it is there."""
+        path = self.folder / f"{self.who}-{name}"
+        end = time.monotonic() + PATIENCE
+        while not path.exists():
+            if self.process.poll() not in (None, 0) or time.monotonic() > end:
+                sys.exit(f"{self.who} failed:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.005)
+        return json.loads(path.read_text())
+
+    def order(self, case: str, steps: int) -> None:
+        """Have a case done for so many steps; 0: end."""
+        part = self.folder / f"{self.who}.part"
+        part.write_text(json.dumps([case, steps]))
+        part.rename(self.folder / f"{self.who}-order-{self.orders}")
+        self.orders += 1
+
+    def step_time(self, case: str, steps: int) -> float:
+        """Median milliseconds of a step."""
+        self.order(case, steps)
+        return statistics.median(self.read(f"times-{self.orders - 1}"))
+
+    def end(self) -> dict[str, float]:
+        """End them; by case, a loss on their last weights."""
+        self.order("", 0)
+        losses: dict[str, float] = self.read("losses")
+        self.process.wait(PATIENCE)
+        return losses
+
+    def seconds(self) -> float:
+        """Processor time that both have used."""
+        return sum(processor_time(each["pid"]) for each in self.facts)
+
+
+def processor_time(pid: int) -> float:
+    """Of one process, with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Elsewhere:
+    """How busy the machine is with others than the ranks."""
+
+    def __init__(self, ranks: list[Ranks]) -> None:
+        self.ranks = ranks
+        self.before = self.read()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of others, and of the clock times the cores."""
+        ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        total, idle = sum(ticks), ticks[3] + ticks[4]
+        mine = sum(each.seconds() for each in self.ranks)
+        return (total - idle) / os.sysconf("SC_CLK_TCK") - mine, total / os.sysconf("SC_CLK_TCK")
+
+    def share(self) -> float:
+        """Of all cores since the last time, 0 to 1."""
+        now, before = self.read(), self.before
+        self.before = now
+        return max(now[0] - before[0], 0.0) / max(now[1] - before[1], 1e-9)
+
+
+def rounds(ranks: list[Ranks], given: argparse.Namespace) -> tuple[dict[str, list[dict[str, float]]], int]:
+    """By case, of each round: step times by who, one after the other in random order; how many were disturbed.
+
+    What others have disturbed is measured again, as often as --retries allows.
+    """
+    shuffle = random.Random(1)
+    found: dict[str, list[dict[str, float]]] = {case: [] for case in ranks[0].facts[0]["cases"]}
+    elsewhere = Elsewhere(ranks)
+    disturbed = 0
+    for number in range(given.rounds):
+        for case in shuffle.sample(list(found), len(found)):
+            for attempt in range(given.retries + 1):
+                elsewhere.share()
+                times = {each.who: each.step_time(case, given.steps) for each in shuffle.sample(ranks, len(ranks))}
+                if elsewhere.share() < DISTURBED:
+                    break
+                disturbed += attempt == given.retries
+            found[case].append(times)
+        print(f"round {number + 1} of {given.rounds}, {disturbed} measurements disturbed so far", flush=True)
+    return found, disturbed
+
+
+def summary(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """By case: median step times over the rounds, and the median of the rounds' ratios."""
+    result: dict[str, dict[str, float]] = {}
+    for case, points in found.items():
+        row = {who: statistics.median(point[who] for point in points) for who in WHO}
+        row.update({f"gloo / {who}": statistics.median(p["gloo"] / p[who] for p in points) for who in WHO[1:]})
+        result[case] = row
+    return result
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The report."""
+    cases = document["cases"]
+    rows = [
+        [case, *(f"{row[who]:.2f}" for who in WHO), *(f"{row[f'gloo / {who}']:.2f}" for who in WHO[1:])]
+        for case, row in cases.items()
+    ]
+    missed = [
+        f"{case} on {who} ({row[f'gloo / {who}']:.2f})"
+        for case, row in cases.items()
+        for who in WHO[1:]
+        if row[f"gloo / {who}"] < AIM
+    ]
+    verdict = f"missed by {', '.join(missed)}" if missed else "reached everywhere"
+    lines = [
+        "# DeepSpeed's step time",
+        "",
+        f"`python bench/deepspeed.py` on {document['date']}: {document['machine']}; DeepSpeed {document['deepspeed']}, "
+        f"torch {document['torch']}; `auto` by the table `{document['table']}`.",
+        "",
+        f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six",
+        "layers, large: 2.5 million. gloo is DeepSpeed's own object on torch.distributed. In each of "
+        f"{document['rounds']} rounds every",
+        f"case is done by gloo, mpi and auto, {document['steps']} steps each, in random order, while the others' ranks",
+        "sleep. Medians of a step in milliseconds, and medians of the rounds' own ratios: above 1, mcr_dl is faster.",
+        f"{document['disturbed']} of {document['rounds'] * len(cases)} points were taken while other programs had "
+        f"{DISTURBED:.0%} of the machine or more.",
+        "",
+        f"The aim is {AIM:g} everywhere: {verdict}. After all steps the losses of a case differ by at most "
+        f"{document['loss_difference']:.1g}.",
+        "",
+        *table(["case", *(f"{who}, ms" for who in WHO), *(f"gloo / {who}" for who in WHO[1:])], rows),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--retries", type=int, default=10, help="of a measurement that other programs have disturbed")
+    parser.add_argument("--dry", action="store_true", help="print the report instead of writing it")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [Ranks(who, Path(folder)) for who in WHO]
+        found, disturbed = rounds(ranks, given)
+        losses = [each.end() for each in ranks]
+    document = {
+        "date": str(date.today()),
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "deepspeed": version("deepspeed"),
+        "torch": version("torch"),
+        "table": ranks[-1].facts[0]["table"],
+        "batch": 4,
+        "steps": given.steps,
+        "rounds": given.rounds,
+        "disturbed": disturbed,
+        "loss_difference": max(
+            max(each[case] for each in losses) - min(each[case] for each in losses) for case in found
+        ),
+        "cases": summary(found),
+    }
+    if not given.dry:
+        (RESULTS / "deepspeed.json").write_text(json.dumps(document, indent=1) + "\n")
+        (RESULTS / "deepspeed.md").write_text(markdown(document))
+    print(markdown(document))
+
+
+if __name__ == "__main__":
+    main()

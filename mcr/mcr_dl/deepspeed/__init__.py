@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed on mcr_dl: an object of ours behind ``deepspeed.comm``, so that every engine's calls are ours.
+
+>>> import mcr_dl, deepspeed
+>>> mcr_dl.deepspeed.install(["mpi", "gloo"])           # or the variable MCR_DL_DEEPSPEED=1, without a line
+>>> deepspeed.init_distributed()                        # whatever backend it asks for
+>>> deepspeed.init_distributed(dist_backend="mcr")      # instead of install(), for this one
+"""
+
+from mcr_dl.deepspeed._install import install
+
+__all__ = ["install"]

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The object behind ``deepspeed.comm``: DeepSpeed's interface, mcr_dl's calls.
+
+Import it only where DeepSpeed is. Method by method as ``deepspeed.comm.torch.TorchBackend``, whose subclass it is;
+symmetric memory alone is as there, torch's own. A method without a docstring is torch.distributed's function of that
+name. DeepSpeed's switches (``backward_comm_off`` and the like) turn off what they turn off in TorchBackend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm.backend import Backend
+from deepspeed.comm.reduce_op import ReduceOp
+from deepspeed.comm.torch import Noop, TorchBackend
+
+import mcr_dl
+from mcr_dl import _launch
+from mcr_dl._collections import _coalescing_manager
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl._torch_backends import OURS
+from mcr_dl.deepspeed import _install
+
+_switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
+_REDUCTIONS = {
+    getattr(ReduceOp, name): getattr(torch_dist.ReduceOp, name)
+    for name in ("SUM", "PRODUCT", "AVG", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+_SUM = torch_dist.ReduceOp.SUM
+Tensors = Sequence[torch.Tensor]
+
+
+class CoalescedWork:
+    """The works of a coalesced call."""
+
+    def __init__(self, works: list[mcr_dl.Work]) -> None:
+        self.works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all of them."""
+        return all(work.wait(timeout) for work in self.works)
+
+    def is_completed(self) -> bool:
+        """Whether all are complete."""
+        return all(work.is_completed() for work in self.works)
+
+
+def _own_device() -> torch.device | None:
+    if get_accelerator().device_name() != "cuda":
+        return None
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+class McrBackend(TorchBackend):  # type: ignore[misc]
+    """DeepSpeed's communication on mcr_dl.
+
+    Args:
+        backend: what ``init_distributed`` was given; the libraries underneath are those of ``install``.
+        timeout, init_method, rank, world_size: as for ``mcr_dl.init_process_group``, which is called unless it has run.
+        name: what DeepSpeed's messages call it.
+
+    Raises what ``mcr_dl.init_process_group`` and its operations raise.
+    """
+
+    def __init__(
+        self,
+        backend: str | None = "mcr",
+        timeout: timedelta | None = None,
+        init_method: str | None = None,
+        rank: int = -1,
+        world_size: int = -1,
+        name: str = "mcr",
+    ) -> None:
+        Backend.__init__(self, name=name)  # not TorchBackend's, which starts torch.distributed
+        self.shm_comm_op = None
+        self.has_all_reduce_coalesced = True
+        self.has_coalescing_manager = True
+        self.all_gather_function = self.get_all_gather_function()
+        self.reduce_scatter_function = self.get_reduce_scatter_function()
+        self.single_gpu_mode = True
+        self.init_process_group(backend, timeout, init_method, rank, world_size)
+        self.initialized = True
+
+    def init_process_group(
+        self, backend: str | None, timeout: timedelta | None, init_method: str | None, rank: int, world_size: int
+    ) -> None:
+        """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
+        del backend
+        _launch.export_local_rank()
+        if not mcr_dl.is_initialized():
+            mcr_dl.init_process_group(
+                _install.backends(),
+                init_method=init_method,
+                timeout=timeout,
+                rank=rank,
+                world_size=world_size,
+                device_id=_own_device(),
+            )
+        self.using_mpi = False  # True would put a barrier behind every call that DeepSpeed logs
+
+    # ---- what there is
+
+    @classmethod
+    def get_all_gather_function(cls) -> Any:
+        return mcr_dl.all_gather_into_tensor
+
+    @classmethod
+    def get_reduce_scatter_function(cls) -> Any:
+        return mcr_dl.reduce_scatter_tensor
+
+    def has_all_gather_into_tensor(self) -> bool:
+        return True
+
+    def has_reduce_scatter_tensor(self) -> bool:
+        return True
+
+    def _reduce_op(self, op: Any) -> Any:
+        """DeepSpeed's reduction as torch's; torch's own as it is."""
+        if not isinstance(op, ReduceOp):
+            return op
+        if op not in _REDUCTIONS:
+            message = f"op: expected one of {', '.join(each.name for each in _REDUCTIONS)}, got {op.name}"
+            raise InvalidArgumentError(message)
+        return _REDUCTIONS[op]
+
+    # ---- collectives
+
+    def all_reduce(self, tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
+        return mcr_dl.all_reduce(tensor, self._reduce_op(op), group, async_op)
+
+    def inference_all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None) -> Any:
+        """Blocking all_reduce; returns the tensor where there is nobody else, as TorchBackend does."""
+        if mcr_dl.get_world_size(group) <= 1:
+            return tensor
+        return mcr_dl.all_reduce(tensor, self._reduce_op(op), group)
+
+    def all_reduce_coalesced(
+        self, tensors: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False
+    ) -> CoalescedWork | None:
+        """all_reduce of several tensors that start together."""
+        reduction = self._reduce_op(op)
+        with _coalescing_manager(group, async_ops=async_op) as manager:
+            for tensor in tensors:
+                mcr_dl.all_reduce(tensor, reduction, group)
+        return CoalescedWork(manager.works) if async_op else None
+
+    def reduce(
+        self, tensor: torch.Tensor, dst: int, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if _switches.DS_COMM_REDUCE_OFF:
+            return Noop()
+        return mcr_dl.reduce(tensor, dst, self._reduce_op(op), group, async_op)
+
+    def reduce_scatter(
+        self, output: torch.Tensor, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        if _switches.DS_COMM_REDUCE_SCATTER_OFF:
+            return Noop()
+        return mcr_dl.reduce_scatter(output, input_list, self._reduce_op(op), group, async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return mcr_dl.reduce_scatter_tensor(output_tensor, input_tensor, self._reduce_op(op), group, async_op)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None, async_op: bool = False) -> Any:
+        if _switches.DS_COMM_BROADCAST_OFF:
+            return Noop()
+        return mcr_dl.broadcast(tensor, src, group, async_op)
+
+    def all_gather(self, tensor_list: Any, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+        if _switches.DS_COMM_ALL_GATHER_OFF:
+            return Noop()
+        return mcr_dl.all_gather(tensor_list, tensor, group, async_op)
+
+    def all_gather_into_tensor(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        return mcr_dl.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+    def all_gather_base(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
+    ) -> Any:
+        """all_gather_into_tensor under its old name."""
+        if _switches.DS_COMM_ALL_GATHER_OFF:
+            return Noop()
+        return mcr_dl.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+    def all_gather_coalesced(
+        self, output_tensors: Tensors, input_tensors: Tensors, group: Any = None, async_op: bool = False
+    ) -> CoalescedWork | None:
+        """all_gather_into_tensor of several pairs that start together."""
+        with _coalescing_manager(group, async_ops=async_op) as manager:
+            for output, input in zip(output_tensors, input_tensors, strict=True):
+                mcr_dl.all_gather_into_tensor(output, input, group)
+        return CoalescedWork(manager.works) if async_op else None
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        return mcr_dl.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+
+    def all_to_all(
+        self, output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None, async_op: bool = False
+    ) -> Any:
+        return mcr_dl.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+
+    def gather(
+        self, tensor: torch.Tensor, gather_list: Any = None, dst: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        return mcr_dl.gather(tensor, gather_list, dst, group, async_op)
+
+    def scatter(
+        self, tensor: torch.Tensor, scatter_list: Any = None, src: int = 0, group: Any = None, async_op: bool = False
+    ) -> Any:
+        return mcr_dl.scatter(tensor, scatter_list, src, group, async_op)
+
+    def broadcast_object_list(
+        self, object_list: list[Any], src: int, group: Any = None, device: torch.device | None = None
+    ) -> None:
+        mcr_dl.broadcast_object_list(object_list, src, group, device)
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        mcr_dl.all_gather_object(object_list, obj, group)
+
+    def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+        return mcr_dl.barrier(group, async_op, device_ids)
+
+    def monitored_barrier(
+        self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        mcr_dl.monitored_barrier(group, timeout, wait_all_ranks)
+
+    # ---- messages
+
+    def send(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
+        return mcr_dl.send(tensor, dst, group, tag)
+
+    def recv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        return mcr_dl.recv(tensor, src, group, tag)
+
+    def isend(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
+        return mcr_dl.isend(tensor, dst, group, tag)
+
+    def irecv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
+        return mcr_dl.irecv(tensor, src, group, tag)
+
+    def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[mcr_dl.Work]:
+        """Start DeepSpeed's P2POps together; their works."""
+        return mcr_dl.batch_isend_irecv(
+            [mcr_dl.P2POp(getattr(mcr_dl, op.op), op.tensor, op.peer, op.group, op.tag) for op in p2p_op_list]
+        )
+
+    # ---- groups
+
+    def get_rank(self, group: Any = None) -> int:
+        return mcr_dl.get_rank(group)
+
+    def get_world_size(self, group: Any = None) -> int:
+        return mcr_dl.get_world_size(group)
+
+    def is_initialized(self) -> bool:
+        return mcr_dl.is_initialized()
+
+    def get_backend(self, group: Any = None) -> str:
+        return mcr_dl.get_backend(group)
+
+    def new_group(self, ranks: Any) -> Any:
+        return mcr_dl.new_group(ranks)
+
+    def get_global_rank(self, group: Any, group_rank: int) -> int:
+        return mcr_dl.get_global_rank(group, group_rank)
+
+    def get_world_group(self) -> Any:
+        return mcr_dl.group.WORLD
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """End a group, or the runtime; nothing on a rank that is no member, as in torch."""
+        if group != torch_dist.GroupMember.NON_GROUP_MEMBER:
+            mcr_dl.destroy_process_group(group)
+
+    def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
+        """torch's DeviceMesh, with groups of ours also where torch's default group is another's."""
+        kind = get_accelerator().current_device_name().partition(":")[0]
+        ours = torch_dist.group.WORLD is mcr_dl.group.WORLD
+        other: dict[str, Any] = {} if ours else {"backend_override": dict.fromkeys(mesh_dim_names, OURS)}
+        return torch_dist.device_mesh.init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names, **other)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``install``: all of DeepSpeed's communication through mcr_dl."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+
+from mcr_dl import _backends
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl_autoload import _deepspeed
+
+_names: list[str] | None = None
+
+
+def install(backends: str | Iterable[str] | None = None) -> None:
+    """Let every later ``deepspeed.init_distributed`` use mcr_dl, whatever backend it names.
+
+    Imports DeepSpeed. The variable ``MCR_DL_DEEPSPEED=1`` does the same when DeepSpeed is imported.
+
+    Args:
+        backends: what is underneath, as for ``init_process_group``, if that has not run yet; by default what
+            ``MCR_DL_BACKENDS`` names, else all that can be used here.
+
+    Raises:
+        BackendUnavailableError: DeepSpeed is missing, or its version lacks what this hooks.
+        InvalidArgumentError: a backend is unknown, or ``deepspeed.comm`` runs on another one already.
+    """
+    global _names
+    names = _backends.parse_backends(backends)
+    if importlib.util.find_spec("deepspeed") is None:
+        message = "deepspeed: expected an installed DeepSpeed, found none; `pip install deepspeed`"
+        raise BackendUnavailableError(message)
+    try:
+        _deepspeed.hook(importlib.import_module(_deepspeed.MODULE), needed=True)
+        comm = importlib.import_module("deepspeed.comm.comm")
+    except ImportError as error:
+        found = _deepspeed.deepspeed_version()
+        message = f"deepspeed: expected {_deepspeed.MODULE} of DeepSpeed {found} to be importable: {error}"
+        raise BackendUnavailableError(message) from error
+    from mcr_dl.deepspeed._backend import McrBackend
+
+    if comm.cdb is not None and comm.cdb.is_initialized() and not isinstance(comm.cdb, McrBackend):
+        message = f"install: expected deepspeed.comm not to run yet, but it runs on {comm.cdb.name!r}; install first"
+        raise InvalidArgumentError(message)
+    _deepspeed.installed = True
+    _names = None if backends is None else names or ["auto"]
+
+
+def backends() -> str | list[str] | None:
+    """What init_process_group gets for DeepSpeed."""
+    return "auto" if _names == ["auto"] else _names

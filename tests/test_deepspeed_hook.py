@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How DeepSpeed is hooked, on packages that stand in for it; tests/integrations has the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from harness import launchers
+
+WORKING = """
+    class TorchBackend:
+        def __init__(self, backend=None):
+            self.backend = backend
+"""
+
+
+def run(program: str, folder: Path, **variables: str) -> str:
+    """What a program prints that finds the packages of the folder first."""
+    environment = launchers.environment(**variables)
+    environment["PYTHONPATH"] = f"{folder}:{environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where ``deepspeed.comm.torch`` of a "DeepSpeed 9.9" is to be written."""
+    for package in ("deepspeed", "deepspeed/comm"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "deepspeed" / "comm" / "comm.py").write_text("cdb = None\n")
+    facts = tmp_path / "deepspeed-9.9.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 9.9\n")
+    return tmp_path
+
+
+def write(folder: Path, source: str) -> None:
+    """The module that is hooked."""
+    (folder / "deepspeed" / "comm" / "torch.py").write_text(textwrap.dedent(source))
+
+
+CAUGHT = """
+    import mcr_dl
+    try:
+        mcr_dl.deepspeed.install()
+    except mcr_dl.BackendUnavailableError as error:
+        print(error)
+"""
+
+
+def test_no_deepspeed(tmp_path: Path) -> None:
+    """install() says what to install."""
+    program = "import sys; sys.modules['deepspeed'] = None\n" + textwrap.dedent(CAUGHT)
+    assert "expected an installed DeepSpeed, found none; `pip install deepspeed`" in run(program, tmp_path)
+
+
+def test_a_version_without_the_class(folder: Path) -> None:
+    """install() names the version and what it lacks; so does the variable, when DeepSpeed is imported."""
+    write(folder, "")
+    wanted = "expected deepspeed.comm.torch.TorchBackend, which DeepSpeed 9.9 does not have"
+    assert wanted in run(CAUGHT, folder)
+    program = """
+        import torch
+        try:
+            import deepspeed.comm.torch
+        except RuntimeError as error:
+            print(type(error).__name__, error)
+    """
+    assert f"BackendUnavailableError deepspeed: {wanted}" in run(program, folder, MCR_DL_DEEPSPEED="1")
+    assert run(program, folder) == ""
+
+
+def test_a_version_without_the_module(folder: Path) -> None:
+    """install() names the version."""
+    text = run(CAUGHT, folder)
+    assert "expected deepspeed.comm.torch of DeepSpeed 9.9 to be importable" in text
+
+
+def test_others_are_left_alone(folder: Path) -> None:
+    """Without install(), the variable or our name, DeepSpeed makes its own object, whoever was imported first."""
+    write(folder, WORKING)
+    program = """
+        import {}
+        import {}
+        from deepspeed.comm.torch import TorchBackend
+        made = TorchBackend("gloo")
+        print(type(made).__module__, made.backend)
+    """
+    for order in (("mcr_dl", "deepspeed.comm.torch"), ("deepspeed.comm.torch", "mcr_dl")):
+        assert run(program.format(*order), folder) == "deepspeed.comm.torch gloo\n"
+
+
+@pytest.mark.parametrize("value", ["yes", "2"])
+def test_a_wrong_variable(folder: Path, value: str) -> None:
+    """It is 0 or 1."""
+    write(folder, WORKING)
+    program = """
+        import torch
+        import mcr_dl
+        try:
+            import deepspeed.comm.torch
+        except mcr_dl.InvalidArgumentError as error:
+            print(error)
+    """
+    assert run(program, folder, MCR_DL_DEEPSPEED=value) == f"MCR_DL_DEEPSPEED: expected 0 or 1, got '{value}'\n"
+
+
+def test_import_of_torch_stays_quick(folder: Path) -> None:
+    """Neither torch's nor DeepSpeed's import brings mcr_dl in; the source of the hooked module can still be read."""
+    write(folder, WORKING)
+    program = """
+        import inspect, sys
+        import torch
+        import deepspeed.comm.torch as hooked
+        from deepspeed.comm.torch import TorchBackend
+        assert TorchBackend("gloo").backend == "gloo"
+        assert "mcr_dl" not in sys.modules
+        assert "class TorchBackend" in inspect.getsource(sys.modules["deepspeed.comm.torch"])
+        print("fine")
+    """
+    assert run(program, folder) == "fine\n"
