@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole programs of torch's on the backend "mcr": known without an import, and gone without a word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from harness import launchers
+from test_launchers import LIMIT, run
+
+PROGRAM = str(launchers.TESTS / "programs" / "torch_alone.py")
+QUIET = {"MCR_DL_TUNING_TABLE": "none"}
+
+
+def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
+    """The return codes of the ranks themselves, without a launcher that adds words of its own."""
+    program = [sys.executable, PROGRAM, *arguments]
+    return run([(program, {**QUIET, **variables, **rank}) for rank in launchers.rank_environments(size)])
+
+
+@pytest.mark.parametrize("underneath", ["mpi", "gloo", "mpi,gloo"])
+@pytest.mark.parametrize("end", ["destroyed", "forgotten", "group destroyed", "works left"])
+def test_it_ends_without_a_word(end: str, underneath: str) -> None:
+    """Exit code 0 and nothing printed, whatever the program leaves behind."""
+    codes, text = _ranks(2, end, MCR_DL_BACKENDS=underneath)
+    assert codes == [0, 0], text
+    assert text.strip() == ""
+
+
+def test_its_exit_code_is_its_own() -> None:
+    """Also where it forgets to destroy the groups."""
+    codes, text = _ranks(3, "exit code", MCR_DL_BACKENDS="mpi")
+    assert codes == [3] * 3, text
+    assert text.strip() == ""
+
+
+def test_unknown_library_underneath() -> None:
+    """One error on every rank, which names the known ones."""
+    codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi,nothing")
+    assert codes == [1, 1], text
+    assert text.count("InvalidArgumentError: backend: expected one of mpi, nccl, gloo") == 2
+    assert "'nothing'" in text
+
+
+def test_torch_stays_quick_to_import() -> None:
+    """torch's import registers the name and imports nothing of ours but that."""
+    code = (
+        "import torch, sys; import torch.distributed as dist; assert dist.is_backend_available('mcr'); "
+        "assert not [name for name in sys.modules if name.startswith('mcr_dl.') or name == 'mcr_dl'], sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT, env=launchers.environment())
