@@ -8,18 +8,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as torch_dist
 from torch import nn
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]  # not in torch's stub
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from mcr_dl import _C
+from mcr_dl._backends import use
 from mcr_dl._errors import InvalidTypeError
-from mcr_dl._futures import future_of
 
 __all__ = ["AllGather", "ReduceScatter", "set_backends"]
 
@@ -34,6 +32,10 @@ class _Communication:
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A tensor for a call, not initialised."""
         return torch.empty(*size, dtype=dtype, device=device)
+
+    def named(self) -> AbstractContextManager[None]:
+        """Around a call of torch's."""
+        return nullcontext() if self.backend is None else use(self.backend)
 
     def __repr__(self) -> str:
         return f"mcr_dl.fully_sharded.{type(self).__name__}(backend={self.backend!r})"
@@ -53,12 +55,11 @@ class AllGather(_Communication, _fsdp_api.AllGather):
         async_op: bool = False,
     ) -> torch_dist.Work | None:
         """Gather ``input_tensor`` (n) of every rank into ``output_tensor`` (ranks * n), in rank order."""
-        # fully_shard waits for objects of torch's class alone.
-        return _as_torchs(
-            _C.all_gather_into_tensor(
-                output_tensor, input_tensor, group=cast(Any, group), async_op=async_op, backend=self.backend
+        with self.named():
+            work: torch_dist.Work | None = torch_dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group, async_op
             )
-        )
+        return work
 
 
 class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
@@ -76,17 +77,11 @@ class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
         async_op: bool = False,
     ) -> torch_dist.Work | None:
         """Reduce ``input_tensor`` (ranks * n) over all ranks; this rank's part is ``output_tensor`` (n)."""
-        return _as_torchs(
-            _C.reduce_scatter_tensor(
-                output_tensor, input_tensor, op, group=cast(Any, group), async_op=async_op, backend=self.backend
+        with self.named():
+            work: torch_dist.Work | None = torch_dist.reduce_scatter_tensor(
+                output_tensor, input_tensor, op, group, async_op
             )
-        )
-
-
-def _as_torchs(work: _C.Work | None) -> torch_dist.Work | None:
-    if work is None or isinstance(work, torch_dist.Work):
         return work
-    return cast(torch_dist.Work, _create_work_from_future(future_of(work)))
 
 
 def set_backends(module: nn.Module, *, all_gather: str | None = None, reduce_scatter: str | None = None) -> None:
