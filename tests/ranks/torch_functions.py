@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives as functions: eager, compiled, and with gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from ranks.torch_training import Results, batch, block, dtype, loss, weights
+
+
+def _mine(*shape: int) -> torch.Tensor:
+    """Whole numbers of this rank's own."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count, dtype=dtype()) * 3 + 7 * dist.get_rank()) % 13).reshape(shape)
+
+
+def _all(x: torch.Tensor, names: list[int]) -> list[torch.Tensor]:
+    """Every functional collective of a tensor of (4 n, 3) values on n ranks, in a row."""
+    size = len(names)
+    return [
+        functional.all_reduce(x, "sum", names) + 1,
+        functional.all_reduce(x, "avg", names),
+        functional.all_reduce(x, "max", names) * 2,
+        functional.broadcast(x, size - 1, names) - x,
+        functional.all_gather_tensor(x, 0, names) + 1,
+        functional.all_gather_tensor(x, 1, names) + 1,
+        functional.reduce_scatter_tensor(x, "sum", 0, names) * 2,
+        functional.reduce_scatter_tensor(x, "avg", 0, names),
+        functional.all_to_all_single(x, None, None, names) + 1,
+        *functional.all_reduce_coalesced([x, x * 2], "sum", names),
+        *functional.all_gather_into_tensor_coalesced([x, x * 2], names),
+        *functional.reduce_scatter_tensor_coalesced([x, x * 2], "sum", [0, 0], names),
+    ]
+
+
+def _named(values: list[torch.Tensor], name: str = "") -> Results:
+    """Copies; results of functional collectives are waited for when they are used."""
+    result = {}
+    for index, value in enumerate(values):
+        plain = value.wait() if isinstance(value, functional.AsyncCollectiveTensor) else value
+        result[f"{name} {index}"] = plain.detach().clone()
+    return result
+
+
+def eager(_backend: str) -> Results:
+    """Every functional collective on the world, on a mesh, on a group; splits that differ by rank."""
+    size, me = dist.get_world_size(), dist.get_rank()
+    ranks = list(range(size))
+    result = _named(_all(_mine(4 * size, 3), ranks))
+    mesh = init_device_mesh("cpu", (size,))
+    result["mesh"] = functional.all_reduce(_mine(5), "sum", (mesh, 0)).clone()
+    result["group"] = functional.all_reduce(_mine(5), "min", dist.new_group()).clone()
+    sends = [1 + (me + peer) % 3 for peer in ranks]  # symmetric: rank r gets as much from p as it sends to p
+    moved = functional.all_to_all_single(_mine(sum(sends), 2), sends, sends, ranks)
+    result["splits"] = moved.clone()
+    result["permuted"] = functional.permute_tensor(_mine(4), [*ranks[1:], 0], ranks).clone()
+    return result
+
+
+def gradients(_backend: str) -> Results:
+    """The functional collectives that autograd knows."""
+    size = dist.get_world_size()
+    ranks = list(range(size))
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: functional.all_gather_tensor_autograd(x, 0, ranks),
+        lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, ranks),
+        lambda x: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, ranks),
+    ]
+    result = {}
+    for index, call in enumerate(calls):
+        x = _mine(2 * size, 3).requires_grad_()
+        output = call(x)
+        (output * _mine(*output.shape)).sum().backward()
+        assert x.grad is not None
+        result[f"value {index}"] = output.detach().clone()
+        result[f"gradient {index}"] = x.grad
+    return result
+
+
+def _compiled(compiler: str) -> Results:
+    size = dist.get_world_size()
+    ranks = list(range(size))
+
+    @torch.compile(fullgraph=True, backend=compiler)
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        return [value + 1 for value in _all(x, ranks)]
+
+    @torch.compile(fullgraph=True, backend=compiler)
+    def in_place(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        dist.all_gather_into_tensor(whole, y)
+        return whole + 1
+
+    x = _mine(4 * size, 3)
+    first, second = _named(program(x), "first"), _named(program(x + 1), "second")
+    expected = _named([value + 1 for value in _all(x, ranks)])
+    assert all(bool((a == b).all()) for a, b in zip(first.values(), expected.values(), strict=True))
+    return {**first, **second, "in place": in_place(x, torch.empty(4 * size * size, 3, dtype=dtype()))}
+
+
+def compiled_graph(_backend: str) -> Results:
+    """One graph of all functional collectives, and one of torch's own in-place ones."""
+    return _compiled("aot_eager")
+
+
+def compiled_code(_backend: str) -> Results:
+    """The same through inductor, which reuses buffers and orders collectives itself."""
+    return _compiled("inductor")
+
+
+def compiled_ddp(_backend: str) -> Results:
+    """DDP around a compiled network, whose graph is cut where its buckets end."""
+    model = DistributedDataParallel(block(), bucket_cap_mb=0.0005)
+    program = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss(program(x), y).backward()
+        optimizer.step()
+    return weights(model.module)
+
+
+def autograd_functions(_backend: str) -> Results:
+    """torch.distributed.nn.functional: values and gradients."""
+    size, me = dist.get_world_size(), dist.get_rank()
+    calls: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+        "broadcast": lambda x: [autograd.broadcast(x, 1)],
+        "gather": lambda x: list(autograd.gather(x, 0)),
+        "scatter": lambda x: [autograd.scatter([x * (peer + 1) for peer in range(size)], 0)],
+        "reduce": lambda x: [autograd.reduce(x, 0)] if me == 0 else [autograd.reduce(x, 0) * 0],
+        "reduce_scatter": lambda x: [autograd.reduce_scatter(torch.empty_like(x), [x * (p + 1) for p in range(size)])],
+        "all_gather": lambda x: list(autograd.all_gather(x)),
+        "all_to_all": lambda x: list(
+            autograd.all_to_all([torch.empty_like(x) for _ in range(size)], [x * (p + 1) for p in range(size)])
+        ),
+        "all_to_all_single": lambda x: [autograd.all_to_all_single(torch.empty_like(x), x)],
+        "all_reduce": lambda x: [autograd.all_reduce(x)],
+        "_all_gather_base": lambda x: [autograd._all_gather_base(torch.empty(2 * size * size, 3, dtype=x.dtype), x)],
+    }
+    result = {}
+    for name, call in calls.items():
+        x = _mine(2 * size, 3).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has newer names for some
+            outputs = call(x)
+            total = torch.stack([(value * _mine(*value.shape)).sum() for value in outputs]).sum()
+            total.backward()
+        assert x.grad is not None, name
+        result.update(_named(outputs, name))
+        result[f"{name} gradient"] = x.grad
+    return result

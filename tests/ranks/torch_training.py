@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs written for torch.distributed, run once on gloo and once on "mcr" by the same ranks: the results are equal."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mcr_dl import _launch
+from ranks import session
+
+Results = dict[str, torch.Tensor]
+
+TIMEOUT = timedelta(seconds=40)
+# Of float64 results at more than two ranks, where libraries add in different orders; a step's error is about 1e-16.
+TOLERANCE = 1e-11
+
+_store: dist.Store | None = None
+_lives = 0
+
+
+@contextmanager
+def life(backend: str | None, **options: Any) -> Iterator[None]:
+    """torch's default process group on this backend, from its birth to its end; all ranks leave together."""
+    global _store, _lives
+    session.stop()
+    launch = _launch.detect()
+    if _store is None:  # kept as long as the process: rank 0 must not close what others still read
+        _store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=TIMEOUT)))
+    _lives += 1
+    store = dist.PrefixStore(f"life {_lives}", _store)
+    dist.init_process_group(
+        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT, **options
+    )
+    try:
+        yield
+        dist.barrier()
+    finally:
+        torch._dynamo.reset()
+        dist.destroy_process_group()
+
+
+def compare(case: str, legs: tuple[str, ...], exact: bool) -> dict[str, float]:
+    """Run ``module.function`` on each of the backends; equal results, bit by bit if `exact`. Seconds by backend.
+
+    The first backend is the reference. A case gets the backend's name and returns named tensors.
+    """
+    module, _, name = case.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    results: dict[str, Results] = {}
+    seconds = {}
+    for backend in legs:
+        with life(backend):
+            assert dist.get_backend() == backend
+            torch.manual_seed(0)
+            begin = time.perf_counter()
+            results[backend] = function(backend)
+            seconds[backend] = time.perf_counter() - begin
+    for backend in legs[1:]:
+        same(results[backend], results[legs[0]], exact)
+    return seconds
+
+
+def same(ours: Results, theirs: Results, exact: bool) -> None:
+    """The same names, types, shapes and values."""
+    assert theirs, "a case without results shows nothing"
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        limit = 0.0 if exact else TOLERANCE
+        assert exact or expected.dtype != torch.float32, f"{name}: sums of three or more ranks need float64"
+        torch.testing.assert_close(
+            ours[name], expected, rtol=limit, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+# ---- what many cases need
+
+
+def dtype() -> torch.dtype:
+    """float32 for two ranks, whose sums do not depend on the order; float64 for more."""
+    return torch.float32 if dist.get_world_size() == 2 else torch.float64
+
+
+class Block(nn.Module):
+    """A small network with a normalisation, twelve inputs, `outputs` outputs and a layer that need not be used."""
+
+    def __init__(self, outputs: int = 4, unused: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 18)
+        self.norm = nn.LayerNorm(18)
+        self.second = nn.Linear(18, outputs)
+        self.side = nn.Linear(18, outputs) if unused else None
+
+    def forward(self, x: torch.Tensor, side: bool = False) -> torch.Tensor:
+        """Shape (batch, 12) to (batch, outputs)."""
+        hidden = self.norm(torch.nn.functional.gelu(self.first(x)))
+        y: torch.Tensor = self.second(hidden)
+        return y if self.side is None or not side else y + self.side(hidden)
+
+
+def block(**options: Any) -> Block:
+    """The same network on every rank and in every life."""
+    torch.manual_seed(7)
+    return Block(**options).to(dtype())
+
+
+def batch(step: int, rank: int | None = None, size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's inputs (size, 12) and targets (size, 4) of a step."""
+    source = torch.Generator().manual_seed(1000 * step + (dist.get_rank() if rank is None else rank))
+    kind = dtype()
+    return torch.randn(size, 12, generator=source, dtype=kind), torch.randn(size, 4, generator=source, dtype=kind)
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Mean squared error."""
+    return torch.nn.functional.mse_loss(output, target)
+
+
+def weights(module: nn.Module) -> Results:
+    """Copies of parameters and buffers by name."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
