@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.distributed.algorithms.model_averaging import averagers
 from torch.nn.parallel import DistributedDataParallel
 
-from ranks.torch_training import Results, batch, block, loss, weights
+from ranks.torch_training import Results, batch, block, loss, weights, wide
 
 STEPS = 3
 
@@ -28,8 +28,11 @@ def _train(model: DistributedDataParallel, steps: int = STEPS, **forward: Any) -
 
 
 def plain(_backend: str) -> Results:
-    """As in the tutorial, with buckets so small that there are several."""
-    return _train(DistributedDataParallel(block(), bucket_cap_mb=0.0005))
+    """As in the tutorial, with several buckets."""
+    model = DistributedDataParallel(wide(), bucket_cap_mb=1)
+    result = _train(model)
+    assert model._get_ddp_logging_data()["num_buckets_reduced"] > 1
+    return result
 
 
 def no_sync(_backend: str) -> Results:
@@ -114,9 +117,13 @@ def sparse(_backend: str) -> Results:
 
 
 def bf16_hook(_backend: str) -> Results:
-    """Gradients travel as bfloat16."""
+    """Gradients travel as bfloat16: torch's hook, called by another, as torch takes it by its name for NCCL alone."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]
+        return default_hooks.bf16_compress_hook(state, bucket)
+
     model = DistributedDataParallel(block())
-    model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    model.register_comm_hook(None, hook)
     return _train(model)
 
 
@@ -130,21 +137,19 @@ def fp16_hook(_backend: str) -> Results:
 def own_hook(_backend: str) -> Results:
     """A user's hook: futures of asynchronous calls, chained by then(), and the value of the last one."""
 
-    def hook(calls: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    # Without annotations, as DDP would compare them to its classes and not to their names.
+    def hook(calls, bucket):  # type: ignore[no-untyped-def]
         calls.append(bucket.index())
         work = dist.all_reduce(bucket.buffer(), async_op=True)
 
-        def divide(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            return future.value()[0].div_(dist.get_world_size())
-
-        future: torch.futures.Future[torch.Tensor] = work.get_future().then(divide).then(lambda done: done.value() * 2)
-        return future
+        mean = work.get_future().then(lambda done: done.value()[0].div_(dist.get_world_size()))
+        return mean.then(lambda done: done.value() * 2)
 
     calls: list[int] = []
-    model = DistributedDataParallel(block(), bucket_cap_mb=0.0005)
+    model = DistributedDataParallel(wide(), bucket_cap_mb=1)
     model.register_comm_hook(calls, hook)
     result = _train(model)
-    assert len(calls) > STEPS, "several buckets a step"
+    assert len(calls) > STEPS, f"several buckets a step, got {calls}"
     return result
 
 
@@ -202,7 +207,7 @@ def join_error(_backend: str) -> Results:
                 loss(model(x), y).backward()
                 steps += 1
     except RuntimeError as error:
-        assert "exhausted all inputs" in str(error)
+        assert "exhausted" in str(error)
     else:
         raise AssertionError("expected an error")
     return {"steps": torch.tensor(steps)}

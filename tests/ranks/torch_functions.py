@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ import torch.distributed.nn.functional as autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from ranks.torch_training import Results, batch, block, dtype, loss, weights
+from ranks.torch_training import Results, batch, dtype, loss, weights, wide
 
 
 def _mine(*shape: int) -> torch.Tensor:
@@ -119,7 +119,7 @@ def compiled_code(_backend: str) -> Results:
 
 def compiled_ddp(_backend: str) -> Results:
     """DDP around a compiled network, whose graph is cut where its buckets end."""
-    model = DistributedDataParallel(block(), bucket_cap_mb=0.0005)
+    model = DistributedDataParallel(wide(), bucket_cap_mb=1)
     program = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(3):
@@ -133,19 +133,24 @@ def compiled_ddp(_backend: str) -> Results:
 def autograd_functions(_backend: str) -> Results:
     """torch.distributed.nn.functional: values and gradients."""
     size, me = dist.get_world_size(), dist.get_rank()
-    calls: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
-        "broadcast": lambda x: [autograd.broadcast(x, 1)],
-        "gather": lambda x: list(autograd.gather(x, 0)),
-        "scatter": lambda x: [autograd.scatter([x * (peer + 1) for peer in range(size)], 0)],
-        "reduce": lambda x: [autograd.reduce(x, 0)] if me == 0 else [autograd.reduce(x, 0) * 0],
-        "reduce_scatter": lambda x: [autograd.reduce_scatter(torch.empty_like(x), [x * (p + 1) for p in range(size)])],
-        "all_gather": lambda x: list(autograd.all_gather(x)),
-        "all_to_all": lambda x: list(
-            autograd.all_to_all([torch.empty_like(x) for _ in range(size)], [x * (p + 1) for p in range(size)])
-        ),
-        "all_to_all_single": lambda x: [autograd.all_to_all_single(torch.empty_like(x), x)],
-        "all_reduce": lambda x: [autograd.all_reduce(x)],
-        "_all_gather_base": lambda x: [autograd._all_gather_base(torch.empty(2 * size * size, 3, dtype=x.dtype), x)],
+    world = dist.group.WORLD  # not left out: the functions' default is the group of when they were imported
+
+    def scaled(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * (peer + 1) for peer in range(size)]
+
+    def like(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.empty_like(x) for _ in range(size)]
+
+    calls: dict[str, Callable[[torch.Tensor], Sequence[torch.Tensor]]] = {
+        "broadcast": lambda x: [autograd.broadcast(x, 1, world)],
+        "gather": lambda x: autograd.gather(x, 0, world),
+        "scatter": lambda x: [autograd.scatter(scaled(x), 0, world)],
+        "reduce": lambda x: [autograd.reduce(x, 0, group=world) * (me == 0)],
+        "reduce_scatter": lambda x: [autograd.reduce_scatter(torch.empty_like(x), scaled(x), group=world)],
+        "all_gather": lambda x: autograd.all_gather(x, world),
+        "all_to_all": lambda x: autograd.all_to_all(like(x), scaled(x), world),
+        "all_to_all_single": lambda x: [autograd.all_to_all_single(torch.empty_like(x), x, group=world)],
+        "all_reduce": lambda x: [autograd.all_reduce(x, group=world)],
     }
     result = {}
     for name, call in calls.items():
@@ -156,6 +161,6 @@ def autograd_functions(_backend: str) -> Results:
             total = torch.stack([(value * _mine(*value.shape)).sum() for value in outputs]).sum()
             total.backward()
         assert x.grad is not None, name
-        result.update(_named(outputs, name))
+        result.update(_named(list(outputs), name))
         result[f"{name} gradient"] = x.grad
     return result

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -15,6 +17,7 @@ from torch.distributed.pipelining import (
     ScheduleLoopedBFS,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.tensor import DTensor
 
 from ranks.torch_training import Results, batch, dtype, loss
 
@@ -92,13 +95,11 @@ def zero_bubble(_backend: str) -> Results:
 
 
 def beside_data_parallel(_backend: str) -> Results:
-    """Two pipelines of two ranks on a 2 x 2 mesh, their weights reduced by DDP."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.nn.parallel import DistributedDataParallel
-
+    """Two pipelines of two ranks on a 2 x 2 mesh, the weights of each stage split over them."""
     on = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "stage"))
     across = on.get_group("stage")
     me = dist.get_rank(across)
-    model = DistributedDataParallel(_part(me, 2), process_group=on.get_group("data"))
-    stage = PipelineStage(model, me, 2, torch.device("cpu"), group=across)
-    return _train(ScheduleGPipe(stage, PIECES, loss_fn=loss), [stage])
+    part = fully_shard(_part(me, 2), mesh=on["data"])
+    stage = PipelineStage(part, me, 2, torch.device("cpu"), group=across)
+    result = _train(ScheduleGPipe(stage, PIECES, loss_fn=loss), [stage])
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in result.items()}

@@ -135,7 +135,7 @@ def _layer() -> _Layer:
 
 
 def _train(network: nn.Module, sequence: int) -> Results:
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, foreach=True)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, foreach=False)
     for step in range(STEPS):
         x, _ = batch(step, rank=0, size=2 * sequence)  # every rank has the same
         x = x.reshape(2, sequence, 12)

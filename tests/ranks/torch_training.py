@@ -112,6 +112,13 @@ def block(**options: Any) -> Block:
     return Block(**options).to(dtype())
 
 
+def wide() -> nn.Module:
+    """A network of several megabytes, which is what DDP needs to have several buckets."""
+    torch.manual_seed(7)
+    layers = (nn.Linear(12, 520), nn.Tanh(), nn.Linear(520, 520), nn.Tanh(), nn.Linear(520, 520), nn.Linear(520, 4))
+    return nn.Sequential(*layers).to(dtype())
+
+
 def batch(step: int, rank: int | None = None, size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's inputs (size, 12) and targets (size, 4) of a step."""
     source = torch.Generator().manual_seed(1000 * step + (dist.get_rank() if rank is None else rank))
