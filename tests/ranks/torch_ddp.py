@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.distributed.algorithms.model_averaging import averagers
 from torch.nn.parallel import DistributedDataParallel
 
+from ranks.expect import expect
 from ranks.torch_training import Results, batch, block, loss, weights, wide
 
 STEPS = 3
@@ -199,18 +200,17 @@ def join(_backend: str) -> Results:
 def join_error(_backend: str) -> Results:
     """With throw_on_early_termination all ranks get an error when the first one is done."""
     model = DistributedDataParallel(block())
-    steps = 0
-    try:
+    done = []
+
+    def uneven() -> None:
         with model.join(throw_on_early_termination=True):
             for step in range(2 + 2 * dist.get_rank()):
                 x, y = batch(step)
                 loss(model(x), y).backward()
-                steps += 1
-    except RuntimeError as error:
-        assert "exhausted" in str(error)
-    else:
-        raise AssertionError("expected an error")
-    return {"steps": torch.tensor(steps)}
+                done.append(step)
+
+    expect(RuntimeError, uneven, "exhausted")
+    return {"steps": torch.tensor(done)}
 
 
 # ---- on a group that is not the default one

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,7 @@ def prefetch(_backend: str) -> Results:
     network = sharded(mesh())
     layers = list(network.layers)
     network.set_modules_to_forward_prefetch(layers[:2])
-    for here, following in zip(layers, layers[1:], strict=False):
+    for here, following in itertools.pairwise(layers):
         here.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([here])
 

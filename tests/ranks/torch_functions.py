@@ -85,15 +85,16 @@ def gradients(_backend: str) -> Results:
     return result
 
 
-def _compiled(compiler: str) -> Results:
+def compiled_graph(_backend: str) -> Results:
+    """One graph of all functional collectives, and one of torch's own in-place ones."""
     size = dist.get_world_size()
     ranks = list(range(size))
 
-    @torch.compile(fullgraph=True, backend=compiler)
+    @torch.compile(fullgraph=True, backend="aot_eager")
     def program(x: torch.Tensor) -> list[torch.Tensor]:
         return [value + 1 for value in _all(x, ranks)]
 
-    @torch.compile(fullgraph=True, backend=compiler)
+    @torch.compile(fullgraph=True, backend="aot_eager")
     def in_place(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         y = x * 2
         dist.all_reduce(y)
@@ -107,14 +108,19 @@ def _compiled(compiler: str) -> Results:
     return {**first, **second, "in place": in_place(x, torch.empty(4 * size * size, 3, dtype=dtype()))}
 
 
-def compiled_graph(_backend: str) -> Results:
-    """One graph of all functional collectives, and one of torch's own in-place ones."""
-    return _compiled("aot_eager")
-
-
 def compiled_code(_backend: str) -> Results:
-    """The same through inductor, which reuses buffers and orders collectives itself."""
-    return _compiled("inductor")
+    """Through inductor, which reuses buffers and decides itself when to wait."""
+    ranks = list(range(dist.get_world_size()))
+
+    @torch.compile(fullgraph=True, backend="inductor")
+    def program(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(x + 1, "sum", ranks)
+        whole = functional.all_gather_tensor(total * 2, 0, ranks)
+        moved = functional.all_to_all_single(whole - 1, None, None, ranks)
+        return functional.reduce_scatter_tensor(moved, "sum", 0, ranks) + total
+
+    x = _mine(4 * len(ranks), 3)
+    return {"first": program(x), "second": program(x * 2)}
 
 
 def compiled_ddp(_backend: str) -> Results:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -107,7 +108,9 @@ def meshes(_backend: str) -> Results:
     tensor = torch.tensor([me])
     dist.all_reduce(tensor, group=flat.get_group())
     result["flat"] = tensor
-    again = DeviceMesh.from_group([on.get_group(0), on.get_group(1)], "cpu", on.mesh, mesh_dim_names=("rows", "columns"))
+    again = DeviceMesh.from_group(
+        [on.get_group(0), on.get_group(1)], "cpu", on.mesh, mesh_dim_names=("rows", "columns")
+    )
     dist.broadcast(tensor, group_src=1, group=again.get_group("columns"))
     result["from groups"] = tensor
     return result
@@ -188,15 +191,17 @@ def split_loss(_backend: str) -> Results:
         losses.append(value.full_tensor() if isinstance(value, DTensor) else value)
         with torch.no_grad():
             for parameter in network.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     return {"losses": torch.stack(losses).detach()}
 
 
 def tensor_and_data(_backend: str) -> Results:
     """Tensor parallel in one dimension of a 2 x 2 mesh, fully_shard in the other."""
-    from torch.distributed.fsdp import fully_shard
+    return train_on_both(init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor")))
 
-    on = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+
+def train_on_both(on: DeviceMesh) -> Results:
+    """The same on a mesh with these dimensions."""
     network = parallelize_module(_layer(), on["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return _train(fully_shard(network, mesh=on["data"]), sequence=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs written for torch.distributed, run once on gloo and once on "mcr" by the same ranks: the results are equal."""
+"""Programs for torch.distributed, run once on gloo and once on "mcr" by the same ranks: the results are equal."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
         _store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=TIMEOUT)))
     _lives += 1
     store = dist.PrefixStore(f"life {_lives}", _store)
-    dist.init_process_group(
-        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT, **options
-    )
+    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.size, timeout=TIMEOUT, **options)
     try:
         yield
         dist.barrier()

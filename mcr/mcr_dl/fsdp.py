@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fully_shard (FSDP2) on backends of its own: one for gathering weights, one for reducing gradients.
+
+>>> network = fully_shard(network, mesh=mesh)
+>>> mcr_dl.fsdp.set_backends(network, all_gather="mpi", reduce_scatter="gloo")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as torch_dist
+from torch import nn
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]  # not in torch's stub
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_api
+
+from mcr_dl import _C
+from mcr_dl._errors import InvalidTypeError
+from mcr_dl._futures import future_of
+
+__all__ = ["AllGather", "ReduceScatter", "set_backends"]
+
+
+class _Communication:
+    """What both have in common: memory from torch's allocator, and the backend's name."""
+
+    def __init__(self, backend: str | None = None) -> None:
+        """``backend`` names one of the group's backends, or "auto"; None leaves the choice to the group."""
+        self.backend = backend
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A tensor for a call, not initialised."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __repr__(self) -> str:
+        return f"mcr_dl.fsdp.{type(self).__name__}(backend={self.backend!r})"
+
+
+class AllGather(_Communication, _fsdp_api.AllGather):
+    """For ``FSDPModule.set_custom_all_gather``: weights are gathered by the named backend.
+
+    The mesh's group must be ours (torch's backend "mcr"). Mirrors torch's DefaultAllGather.
+    """
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: torch_dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> torch_dist.Work | None:
+        """Gather ``input_tensor`` (n) of every rank into ``output_tensor`` (ranks * n), in rank order."""
+        # fully_shard waits for objects of torch's class alone.
+        return _as_torchs(
+            _C.all_gather_into_tensor(
+                output_tensor, input_tensor, group=cast(Any, group), async_op=async_op, backend=self.backend
+            )
+        )
+
+
+class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
+    """For ``FSDPModule.set_custom_reduce_scatter``: gradients are reduced by the named backend.
+
+    The mesh's group must be ours (torch's backend "mcr"). Mirrors torch's DefaultReduceScatter.
+    """
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: torch_dist.ProcessGroup,
+        op: torch_dist.ReduceOp | torch_dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> torch_dist.Work | None:
+        """Reduce ``input_tensor`` (ranks * n) over all ranks; this rank's part is ``output_tensor`` (n)."""
+        return _as_torchs(
+            _C.reduce_scatter_tensor(
+                output_tensor, input_tensor, op, group=cast(Any, group), async_op=async_op, backend=self.backend
+            )
+        )
+
+
+def _as_torchs(work: _C.Work | None) -> torch_dist.Work | None:
+    if work is None or isinstance(work, torch_dist.Work):
+        return work
+    return cast(torch_dist.Work, _create_work_from_future(future_of(work)))
+
+
+def set_backends(module: nn.Module, *, all_gather: str | None = None, reduce_scatter: str | None = None) -> None:
+    """Name the backends of the collectives of a sharded module and of every sharded module in it.
+
+    Arguments:
+        module: what ``fully_shard`` has been applied to, or contains such modules.
+        all_gather: the backend that gathers weights; None leaves the choice to the group.
+        reduce_scatter: the backend that reduces gradients; None leaves the choice to the group.
+
+    Raises:
+        InvalidTypeError: there is no sharded module in it.
+    """
+    sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    if not sharded:
+        message = f"module: expected one that fully_shard() has been applied to, got {type(module).__name__}"
+        raise InvalidTypeError(message)
+    for part in sharded:
+        part.set_custom_all_gather(AllGather(all_gather))
+        part.set_custom_reduce_scatter(ReduceScatter(reduce_scatter))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program written for torch.distributed runs unchanged but for one line of import, or for its backend's name."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch.distributed as torch_dist
+from torch.distributed import distributed_c10d
+
+import mcr_dl
+from harness import launchers
+from test_launchers import TORCHRUN, run
+
+SCRIPT = launchers.TESTS / "programs" / "tutorial.py"
+THEIRS, OURS = "import torch.distributed as dist", "import mcr_dl as dist"
+
+WAYS = {  # import, backend: the rest is the same
+    "ours, gloo": (OURS, "gloo"),
+    "ours, mpi": (OURS, "mpi"),
+    "torch, mcr": (THEIRS, "mcr"),
+}
+
+
+def output(folder: Path, line: str, backend: str) -> list[str]:
+    """What each of three ranks prints."""
+    text = SCRIPT.read_text()
+    assert text.count(f"\n{THEIRS}\n") == 1
+    program = folder / "tutorial.py"
+    program.write_text(text.replace(f"\n{THEIRS}\n", f"\n{line}\n"))
+    options = ["3", "--log-dir", str(folder / "logs"), "--redirects", "3"]
+    codes, said = run([([*TORCHRUN, *options, str(program)], {"BACKEND": backend, "MCR_DL_TUNING_TABLE": "none"})])
+    errors = "".join(path.read_text() for path in sorted(folder.glob("logs/**/stderr.log")))
+    assert codes == [0], said + errors
+    return [path.read_text() for path in sorted(folder.glob("logs/**/stdout.log"))]
+
+
+@pytest.fixture(scope="module")
+def on_torch(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What it prints as it is."""
+    lines = output(tmp_path_factory.mktemp("torch"), THEIRS, "gloo")
+    assert len(lines) == 3
+    assert all("initialized: False" in text for text in lines)
+    return lines
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prints_the_same(way: str, on_torch: list[str], tmp_path: Path) -> None:
+    """Line by line on every rank."""
+    for rank, (ours, theirs) in enumerate(zip(output(tmp_path, *WAYS[way]), on_torch, strict=True)):
+        assert ours.splitlines() == theirs.splitlines(), f"rank {rank}"
+
+
+def _public(module: object) -> set[str]:
+    listed = getattr(module, "__all__", None)
+    names = dir(module) if listed is None else listed
+    return {name for name in [*names, *dir(module)] if not name.startswith("_")}
+
+
+NAMES = sorted(_public(torch_dist) | set(distributed_c10d.__all__))
+
+
+def test_every_name_of_torch() -> None:
+    """The module answers all that torch.distributed answers; what is not ours is torch's own object."""
+    assert len(NAMES) > 100
+    missing = [name for name in NAMES if not hasattr(mcr_dl, name)]
+    assert missing == []
+    for name in NAMES:
+        theirs = getattr(torch_dist, name, None) or getattr(distributed_c10d, name)
+        if name not in mcr_dl.__all__ and not inspect.ismodule(theirs):
+            assert getattr(mcr_dl, name) is theirs, name
+    assert set(torch_dist.__all__ if hasattr(torch_dist, "__all__") else []) <= set(dir(mcr_dl))
+
+
+def test_a_name_that_nobody_has() -> None:
+    """It is an AttributeError that names the module, also behind the fallback to torch."""
+    with pytest.raises(AttributeError, match=r"mcr_dl.*no_such_name"):
+        mcr_dl.no_such_name  # noqa: B018
