@@ -22,22 +22,29 @@ def _mine(*shape: int) -> torch.Tensor:
     return ((torch.arange(count, dtype=dtype()) * 3 + 7 * dist.get_rank()) % 13).reshape(shape)
 
 
-def _all(x: torch.Tensor, names: list[int]) -> list[torch.Tensor]:
+def _world() -> str:
+    """The default group's name, by which compiled programs know it."""
+    group = dist.group.WORLD
+    assert group is not None
+    return str(group.group_name)
+
+
+def _all(x: torch.Tensor, world: str) -> list[torch.Tensor]:
     """Every functional collective of a tensor of (4 n, 3) values on n ranks, in a row."""
-    size = len(names)
+    size = dist.get_world_size()
     return [
-        functional.all_reduce(x, "sum", names) + 1,
-        functional.all_reduce(x, "avg", names),
-        functional.all_reduce(x, "max", names) * 2,
-        functional.broadcast(x, size - 1, names) - x,
-        functional.all_gather_tensor(x, 0, names) + 1,
-        functional.all_gather_tensor(x, 1, names) + 1,
-        functional.reduce_scatter_tensor(x, "sum", 0, names) * 2,
-        functional.reduce_scatter_tensor(x, "avg", 0, names),
-        functional.all_to_all_single(x, None, None, names) + 1,
-        *functional.all_reduce_coalesced([x, x * 2], "sum", names),
-        *functional.all_gather_into_tensor_coalesced([x, x * 2], names),
-        *functional.reduce_scatter_tensor_coalesced([x, x * 2], "sum", [0, 0], names),
+        functional.all_reduce(x, "sum", world) + 1,
+        functional.all_reduce(x, "avg", world),
+        functional.all_reduce(x, "max", world) * 2,
+        functional.broadcast(x, size - 1, world) - x,
+        functional.all_gather_tensor(x, 0, world) + 1,
+        functional.all_gather_tensor(x, 1, world) + 1,
+        functional.reduce_scatter_tensor(x, "sum", 0, world) * 2,
+        functional.reduce_scatter_tensor(x, "avg", 0, world),
+        functional.all_to_all_single(x, None, None, world) + 1,
+        *functional.all_reduce_coalesced([x, x * 2], "sum", world),
+        *functional.all_gather_into_tensor_coalesced([x, x * 2], world),
+        *functional.reduce_scatter_tensor_coalesced([x, x * 2], "sum", [0, 0], world),
     ]
 
 
@@ -53,26 +60,25 @@ def _named(values: list[torch.Tensor], name: str = "") -> Results:
 def eager(_backend: str) -> Results:
     """Every functional collective on the world, on a mesh, on a group; splits that differ by rank."""
     size, me = dist.get_world_size(), dist.get_rank()
-    ranks = list(range(size))
-    result = _named(_all(_mine(4 * size, 3), ranks))
+    result = _named(_all(_mine(4 * size, 3), _world()))
     mesh = init_device_mesh("cpu", (size,))
     result["mesh"] = functional.all_reduce(_mine(5), "sum", (mesh, 0)).clone()
     result["group"] = functional.all_reduce(_mine(5), "min", dist.new_group()).clone()
-    sends = [1 + (me + peer) % 3 for peer in ranks]  # symmetric: rank r gets as much from p as it sends to p
-    moved = functional.all_to_all_single(_mine(sum(sends), 2), sends, sends, ranks)
+    sends = [1 + (me + peer) % 3 for peer in range(size)]  # symmetric: rank r gets as much from p as it sends to p
+    moved = functional.all_to_all_single(_mine(sum(sends), 2), sends, sends, _world())
     result["splits"] = moved.clone()
-    result["permuted"] = functional.permute_tensor(_mine(4), [*ranks[1:], 0], ranks).clone()
+    result["permuted"] = functional.permute_tensor(_mine(4), [*range(1, size), 0], list(range(size))).clone()
     return result
 
 
 def gradients(_backend: str) -> Results:
     """The functional collectives that autograd knows."""
     size = dist.get_world_size()
-    ranks = list(range(size))
+    world = _world()
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda x: functional.all_gather_tensor_autograd(x, 0, ranks),
-        lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, ranks),
-        lambda x: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, ranks),
+        lambda x: functional.all_gather_tensor_autograd(x, 0, world),
+        lambda x: functional.reduce_scatter_tensor_autograd(x, "sum", 0, world),
+        lambda x: functional.all_to_all_single_autograd(x, [2] * size, [2] * size, world),
     ]
     result = {}
     for index, call in enumerate(calls):
@@ -88,11 +94,11 @@ def gradients(_backend: str) -> Results:
 def compiled_graph(_backend: str) -> Results:
     """One graph of all functional collectives, and one of torch's own in-place ones."""
     size = dist.get_world_size()
-    ranks = list(range(size))
+    world = _world()
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def program(x: torch.Tensor) -> list[torch.Tensor]:
-        return [value + 1 for value in _all(x, ranks)]
+        return [value + 1 for value in _all(x, world)]
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def in_place(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
@@ -103,23 +109,23 @@ def compiled_graph(_backend: str) -> Results:
 
     x = _mine(4 * size, 3)
     first, second = _named(program(x), "first"), _named(program(x + 1), "second")
-    expected = _named([value + 1 for value in _all(x, ranks)])
+    expected = _named([value + 1 for value in _all(x, world)])
     assert all(bool((a == b).all()) for a, b in zip(first.values(), expected.values(), strict=True))
     return {**first, **second, "in place": in_place(x, torch.empty(4 * size * size, 3, dtype=dtype()))}
 
 
 def compiled_code(_backend: str) -> Results:
     """Through inductor, which reuses buffers and decides itself when to wait."""
-    ranks = list(range(dist.get_world_size()))
+    world = _world()
 
     @torch.compile(fullgraph=True, backend="inductor")
     def program(x: torch.Tensor) -> torch.Tensor:
-        total = functional.all_reduce(x + 1, "sum", ranks)
-        whole = functional.all_gather_tensor(total * 2, 0, ranks)
-        moved = functional.all_to_all_single(whole - 1, None, None, ranks)
-        return functional.reduce_scatter_tensor(moved, "sum", 0, ranks) + total
+        total = functional.all_reduce(x + 1, "sum", world)
+        whole = functional.all_gather_tensor(total * 2, 0, world)
+        moved = functional.all_to_all_single(whole - 1, None, None, world)
+        return functional.reduce_scatter_tensor(moved, "sum", 0, world) + total
 
-    x = _mine(4 * len(ranks), 3)
+    x = _mine(4 * dist.get_world_size(), 3)
     return {"first": program(x), "second": program(x * 2)}
 
 
