@@ -387,6 +387,7 @@ def end() -> None:
     """End the runtime: what has been started is completed first, for at most ten seconds."""
     if not _C.drain(state().backends, _DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
+    _C.drain_futures(_DRAIN)
     from mcr_dl import trace
 
     trace.finish(together=True)

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "calls.h"
+#include "completions.h"
 #include "gil.h"
 #include "registry.h"
 
@@ -353,6 +354,7 @@ void TorchBackend::abort() {
 namespace {
 
 using Options = TorchBackend::Options;
+using std::chrono::milliseconds;
 
 std::string represent(const Options& options) {
   std::string names;
@@ -371,6 +373,10 @@ void add_torch_backend(py::module_& module) {
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);
+  module.def(
+      "drain_futures", [](milliseconds limit) { return Completions::instance().drain(limit); },
+      py::call_guard<py::gil_scoped_release>(), py::arg("limit"),
+      "Waits until the callbacks of completed operations have run. False if some are still running then.");
   py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(
       module, "TorchBackend", "A group as a backend of torch.distributed.")
       .def(py::init([](std::shared_ptr<Group> group, std::vector<std::string> backends) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "calls.h"
+#include "completions.h"
 #include "devices.h"
 #include "dispatch.h"
 #include "gil.h"
@@ -129,8 +130,10 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
   }
   // (That the parts own their callbacks, and these the parts, ends with the last of them.)
   when_done([future, parts = parts_] {
-    if (auto error = error_of(parts)) return future->setError(std::move(error));
-    future->markCompleted(c10::IValue(results_of(parts)));
+    Completions::instance().run([future, parts] {
+      if (auto error = error_of(parts)) return future->setError(std::move(error));
+      future->markCompleted(c10::IValue(results_of(parts)));
+    });
   });
   return future;
 }
