@@ -56,7 +56,7 @@ class Communicator {
   /// Whether the variants do this call in another way than the library's own choice. Equal on all ranks, as supports().
   virtual bool varies(const Call&) const { return false; }
   /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
-  /// lets one thread in at a time and another thread's message may be what this one waits for.
+  /// lets one thread in at a time and another thread's message may be what this one waits for. So is Call::any_form.
   virtual bool inline_messages() const { return false; }
   /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
   virtual bool packed() const { return false; }

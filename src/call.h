@@ -31,6 +31,7 @@ struct Call {
   bool vectored = false;
   bool device_idle = false;  // nothing that was enqueued still changes the device memory of the buffers
   bool internal = false;     // part of an emulation: its messages must not match a user's
+  bool any_form = false;     // elsewhere the same call may be asynchronous, or be made by another thread
   uint8_t variant = 0;       // which of the communicator's ways to do it: 0 for the library's own choice
   Device device;
   Buffer in, out;

@@ -127,7 +127,8 @@ class Issue {
 
   int run() {
     Stopwatch stopwatch;
-    // Point-to-point calls and emulations are started and polled, so that other threads may use the library meanwhile.
+    // Point-to-point calls, emulations and torch's calls are started and polled, so that other threads may use the
+    // library meanwhile.
     Lane lane(true);
     try {
       prepare(&stopwatch);
@@ -221,7 +222,10 @@ class Issue {
     span_ = Profiler::span(call.op, slot->name);
   }
 
-  bool polled() const { return route_ == Route::Emulated || (row(passage_.call.op).is(kPeer) && admits_one_thread()); }
+  bool polled() const {
+    return route_ == Route::Emulated ||
+           ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
+  }
 
   bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
 

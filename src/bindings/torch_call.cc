@@ -14,6 +14,8 @@ namespace mcr::python {
 
 TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
   call_.op = op;
+  // torch's programs wait on some ranks where others do not (Join does), and call from several threads.
+  call_.any_form = true;
   if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
 }
 
