@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from harness import Pools
-from ranks import torch_training
+from ranks import torch_mixing, torch_training
 
-LEGS = ("gloo",)
+LEGS = ("gloo", "mcr")
 
 # case -> numbers of ranks. Results of two ranks are equal bit by bit, as a sum of two does not depend on the order.
 # Cases of whole numbers (EXACT) are at any number; the others are compared as float64 where ranks are more than two.
@@ -68,6 +68,26 @@ CASES: dict[str, tuple[int, ...]] = {
     "torch_functions.compiled_ddp": (2,),
     "torch_functions.autograd_functions": (2, 3),
 }
+# With gloo underneath the sums are gloo's own, in the same order.
+ON_GLOO = (
+    "torch_ddp.plain",
+    "torch_ddp.join",
+    "torch_ddp.sparse",
+    "torch_fsdp.reshard",
+    "torch_tensors.column_row",
+    "torch_pipeline.one_forward_one_backward",
+    "torch_functions.eager",
+)
+# Functions of torch_mixing, which compare for themselves.
+MIXING: dict[str, tuple[int, ...]] = {
+    "ddp_on_named": (2, 3),
+    "use_of_blocks": (2,),
+    "beside_gloo": (2, 3),
+    "meshes": (4,),
+    "fsdp_on_named": (2, 3),
+    "passes_in_ddp": (2,),
+    "after_destroy": (2,),
+}
 EXACT = {
     "torch_tensors.redistribute",
     "torch_tensors.redistribute_grid",
@@ -83,3 +103,15 @@ def test_same_as_gloo(pools: Pools, case: str, size: int) -> None:
     exact = size == 2 or case in EXACT
     seconds = pools.get("processes", size).run(torch_training.compare, f"ranks.{case}", LEGS, exact, limit=50.0)
     print({backend: round(value, 2) for backend, value in seconds[0].items()})
+
+
+@pytest.mark.parametrize("case", ON_GLOO)
+def test_same_with_gloo_underneath(pools: Pools, case: str) -> None:
+    """The same libraries do the same sums: bit by bit, also on three ranks."""
+    pools.get("processes", 3).run(torch_training.compare, f"ranks.{case}", ("gloo", "mcr/gloo"), True, limit=50.0)
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in MIXING.items() for size in sizes])
+def test_mixing(pools: Pools, name: str, size: int) -> None:
+    """What the function's docstring says."""
+    pools.get("processes", size).run(getattr(torch_mixing, name), limit=50.0)

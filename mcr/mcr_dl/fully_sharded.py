@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fully_shard (FSDP2) on backends of its own: one for gathering weights, one for reducing gradients.
+"""fully_shard (FSDP2) on libraries of its own: one that gathers weights, one that reduces gradients.
 
 >>> network = fully_shard(network, mesh=mesh)
->>> mcr_dl.fsdp.set_backends(network, all_gather="mpi", reduce_scatter="gloo")
+>>> mcr_dl.fully_sharded.set_backends(network, all_gather="mpi", reduce_scatter="gloo")
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Communication:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __repr__(self) -> str:
-        return f"mcr_dl.fsdp.{type(self).__name__}(backend={self.backend!r})"
+        return f"mcr_dl.fully_sharded.{type(self).__name__}(backend={self.backend!r})"
 
 
 class AllGather(_Communication, _fsdp_api.AllGather):

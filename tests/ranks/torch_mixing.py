@@ -146,22 +146,24 @@ def fsdp_on_named() -> None:
     with life("gloo"):
         expected = torch_fsdp.reshard("gloo")
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
-        from mcr_dl import fsdp
+        from mcr_dl import fully_sharded
 
         for gather, reduce in (("gloo", "mpi"), ("mpi", "gloo")):
             network = torch_fsdp.sharded(torch_fsdp.mesh())
-            fsdp.set_backends(network, all_gather=gather, reduce_scatter=reduce)
+            fully_sharded.set_backends(network, all_gather=gather, reduce_scatter=reduce)
             with Watched(dist.group.WORLD) as watched:
                 result = torch_fsdp.train(network, before=lambda _, network=network: network.unshard(async_op=True))
             same(result, expected, exact=dist.get_world_size() == 2)
             gathers = watched.by_backend("all_gather")
             assert gathers[gather] > 0, gathers
             assert set(watched.by_backend("reduce_scatter")) == {reduce}
-        expect(mcr_dl.InvalidTypeError, lambda: fsdp.set_backends(torch.nn.Linear(1, 1)), "module", "fully_shard")
+        expect(
+            mcr_dl.InvalidTypeError, lambda: fully_sharded.set_backends(torch.nn.Linear(1, 1)), "module", "fully_shard"
+        )
 
 
 def passes_in_ddp() -> None:
-    """A group's passes see what DDP sends: small buckets are joined, gradients travel as bfloat16."""
+    """A group's passes see what DDP sends: gradients travel as bfloat16."""
     with life("gloo"):
         expected = _one_step(DistributedDataParallel(wide(), bucket_cap_mb=1))
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
@@ -170,8 +172,9 @@ def passes_in_ddp() -> None:
         result = _one_step(DistributedDataParallel(wide(), bucket_cap_mb=1))
         reduced = [record for record in mcr_dl.log_records() if record.op == "all_reduce"]
         mcr_dl.set_passes([])
-        assert any(record.codec == "bf16" for record in reduced)
-        assert all(record.sent_bytes is not None and 2 * record.sent_bytes <= record.nbytes + 64 for record in reduced)
+        large = [record for record in reduced if record.nbytes > 100_000]
+        assert len(large) > 2
+        assert {record.codec for record in large} == {"bf16"}, [(r.nbytes, r.codec, r.sent_bytes) for r in reduced]
         for name, exact in expected.items():
             torch.testing.assert_close(result[name], exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import mcr_dl
 from mcr_dl import _launch
 from ranks import session
 
@@ -49,21 +50,23 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
 def compare(case: str, legs: tuple[str, ...], exact: bool) -> dict[str, float]:
     """Run ``module.function`` on each of the backends; equal results, bit by bit if `exact`. Seconds by backend.
 
-    The first backend is the reference. A case gets the backend's name and returns named tensors.
+    The first backend is the reference; "mcr/gloo" is ours with gloo underneath. A case gets the backend's name and
+    returns named tensors.
     """
     module, _, name = case.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     results: dict[str, Results] = {}
     seconds = {}
-    for backend in legs:
-        with life(backend):
+    for leg in legs:
+        backend, _, library = leg.partition("/")
+        with life(backend, **({"pg_options": mcr_dl.Options(backends=[library])} if library else {})):
             assert dist.get_backend() == backend
             torch.manual_seed(0)
             begin = time.perf_counter()
-            results[backend] = function(backend)
-            seconds[backend] = time.perf_counter() - begin
-    for backend in legs[1:]:
-        same(results[backend], results[legs[0]], exact)
+            results[leg] = function(backend)
+            seconds[leg] = time.perf_counter() - begin
+    for leg in legs[1:]:
+        same(results[leg], results[legs[0]], exact)
     return seconds
 
 
