@@ -78,7 +78,8 @@ def collectives(rank, size):
     print("all_to_all:", swapped.tolist(), work.is_completed())
     future = dist.all_reduce(swapped, op=dist.ReduceOp.AVG, async_op=True).get_future()
     print("future:", future.then(lambda done: done.value()[0] * 2).wait().tolist())
-    dist.monitored_barrier()
+    if dist.get_backend() == "gloo":  # torch grants it to no other
+        dist.monitored_barrier()
 
 
 def objects(rank, size):
@@ -142,7 +143,7 @@ def train(rank, size):
                 optimizer.step()
             total += loss.detach()
         dist.all_reduce(total)
-        print(f"epoch {epoch}: {total.item() / size:.6f}")
+        print(f"epoch {epoch}: {total.item() / size:.4f}")
     same = all(torch.allclose(a, b) for a, b in zip(model.module.parameters(), by_hand.parameters(), strict=True))
     print("by hand as by DDP:", same)
     path = [os.path.join(tempfile.mkdtemp(), "model.checkpoint") if rank == 0 else None]
@@ -154,7 +155,7 @@ def train(rank, size):
     dist.barrier()
     if rank == 0:
         os.remove(path[0])
-    print(f"checkpoint: {sum(parameter.sum().item() for parameter in model.parameters()):.6f}")
+    print(f"checkpoint: {sum(parameter.sum().item() for parameter in model.parameters()):.4f}")
 
 
 def meshes(rank, size):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
         dist.barrier()
     finally:
         torch._dynamo.reset()
+        if "torch.distributed.tensor" in sys.modules:
+            # What it has cached names groups of this life: to torch, meshes of equal ranks and names are equal.
+            importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
         dist.destroy_process_group()
 
 
