@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -54,18 +55,22 @@ def _count(call: Callable[[], Any], seconds: float) -> int:
 def measure_all(rounds: int, seconds: float, output: str) -> None:
     """Microseconds of a call in each round, by operation, size and way; rank 0 writes them."""
     mcr_dl.init_process_group([BACKEND, "null"])
-    bind()
     mine, null, gloo = (
         mcr_dl.new_group(backend=BACKEND),
         mcr_dl.new_group(backend="null"),
         dist.new_group(backend="gloo"),
     )
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    fake = dist.new_group(backend="fake")
+    dist.barrier(gloo)
+    bind()  # after gloo has made its threads, which stay free
     ways = {
         "ours": (mcr_dl, mine),
         "torch": (dist, mine),
         "gloo": (dist, gloo),
         "ours, null": (mcr_dl, null),
         "torch, null": (dist, null),
+        "torch, fake": (dist, fake),
     }
     times: dict[str, dict[int, dict[str, list[float]]]] = {}
     for operation in OPERATIONS:

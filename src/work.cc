@@ -71,13 +71,15 @@ void Work::keep_error() noexcept {
 }
 
 void Work::complete() noexcept {
+  bool awaited = false;
   std::vector<std::function<void()>> callbacks;
   {
     std::lock_guard lock(callbacks_mutex_);
     fence_.signal();
     callbacks.swap(callbacks_);
+    awaited = awaited_;
   }
-  if (!callbacks.empty() && context_.progress != nullptr) context_.progress->relax();
+  if (awaited) context_.progress->relax();
   for (auto& callback : callbacks) callback();
 }
 
@@ -121,12 +123,18 @@ int Work::source() const {
   return (completed() || point() != nullptr) && !requests_.empty() ? requests_.front()->source() : -1;
 }
 
+void Work::set_awaited() {
+  std::lock_guard lock(callbacks_mutex_);
+  if (fence_.ready() || awaited_ || context_.progress == nullptr) return;
+  awaited_ = true;
+  context_.progress->hasten();
+}
+
 void Work::on_done(std::function<void()> callback) {
   {
     std::lock_guard lock(callbacks_mutex_);
     if (!fence_.ready()) {
       callbacks_.push_back(std::move(callback));
-      if (callbacks_.size() == 1 && context_.progress != nullptr) context_.progress->hasten();
       return;
     }
   }

@@ -85,9 +85,10 @@ class Work {
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
 
-  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed. Somebody is supposed to
-  /// sleep until then, so the progress thread looks often.
+  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed.
   void on_done(std::function<void()> callback);
+  /// Somebody sleeps until it is complete, and does not poll: the progress thread looks often.
+  void set_awaited();
 
  private:
   bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
@@ -113,7 +114,8 @@ class Work {
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;
   std::mutex callbacks_mutex_;
-  std::vector<std::function<void()>> callbacks_;
+  std::vector<std::function<void()>> callbacks_;  // guarded by callbacks_mutex_
+  bool awaited_ = false;                          // guarded by callbacks_mutex_
 };
 
 }  // namespace mcr

@@ -12,6 +12,7 @@
 
 #include "arguments.h"
 #include "calls.h"
+#include "completions.h"
 #include "compress.h"
 #include "devices.h"
 #include "errors.h"
@@ -60,14 +61,17 @@ void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
   // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
   auto owned = std::make_shared<py::function>(std::move(callback));
   const Unlocked guard;
+  work->set_awaited();
   work->on_done([owned = std::move(owned)] {
-    const Locked locked;
-    try {
-      (*owned)();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("mcr_dl Work callback");
-    }
-    owned->release().dec_ref();
+    Completions::instance().run([owned] {
+      const Locked locked;
+      try {
+        (*owned)();
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("mcr_dl Work callback");
+      }
+      owned->release().dec_ref();
+    });
   });
 }
 

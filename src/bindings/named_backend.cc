@@ -37,11 +37,7 @@ Group::Slot* NamedBackend::slot(Group& group) {
 // Returns the name before; None stands for no name.
 py::object NamedBackend::set(const py::object& name) {
   auto before = current();
-  if (!name.is_none()) {
-    Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));
-  } else if (!before.is_none()) {
-    Objects::erase(kKey);
-  }
+  Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));
   blocks_ += static_cast<int>(!name.is_none()) - static_cast<int>(!before.is_none());
   return before;
 }

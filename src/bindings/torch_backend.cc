@@ -34,6 +34,16 @@ void expect_equal_lengths(std::size_t outputs, std::size_t inputs) {
                                               ", got " + std::to_string(outputs));
 }
 
+// Older torch does not tell it.
+template <class Options>
+std::string name_in(const Options& options) {
+  if constexpr (requires { options.group_name; }) {
+    return options.group_name;
+  } else {
+    return "part";
+  }
+}
+
 // What needs the runtime rather than the group.
 py::object runtime(const char* function) { return py::module_::import("mcr_dl._torch_groups").attr(function); }
 
@@ -58,10 +68,11 @@ std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
 TorchBackend::TorchWorkPtr TorchBackend::wrap(std::vector<std::shared_ptr<Work>> parts, OpType type,
                                               uint64_t sequence) {
   if (hasHooks()) {
-    const auto start = std::chrono::steady_clock::now();
+    using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
+    const auto start = Clock::now();
     for (const auto& part : parts) {
       part->on_done([hook = onCompletionHook_, type, sequence, start] {
-        const auto end = std::chrono::steady_clock::now();
+        const auto end = Clock::now();
         hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
       });
     }
@@ -256,7 +267,7 @@ TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(TensorL
     calls.push_back(call(Op::reduce_scatter, opts.timeout));
     calls.back()->in(inputs[i]).out(outputs[i]).reduction(opts.reduceOp);
   }
-  return issue_all(std::move(calls), OpType::REDUCE_SCATTER_TENSOR_COALESCED, opts.asyncOp);
+  return issue_all(std::move(calls), OpType::COALESCED, opts.asyncOp);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -333,7 +344,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const Locked locked;
-  auto part = runtime("split")(py::cast(group_), ranks, opts->group_name, opts->timeout);
+  auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout);
   return part.cast<c10::intrusive_ptr<TorchBackend>>();
 }
 

@@ -129,6 +129,7 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
     return future;
   }
   // (That the parts own their callbacks, and these the parts, ends with the last of them.)
+  for (const auto& part : parts_) part->set_awaited();
   when_done([future, parts = parts_] {
     Completions::instance().run([future, parts] {
       if (auto error = error_of(parts)) return future->setError(std::move(error));
