@@ -46,7 +46,8 @@ def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
     cases = []
     for turn, dtype in enumerate(DTYPES):
         some = [case for case in table(function, backend, dtype, world, COUNTS) if _torch_takes(case)]
-        cases += some[turn % 3 :: 3] if len(some) > 30 else some
+        stride = 6 if world == 2 else 12  # polled messages of three ranks on two cores take long
+        cases += some[turn % stride :: stride] if len(some) > 30 else some
     cases = [replace(case, through_torch=True, style="keywords") for case in cases]
     done = pools.get("processes", world).run(operations.run_all, cases, limit=120)
     assert done == [len(cases)] * world

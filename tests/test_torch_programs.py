@@ -21,8 +21,16 @@ def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str
     return run([(program, {**QUIET, **variables, **rank}) for rank in launchers.rank_environments(size)])
 
 
-@pytest.mark.parametrize("underneath", ["mpi", "gloo", "mpi,gloo"])
-@pytest.mark.parametrize("end", ["destroyed", "forgotten", "group destroyed", "works left"])
+@pytest.mark.parametrize(
+    ("end", "underneath"),
+    [
+        ("destroyed", "mpi,gloo"),
+        ("forgotten", "mpi"),
+        ("forgotten", "gloo"),
+        ("group destroyed", "mpi,gloo"),
+        ("works left", "mpi,gloo"),
+    ],
+)
 def test_it_ends_without_a_word(end: str, underneath: str) -> None:
     """Exit code 0 and nothing printed, whatever the program leaves behind."""
     codes, text = _ranks(2, end, MCR_DL_BACKENDS=underneath)
@@ -43,6 +51,14 @@ def test_unknown_library_underneath() -> None:
     assert codes == [1, 1], text
     assert text.count("InvalidArgumentError: backend: expected one of mpi, nccl, gloo") == 2
     assert "'nothing'" in text
+
+
+def test_library_that_cannot_be_used() -> None:
+    """The error says which and why."""
+    codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi", MCR_DL_MPI_LIB="/nowhere/libmpi.so")
+    assert codes == [1, 1], text
+    assert text.count("BackendUnavailableError: backend 'mpi' is unavailable") == 2
+    assert "/nowhere/libmpi.so" in text
 
 
 def test_torch_stays_quick_to_import() -> None:

@@ -57,7 +57,12 @@ py::object exception_of(const Work& work) {
   return error.value();
 }
 
+// On the caller's thread if the work is complete, so that its future is too.
 void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
+  if (work->completed()) {
+    callback();
+    return;
+  }
   // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
   auto owned = std::make_shared<py::function>(std::move(callback));
   const Unlocked guard;

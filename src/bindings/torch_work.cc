@@ -108,7 +108,18 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
     while (!part->wait_for(kSlice)) check_signals();
     part->rethrow();
   }
+  wait_for_future();
   return true;
+}
+
+// Whoever has waited finds the future complete too, as with torch's own works.
+void TorchWork::wait_for_future() {
+  c10::intrusive_ptr<Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    future = future_;
+  }
+  if (future != nullptr && streams_of(parts_).empty()) future->wait();
 }
 
 void TorchWork::abort() {
@@ -128,14 +139,17 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
     future->markCompleted(c10::IValue(results_of(parts_)));
     return future;
   }
+  const auto finish = [future, parts = parts_] {
+    if (auto error = error_of(parts)) return future->setError(std::move(error));
+    future->markCompleted(c10::IValue(results_of(parts)));
+  };
+  if (std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) {
+    finish();
+    return future;
+  }
   // (That the parts own their callbacks, and these the parts, ends with the last of them.)
   for (const auto& part : parts_) part->set_awaited();
-  when_done([future, parts = parts_] {
-    Completions::instance().run([future, parts] {
-      if (auto error = error_of(parts)) return future->setError(std::move(error));
-      future->markCompleted(c10::IValue(results_of(parts)));
-    });
-  });
+  when_done([finish] { Completions::instance().run(finish); });
   return future;
 }
 

@@ -45,6 +45,7 @@ class TorchWork final : public c10d::Work {
 
  private:
   c10::intrusive_ptr<c10::ivalue::Future> make_future();
+  void wait_for_future();
   void when_done(std::function<void()> action);
 
   const std::vector<std::shared_ptr<mcr::Work>> parts_;

@@ -220,6 +220,10 @@ def wrong_starts() -> None:
             "'nothing'",
         )
         dist.destroy_process_group()
+    with _fresh():  # a device that the group does not serve
+        dist.init_process_group("cuda:mcr")
+        expect(RuntimeError, lambda: dist.all_reduce(torch.ones(1)), "cpu")
+        dist.destroy_process_group()
     with _fresh():
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # alone, each for itself
