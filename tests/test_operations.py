@@ -27,14 +27,8 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 worlds = pytest.mark.parametrize("world", [2, 3, 4])
 
 
-@worlds
-@backends
-@functions
-@pytest.mark.parametrize("dtype", _C.dtypes())
-def test_values(pools: Pools, world: int, backend: str, function: str, dtype: str) -> None:
-    """Results equal plain torch's; what no block covers and all inputs stay as they were.
-
-    At three ranks every combination (of more than 200 every third one); at two and four ranks a fifth of that. Which
+def some(function: str, backend: str, dtype: str, world: int) -> list[Case]:
+    """At three ranks every combination (of more than 200 every third one); at two and four ranks a fifth of that. Which
     ones differs from type to type.
     """
     cases = table(function, backend, dtype, world, COUNTS)
@@ -43,7 +37,29 @@ def test_values(pools: Pools, world: int, backend: str, function: str, dtype: st
         cases = cases[turn % 3 :: 3]
     if world != 3 and len(cases) > 30:
         cases = cases[turn % 5 :: 5]
-    run(pools, "processes", world, cases, 120)
+    return cases
+
+
+@backends
+@functions
+@pytest.mark.parametrize("dtype", _C.dtypes())
+def test_values(pools: Pools, backend: str, function: str, dtype: str) -> None:
+    """Results equal plain torch's; what no block covers and all inputs stay as they were."""
+    run(pools, "processes", 3, some(function, backend, dtype, 3), 120)
+
+
+@backends
+@functions
+@pytest.mark.parametrize("world", [2, 4])
+def test_values_of_two_and_four(pools: Pools, world: int, backend: str, function: str) -> None:
+    """The same for powers of two, all types in one run."""
+    run(
+        pools,
+        "processes",
+        world,
+        [case for dtype in _C.dtypes() for case in some(function, backend, dtype, world)],
+        120,
+    )
 
 
 @worlds
