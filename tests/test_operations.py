@@ -28,12 +28,12 @@ worlds = pytest.mark.parametrize("world", [2, 3, 4])
 
 
 def some(function: str, backend: str, dtype: str, world: int) -> list[Case]:
-    """At three ranks every combination (of more than 200 every third one); at two and four ranks a fifth of that. Which
+    """At three ranks every combination (of more than 60 every third one); at two and four ranks a fifth of that. Which
     ones differs from type to type.
     """
     cases = table(function, backend, dtype, world, COUNTS)
     turn = _C.dtypes().index(dtype)
-    if len(cases) > 200:
+    if len(cases) > 60:
         cases = cases[turn % 3 :: 3]
     if world != 3 and len(cases) > 30:
         cases = cases[turn % 5 :: 5]
