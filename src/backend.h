@@ -85,9 +85,16 @@ class Communicator {
   virtual void check() {}
   /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.
   virtual void abort() noexcept {}
+  /// The same, and waits that poll end too.
+  void give_up() noexcept {
+    given_up_.store(true, std::memory_order_relaxed);
+    abort();
+  }
+  bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<unsigned> turns_{0};
+  std::atomic<bool> given_up_{false};
 };
 
 /// Routes issue() to the method that has the op's name. An op without a method is one that the backend lacks.
@@ -132,7 +139,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 3;
+inline constexpr int kPluginVersion = 4;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "activity.h"
 #include "codec.h"
 #include "continuation.h"
 #include "emulate.h"
@@ -13,6 +14,7 @@
 #include "recorder.h"
 #include "reduce.h"
 #include "staging.h"
+#include "stop.h"
 #include "stream_call.h"
 #include "validate.h"
 
@@ -87,10 +89,18 @@ void check_device(Device expected, Device got) {
                   ", got cuda:" + std::to_string(got.index));
 }
 
+// The candidate that the call names, or the only one; null: the choice is still to be made.
+const std::string* candidate(const Passage& passage) {
+  if (passage.slot != nullptr) return &passage.slot->name;
+  auto& slots = passage.group.slots();
+  return slots.size() == 1 ? &slots.front().name : nullptr;
+}
+
 // What is true of every call before any pass sees it. False: it has nothing to do.
 bool admit(Passage& passage) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   try {
+    Stop::check();
     if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
@@ -100,6 +110,7 @@ bool admit(Passage& passage) {
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
   lower_bool(call);
+  trail.seq = group.position().enter(call, candidate(passage), asynchronous, group.size());
   return true;
 }
 
@@ -109,7 +120,8 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
   if (plan.keep) plan.kept = plan.keep();
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
   auto made = std::make_shared<Work>(
-      Work::Context{call.op, group.label(), &chosen.name, chosen.communicator, &chosen.backend.progress, call.timeout},
+      Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator, &chosen.backend.progress,
+                    call.timeout, trail.seq, message_bytes(call, group.size())},
       std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));
@@ -223,7 +235,7 @@ class Issue {
   }
 
   bool polled() const {
-    return route_ == Route::Emulated ||
+    return route_ == Route::Emulated || Position::detail() ||
            ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
   }
 
@@ -270,11 +282,23 @@ class LoggedWait {
   int64_t begin_;
 };
 
+Error late(const Work& work, std::chrono::milliseconds limit) {
+  const auto& call = work.context();
+  const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
+  return {ErrorCode::Timeout,
+          work.what() + ": " + kind + std::to_string(call.seq) +
+              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") + " still running after " +
+              std::to_string(limit.count()) + " ms",
+          work.subject()};
+}
+
 }  // namespace
 
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
   const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
-  return {code, describe(std::string(backend), passage.call.op, *passage.group.label()) + ": " + text};
+  const auto full = describe(std::string(backend), passage.call.op, *passage.group.label()) + ": " + text;
+  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, full};
+  return {code, full, Subject{*passage.group.label(), passage.trail.seq, row(passage.call.op).is(kPeer)}};
 }
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
@@ -300,6 +324,12 @@ Outcome Next::operator()(Passage& passage) const {
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
+  const Activity activity({.label = &group.position().label(),
+                           .backend = candidate(passage),
+                           .seq = passage.trail.seq,
+                           .bytes = message_bytes(call, group.size()),
+                           .limit = call.timeout,
+                           .op = call.op});
   if (group.chain() == nullptr) return Issue(passage).run();
   return Next(*group.chain())(passage).source;
 }
@@ -339,13 +369,23 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
   if (work.join()) return;
   if (work.poll()) return work.rethrow();
   const Waiting waiting(work.progress());
+  const auto& call = work.context();
+  const Activity activity({.label = call.group,
+                           .backend = call.backend,
+                           .seq = call.seq,
+                           .bytes = call.bytes,
+                           .limit = limit,
+                           .op = call.op,
+                           .waits = true});
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
-    if (left.count() <= 0) {
-      throw Error(ErrorCode::Timeout, work.what() + ": still running after " + std::to_string(limit.count()) + " ms");
+    if (left.count() <= 0) throw late(work, limit);
+    Stop::check();
+    if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
+      throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
     }
     if (interrupt != nullptr) interrupt();
   }

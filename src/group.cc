@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "activity.h"
 #include "staging.h"
 
 namespace mcr {
@@ -24,12 +25,16 @@ Group::Group(GroupSpec spec)
       identity_(is_identity(spec_.ranks)),
       label_(std::make_shared<const std::string>("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) +
                                                  " of " + std::to_string(spec_.size()))),
+      position_(Position::make(Registry::instance().keep_name(spec_.name), Registry::instance().keep_name(*label_),
+                               spec_.ranks, spec_.rank)),
       selector_(spec_.size()) {}
 
 void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
   spec.store = store;
+  const Activity activity(
+      {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
   const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams()});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "position.h"
 #include "registry.h"
 #include "select.h"
 
@@ -68,20 +70,22 @@ class Group : public std::enable_shared_from_this<Group> {
   int rank() const { return spec_.rank; }
   /// The place of a global rank in the group, -1 if it is not a member.
   int group_rank(int global_rank) const;
-  bool closed() const { return closed_; }
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
   /// How errors name the backend of a call that names none: the only one, or "auto".
   std::string_view any_backend() const {
     const bool one = !slots_.empty() && &slots_.front().backend == &slots_.back().backend;
     return one ? std::string_view(slots_.front().backend.name) : "auto";
   }
+  Position& position() { return *position_; }
   /// "group 'default', rank 1 of 4": shared with works that outlive the group.
   const std::shared_ptr<const std::string>& label() const { return label_; }
 
  private:
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
-  bool closed_ = false;
+  std::atomic<bool> closed_{false};
   std::shared_ptr<const std::string> label_;
+  std::shared_ptr<Position> position_;
   std::list<Slot> slots_;
   Selector selector_;
   std::shared_ptr<const Chain> chain_;

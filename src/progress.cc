@@ -59,6 +59,11 @@ void Progress::hasten() {
   wake_.notify_one();
 }
 
+std::vector<std::shared_ptr<Work>> Progress::watched(std::size_t most) {
+  std::lock_guard lock(mutex_);
+  return {works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(std::min(most, works_.size()))};
+}
+
 bool Progress::drain(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {

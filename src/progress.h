@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "work.h"
 
@@ -34,6 +35,8 @@ class Progress {
   /// For works whose device signals them: nobody is served by looking often, and looking costs the device's library.
   void set_patient() noexcept { patience_.store(20, std::memory_order_relaxed); }
 
+  /// Those that are watched, oldest first, at most so many.
+  std::vector<std::shared_ptr<Work>> watched(std::size_t most);
   /// Polls until everything watched is complete or the time has passed; true if nothing is left.
   bool drain(std::chrono::nanoseconds limit);
   /// Ends the thread. What is still running is left to whoever waits for it.

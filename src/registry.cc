@@ -92,6 +92,15 @@ bool Registry::drain(const std::vector<std::string>& names, std::chrono::nanosec
   return drained;
 }
 
+std::vector<std::shared_ptr<Work>> Registry::watched(std::size_t most) {
+  std::vector<std::shared_ptr<Work>> works;
+  std::lock_guard lock(mutex_);
+  for (auto& [name, entry] : entries_) {
+    for (auto& work : entry.progress.watched(most)) works.push_back(std::move(work));
+  }
+  return works;
+}
+
 Registry::Entry* Registry::find(const std::string& name) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(name);

@@ -43,6 +43,8 @@ class Registry {
   std::map<std::string, std::string> status() const;
   /// Waits until the started operations of these backends are complete; false if the time runs out first.
   bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
+  /// Operations under way that the progress threads of all backends look after, at most so many of each.
+  std::vector<std::shared_ptr<Work>> watched(std::size_t most);
   /// Once the process is ending, nothing is given back any more that may wait for other ranks.
   static void leave() noexcept;
   static bool leaving() noexcept;

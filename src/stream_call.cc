@@ -31,7 +31,7 @@ int lane_of(const Passage& passage) {
 }
 
 [[noreturn]] void overdue(Communicator& communicator, std::chrono::milliseconds limit) {
-  communicator.abort();
+  communicator.give_up();
   throw Error(ErrorCode::Timeout, "still running after " + std::to_string(limit.count()) +
                                       " ms; the backend's communicator of this group has been aborted");
 }

@@ -25,6 +25,8 @@ Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std
 
 std::string Work::what() const { return describe(*context_.backend, context_.op, *context_.group); }
 
+Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
+
 bool Work::poll() noexcept {
   if (settled()) return true;
   if (busy_.test_and_set(std::memory_order_acquire)) return completed();
@@ -61,11 +63,11 @@ void Work::keep_error() noexcept {
   try {
     throw;
   } catch (const Error& error) {
-    failure_ = {error.code(), what() + ": " + error.what()};
+    failure_ = {error.code(), what() + ": " + error.what(), false};
   } catch (const std::exception& error) {
-    failure_ = {ErrorCode::Backend, what() + ": " + error.what()};
+    failure_ = {ErrorCode::Backend, what() + ": " + error.what(), false};
   } catch (...) {
-    failure_ = {ErrorCode::Backend, what() + ": unknown failure"};
+    failure_ = {ErrorCode::Backend, what() + ": unknown failure", false};
   }
   complete();
 }
@@ -81,6 +83,24 @@ void Work::complete() noexcept {
   }
   if (awaited) context_.progress->relax();
   for (auto& callback : callbacks) callback();
+}
+
+bool Work::expire(ErrorCode code, const std::string& text) noexcept {
+  while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  const bool running = !completed();
+  if (running) {
+    failure_ = {code, text, true};
+    complete();
+  }
+  busy_.clear(std::memory_order_release);
+  return running;
+}
+
+Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noexcept {
+  const auto stamp = std::chrono::duration_cast<Nanoseconds>(now.time_since_epoch()).count();
+  int64_t none = 0;
+  if (first_observed_.compare_exchange_strong(none, stamp, std::memory_order_relaxed)) return Nanoseconds(0);
+  return Nanoseconds(stamp - none);
 }
 
 bool Work::join() {
@@ -116,7 +136,9 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
 }
 
 void Work::rethrow() const {
-  if (failed()) throw Error(failure_->code, failure_->text);
+  if (!failed()) return;
+  if (failure_->explained) throw Error(failure_->code, failure_->text);
+  throw Error(failure_->code, failure_->text, subject());
 }
 
 int Work::source() const {

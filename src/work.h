@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "error.h"
 #include "event_pool.h"
 #include "fence.h"
 #include "plan.h"
@@ -35,11 +36,13 @@ class Work {
   /// Which call it is, for errors, and what must outlive it.
   struct Context {
     Op op;
-    std::shared_ptr<const std::string> group;  // Group::label()
-    const std::string* backend;                // of the registry, which is never destroyed
+    const std::string* group;    // its label, of Position: it lives as long as the process
+    const std::string* backend;  // of the registry, which is never destroyed
     std::shared_ptr<Communicator> communicator;
     Progress* progress;               // its backend's, of the registry too
     std::chrono::milliseconds limit;  // what wait() grants when it is given none
+    int64_t seq = 0;                  // the call's number in its group
+    int64_t bytes = -1;               // the message's size; -1 where ranks may see different ones
   };
 
   Work(Context context, Plan plan);
@@ -70,6 +73,13 @@ class Work {
   /// Rethrows the operation's error, if it is complete and has one.
   void rethrow() const;
 
+  /// Ends an operation that is not complete with this error. Its requests are polled on, as the library still uses
+  /// their memory. False if it was complete.
+  bool expire(ErrorCode code, const std::string& text) noexcept;
+  /// How long it has been looked at by whoever looks for operations that do not end: none of that is on the call's
+  /// path.
+  Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
+
   /// Complete, and no request is running any more: after an error, the others may still use the memory.
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
@@ -77,6 +87,8 @@ class Work {
   Progress* progress() const { return context_.progress; }
   std::chrono::milliseconds limit() const { return context_.limit; }
   std::string what() const;
+  const Context& context() const { return context_; }
+  Subject subject() const;
   const Plan& plan() const { return plan_; }
   /// Group rank that a receive came from which is complete, or back on its device; else -1.
   int source() const;
@@ -105,11 +117,13 @@ class Work {
   std::shared_ptr<StreamPoint> point_;
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
+  std::atomic<int64_t> first_observed_{0};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text rather than the exception: each thread that asks throws one of its own.
   struct Failure {
     ErrorCode code;
     std::string text;
+    bool explained = false;  // the text says already why other ranks have not come
   };
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;

@@ -40,4 +40,8 @@ class CollectiveTimeoutError(McrError, TimeoutError):
     """An operation was still running when its time was up."""
 
 
+class DesyncError(McrError):
+    """Ranks have made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks get it."""
+
+
 _C.set_exceptions({cls.__name__: cls for cls in McrError.__subclasses__()})

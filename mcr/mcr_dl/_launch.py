@@ -62,6 +62,11 @@ def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
     return any(name in environment for name in ("PMI_FD", "PMI_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
+def store_outlives(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher holds the store, and not rank 0."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def first_host(nodelist: str) -> str:
     """The first name of Slurm's compressed list: ``gpu[03-07,09],login`` -> ``gpu03``."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)

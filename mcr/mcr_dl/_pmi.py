@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
+_PATIENCE = 2.0  # seconds
 _FAREWELL = "cmd=finalize_ack rc=0"
 
 
@@ -74,7 +75,7 @@ class PmiResponder:
         self._size = size
         self._timeout = timeout
         self._given = store  # kept, for it may be the one that serves all the others
-        self._store = PrefixStore("mcr_dl/pmi", _own_connection(store))
+        self._store = PrefixStore("mcr_dl/pmi", own_connection(store))
         self._barriers = 0
         self._state = _State.UNUSED
         self._commands: dict[str, Callable[[dict[str, str]], str]] = {
@@ -119,7 +120,9 @@ class PmiResponder:
             return
         self.hide()
         self._stop.close()
-        self._thread.join()
+        self._thread.join(_PATIENCE)
+        if self._thread.is_alive():  # it waits for ranks that do not come: what it holds goes with the process
+            return
         if self._state == _State.UNUSED:
             os.close(self._client_fd)
         elif self._state == _State.SERVING:
@@ -227,7 +230,7 @@ class PmiResponder:
         return _FAREWELL
 
 
-def _own_connection(store: Store) -> Store:
+def own_connection(store: Store) -> Store:
     """Connect to the store once more, so that waiting there does not keep others from it, where that is possible."""
     clone: Callable[[], Store] | None = getattr(store, "clone", None)
     with contextlib.suppress(NotImplementedError, RuntimeError):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _exit, _launch, _mpi_library, _torch_backends
+from mcr_dl import _C, _agreement, _backends, _exit, _launch, _mpi_library, _torch_backends, watch
 from mcr_dl import _devices as devices
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
 from mcr_dl._pmi import PmiResponder
@@ -145,6 +145,8 @@ def _prepare_mpi(current: _State) -> None:
 
 def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
     """Make the group's communicators: a collective over its members."""
+    if watch.forked():
+        raise NotInitializedError(watch.forked_text())
     current = state()
     for name in names:
         path = _backends.load(name)
@@ -305,6 +307,7 @@ def start(
     _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted, device)
     _state.passes = specifications
     try:
+        watch.start(_state.store, launch.rank, launch.size, _living, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
         _state.backends = wanted or _backends.usable()
@@ -314,6 +317,18 @@ def start(
     except BaseException:
         forget()
         raise
+
+
+def _living() -> list[_C.Group]:
+    return [] if _state is None else list(_state.groups.values())
+
+
+def _debug() -> str:
+    """What MCR_DL_DEBUG says: "off", or "detail" where all calls are compared over the ranks."""
+    value = os.environ.get("MCR_DL_DEBUG", "").lower() or "off"
+    if value not in ("off", "detail"):
+        raise InvalidArgumentError(f"MCR_DL_DEBUG: expected off or detail, got {value!r}")
+    return value
 
 
 def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None:
@@ -331,7 +346,7 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
             libraries[name] = str(error)
             problem = error
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
-    facts = choice.facts(libraries, tuning_table)
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug()}
     try:
         answer = _agreement.settle(store, rank, size, "facts", facts, choice.decider(tuning_table, current.backends))
     except InvalidArgumentError:
@@ -361,6 +376,7 @@ def _make_world(current: _State) -> _C.Group:
 def forget() -> None:
     """Give everything up at once; what has been started may not complete."""
     global _state
+    watch.stop()
     if _state is not None:
         for group in _state.groups.values():
             group._close()
@@ -432,18 +448,25 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
 
 
 def _at_exit() -> None:
+    if watch.forked():
+        _C.leave()
+        return
+    error = getattr(sys, "last_value", None)
+    watch.stop("it has ended" if error is None else f"it has raised {type(error).__name__}: {error}")
     if _state is not None:
         from mcr_dl import trace
 
         trace.finish(together=False)
-    # After an uncaught exception the other ranks may never come: leave at once, so that the launcher ends them.
-    if getattr(sys, "last_value", None) is not None:
-        _C.leave()
-        return
-    if _state is not None:
+    # After an uncaught exception, or without some of them, the other ranks may never come: leave at once, so that the
+    # launcher ends them.
+    come = error is None and not watch.broken()
+    if come and _state is not None:
         _exit.bounded(forget)
     _C.leave()  # what has not ended by now is left to the system
-    _exit.bounded(_C.shutdown)
+    if come:
+        _exit.bounded(_C.shutdown)
+    if not _launch.store_outlives():
+        watch.close()
 
 
 atexit.register(_at_exit)

@@ -24,7 +24,10 @@ std::array table = {
     Row{ErrorCode::Unavailable, "BackendUnavailableError", nullptr},
     Row{ErrorCode::Backend, "BackendError", nullptr},
     Row{ErrorCode::Timeout, "CollectiveTimeoutError", nullptr},
+    Row{ErrorCode::Desync, "DesyncError", nullptr},
 };
+
+PyObject* explainer = nullptr;  // never given up: it is a function of a module
 
 PyObject* exception_of(ErrorCode code) {
   for (const auto& row : table) {
@@ -33,7 +36,21 @@ PyObject* exception_of(ErrorCode code) {
   return PyExc_RuntimeError;
 }
 
+// The text of an error that other ranks have to do with is completed by what is known of them.
+void explain(const Error& error, const Subject& subject) {
+  PyObject* text = PyObject_CallFunction(explainer, "ssLi", error.what(), subject.label.c_str(),
+                                         static_cast<long long>(subject.seq), subject.message ? 1 : 0);
+  if (text == nullptr) PyErr_Clear();
+  PyErr_SetString(exception_of(error.code()), text == nullptr ? error.what() : PyUnicode_AsUTF8(text));
+  Py_XDECREF(text);
+}
+
 }  // namespace
+
+void set_explainer(PyObject* function) {
+  Py_XINCREF(function);
+  explainer = function;
+}
 
 void set_exceptions(PyObject* classes) {
   for (auto& row : table) row.exception = Py_XNewRef(PyDict_GetItemString(classes, row.name));
@@ -44,7 +61,9 @@ void set_error() noexcept {
     throw;
   } catch (const ErrorAlreadySet&) {
   } catch (const Error& error) {
-    PyErr_SetString(exception_of(error.code()), error.what());
+    const auto* subject = error.subject();
+    if (subject == nullptr || explainer == nullptr) return PyErr_SetString(exception_of(error.code()), error.what());
+    explain(error, *subject);
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
   } catch (...) {

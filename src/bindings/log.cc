@@ -73,12 +73,32 @@ std::shared_ptr<Log> make_log(const Group& group, const std::optional<std::vecto
   return std::make_shared<Log>(group, ops);
 }
 
+using Frame = std::unique_ptr<PyFrameObject, decltype([](PyFrameObject* frame) { Py_XDECREF(frame); })>;
+
+std::string text_of(const py::handle& code, const char* attribute) { return code.attr(attribute).cast<std::string>(); }
+
+// "train.py:33 in step": the innermost function that belongs neither to torch.distributed nor to this package.
+std::string call_site(PyFrameObject* innermost) {
+  std::string site;
+  for (Frame frame(innermost != nullptr ? (Py_INCREF(innermost), innermost) : nullptr); frame != nullptr;
+       frame.reset(PyFrame_GetBack(frame.get()))) {
+    const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame.get())));
+    const auto file = text_of(code, "co_filename");
+    const auto line = std::to_string(PyFrame_GetLineNumber(frame.get()));
+    site = file.substr(file.rfind('/') + 1) + ":" + line + " in " + text_of(code, "co_name");
+    if (file.find("/torch/distributed/") == std::string::npos && file.find("/mcr_dl/") == std::string::npos) break;
+  }
+  return site;
+}
+
 }  // namespace
 
 void find_caller() {
   Recorder::caller() = nullptr;
+  Position::call_site() = nullptr;
   auto* frame = PyEval_GetFrame();
   if (frame == nullptr) return;
+  if (Position::detail()) Position::call_site() = &Registry::instance().keep_name(call_site(frame));
   const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   const auto name = code.attr("co_name").cast<std::string>();
   Recorder::caller() = &Registry::instance().keep_name(name);

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "position.h"
 #include "recorder.h"
 
 namespace mcr::python {
@@ -12,10 +13,10 @@ void add_log(pybind11::module_& module);
 
 void find_caller();
 
-/// Notes the running Python function, if records shall name it, for the call that this thread is about to make. Needs
-/// the GIL.
+/// Notes the running Python function, if records or errors shall name it, for the call that this thread is about to
+/// make. Needs the GIL.
 inline void note_caller() {
-  if (Recorder::callers_wanted()) find_caller();
+  if (Recorder::callers_wanted() || Position::detail()) find_caller();
 }
 
 }  // namespace mcr::python

@@ -29,6 +29,7 @@
 #include "torch_profiler.h"
 #include "tuning.h"
 #include "unlocked.h"
+#include "watch.h"
 
 namespace py = pybind11;
 
@@ -212,6 +213,7 @@ void add_group(py::module_& module) {
                              "What `auto` chooses from: the backends and their variants, such as mpi:p2p.")
       .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
       .def("_group_rank", &Group::group_rank)
+      .def_property_readonly("_label", [](const Group& group) { return *group.label(); })
       .def_property_readonly("_closed", &Group::closed)
       .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
 }
@@ -344,6 +346,7 @@ PYBIND11_MODULE(_C, module) {
     add_torch_backend(module);
     NamedBackend::add(module);
     add_registry(module);
+    add_watch(module);
     add_operations(module.ptr());
     install_profiler();
     py::list names;

@@ -93,6 +93,8 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
   }
   signature.params.push_back(parse_param("backend=None", true));
   if (row(op).extent != Extent::None) signature.params.push_back(parse_param("codec=None", true));
+  if (index_of(signature, Kind::Timeout) == signature.params.size())
+    signature.params.push_back(parse_param("timeout=None", true));
   if (index_of(signature, Kind::AsyncOp) == signature.params.size() && !starts)
     signature.params.push_back(parse_param("async_op=False", true));
   signature.group = index_of(signature, Kind::Group);

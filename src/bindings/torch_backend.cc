@@ -356,7 +356,7 @@ void TorchBackend::shutdown() {
 void TorchBackend::abort() {
   const Locked locked;
   if (group_->closed()) return;
-  for (const auto& slot : group_->slots()) slot.communicator->abort();
+  for (const auto& slot : group_->slots()) slot.communicator->give_up();
   runtime("on_abort")(py::cast(group_));
 }
 

@@ -8,9 +8,20 @@
 #include "calls.h"
 #include "error.h"
 #include "gil.h"
+#include "log.h"
 #include "named_backend.h"
 
 namespace mcr::python {
+
+namespace {
+
+// Threads of torch that hold no GIL have no function of the program to name.
+void note_site() {
+  Position::call_site() = nullptr;
+  if (PyGILState_Check() != 0) note_caller();
+}
+
+}  // namespace
 
 TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
   call_.op = op;
@@ -116,11 +127,13 @@ Group::Slot* TorchCall::prepare() {
 }
 
 void TorchCall::run() {
+  if (Position::detail()) note_site();
   const UnlockedIfHeld guard;
   mcr::run(group_, prepare(), call_, plan_, check_signals);
 }
 
 std::shared_ptr<Work> TorchCall::start() {
+  if (Position::detail()) note_site();
   const UnlockedIfHeld guard;
   return mcr::start(group_, prepare(), call_, plan_);
 }

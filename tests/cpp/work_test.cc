@@ -40,10 +40,10 @@ class Gate : public Request {
 };
 
 std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}) {
-  static const auto label = std::make_shared<const std::string>("group 'g', rank 0 of 2");
+  static const std::string label = "group 'g', rank 0 of 2";
   static const std::string backend = "fake";
   auto work =
-      std::make_shared<Work>(Work::Context{Op::all_reduce, label, &backend, nullptr, nullptr, 1s}, std::move(plan));
+      std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s}, std::move(plan));
   std::vector<std::unique_ptr<Request>> requests;
   requests.push_back(std::move(request));
   work->attach(std::move(requests));
@@ -53,7 +53,8 @@ std::shared_ptr<Work> work_of(std::unique_ptr<Request> request, Plan plan = {}) 
 }  // namespace
 
 TEST(a_work_without_requests_is_complete_at_once) {
-  Work work(Work::Context{Op::barrier, std::make_shared<const std::string>("g"), nullptr, nullptr, nullptr, 1s}, {});
+  const std::string label = "g";
+  Work work(Work::Context{Op::barrier, &label, nullptr, nullptr, nullptr, 1s}, {});
   CHECK(!work.completed() && work.poll() && work.completed() && work.source() == -1);
 }
 

@@ -164,6 +164,7 @@ def decider(
 
     def decide(values: list[dict[str, Any]]) -> dict[str, Any]:
         require_equal("backend", [value["libraries"] for value in values])
+        require_equal("MCR_DL_DEBUG", [value["debug"] for value in values])
         hosts = [value["node"] for value in values]
         numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
         text = values[0]["rules"]

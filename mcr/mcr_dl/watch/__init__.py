@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of a job know of each other when something goes wrong: time limits, differing calls, who is missing.
+
+Each process has two threads of it. One samples what the process is inside of, so that no call pays for time limits; the
+other waits at the store for another rank's alarm and answers with a report. docs/reliability.md says what is promised.
+"""
+
+from mcr_dl.watch._fork import forked
+from mcr_dl.watch._fork import text as forked_text
+from mcr_dl.watch._watch import Watch, broken, close, current, start, stop
+
+__all__ = ["Watch", "broken", "close", "current", "forked", "forked_text", "start", "stop"]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alarms: how a rank that sees something wrong gets a report of every other one, over the store.
+
+Alarm number k is raised by the first rank that counts itself there; it rings at every rank's own key, at which that
+rank's listener waits without asking again and again. Each answers with its report. Whoever has raised the alarm makes
+the diagnosis, which the others read: so all tell the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl._pmi import own_connection
+from mcr_dl.watch._report import Report
+
+_LONG = timedelta(days=1)
+_PAUSE = 0.02  # between two looks for answers
+_POLL = 0.5  # between two looks for alarms, on stores that a waiting thread would close to the others
+ANSWERS = 1.0  # seconds that are granted to the other ranks' reports
+_FAREWELL = 0.5  # seconds for the other listeners to leave a store that goes
+_LARGEST = 64 << 20  # bytes of a value that is read
+StoreError = (RuntimeError, ValueError, OSError)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Why it was raised: ``text`` is the error so far, ``group`` the name of the group concerned."""
+
+    by: int
+    kind: str  # "timeout", "error", "desync"; "closing": the store goes, and there will be no more alarms
+    group: str
+    text: str
+
+
+@dataclass
+class Answers:
+    """What has come in: reports by global rank, and why the rest may be missing."""
+
+    reports: dict[int, Report]
+    silent: list[int]
+
+
+def decode(value: bytes) -> Any:
+    """A value of the store as JSON's types; raises ValueError for what is no such thing or too large."""
+    if len(value) > _LARGEST:
+        raise ValueError(f"expected at most {_LARGEST} bytes, got {len(value)}")
+    return json.loads(value)
+
+
+class Exchange:
+    """One process's end. ``answer`` makes this process's report; ``heard`` is told of every alarm, on the listener."""
+
+    def __init__(
+        self,
+        store: torch_dist.Store,
+        rank: int,
+        size: int,
+        answer: Callable[[Alarm], Report],
+        heard: Callable[[int, Alarm], None],
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._answer, self._heard = answer, heard
+        self._mine = torch_dist.PrefixStore("watch", own_connection(store))
+        listening = own_connection(store)
+        self._sleeps = listening is not store  # a wait there keeps nobody else from the store
+        self._listening = torch_dist.PrefixStore("watch", listening)
+        self._number = 0  # of the alarm that is waited for
+        self._ending = threading.Event()
+        self.lost: str | None = None  # why the store cannot be reached any more
+        self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """End the listener."""
+        self._ending.set()
+        with contextlib.suppress(*StoreError):
+            if self.lost is None and self._listener.is_alive():
+                self._mine.set(f"ring/{self._number}/{self._rank}", "")
+        self._listener.join(1.0)
+
+    # ---- the listener
+
+    def _listen(self) -> None:
+        while not self._ending.is_set():
+            try:
+                alarm = self._next()
+                if alarm is None:
+                    continue
+                if alarm.kind == "closing":
+                    self.lost = alarm.text
+                    self._listening.add("closed", 1)
+                    return
+                number = self._number
+                self._listening.set(f"report/{number}/{self._rank}", json.dumps(self._answer(alarm)))
+                self._number += 1
+                self._heard(number, alarm)
+            except StoreError as error:
+                self.lost = str(error).partition("\n")[0]
+                return
+
+    def _next(self) -> Alarm | None:
+        key = f"ring/{self._number}/{self._rank}"
+        if self._sleeps:
+            self._listening.wait([key], _LONG)
+        elif not self._listening.check([key]):
+            self._ending.wait(_POLL)
+            return None
+        value = self._listening.get(key)
+        return Alarm(**decode(value)) if value and not self._ending.is_set() else None
+
+    # ---- whoever raises an alarm
+
+    def raise_alarm(self, alarm: Alarm) -> tuple[int, bool]:
+        """Ring at all ranks; the alarm's number, and whether this rank was the first with it. Raises StoreError."""
+        number = self._number
+        first = self._mine.add(f"alarm/{number}", 1) == 1
+        if first:
+            value = json.dumps(asdict(alarm))
+            keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
+            self._mine.multi_set(keys, [value] * self._size)
+        return number, first
+
+    def gather(self, number: int, limit: float = ANSWERS) -> Answers:
+        """The reports on an alarm, as many as come within ``limit`` seconds. Raises StoreError."""
+        keys = {rank: f"report/{number}/{rank}" for rank in range(self._size)}
+        self._until(list(keys.values()), limit)
+        here = [rank for rank, key in keys.items() if self._mine.check([key])]
+        values = self._mine.multi_get([keys[rank] for rank in here]) if here else []
+        reports = {rank: decode(value) for rank, value in zip(here, values, strict=True)}
+        return Answers(reports, [rank for rank in keys if rank not in reports])
+
+    def _until(self, keys: list[str], limit: float) -> bool:
+        deadline = time.monotonic() + limit
+        while not self._mine.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE)
+        return True
+
+    def publish(self, number: int, group: str, diagnosis: str) -> None:
+        """Say what the first rank has found out. Raises StoreError."""
+        self._mine.set(f"diagnosis/{number}", json.dumps({"group": group, "text": diagnosis}))
+
+    def diagnosis(self, number: int, group: str) -> str | None:
+        """What it has found out, if it is about the group; None if nothing comes. Raises StoreError."""
+        if not self._until([f"diagnosis/{number}"], ANSWERS + 0.5):
+            return None
+        found = decode(self._mine.get(f"diagnosis/{number}"))
+        return str(found["text"]) if found["group"] == group else None
+
+    def close(self, reason: str) -> None:
+        """Take leave of the other listeners: the store goes with this process. (What waits at a store that goes away
+        says so on stderr, at length.)
+        """
+        with contextlib.suppress(*StoreError):
+            listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
+            value = json.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
+            keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
+            if not keys:
+                return
+            self._mine.multi_set(keys, [value] * len(keys))
+            deadline = time.monotonic() + _FAREWELL
+            while self._mine.add("closed", 0) < len(listening) and time.monotonic() < deadline:
+                time.sleep(_PAUSE)
+
+    # ---- what stays at the store
+
+    def leave(self, key: str, value: Any) -> None:
+        """Leave a value for all, under this rank's number. Raises StoreError."""
+        self._mine.set(f"{key}/{self._rank}", json.dumps(value))
+
+    def left(self, key: str, rank: int) -> Any | None:
+        """What a rank has left there, or None. Raises StoreError."""
+        name = f"{key}/{rank}"
+        return decode(self._mine.get(name)) if self._mine.check([name]) else None
+
+    def discard(self, key: str) -> None:
+        """Take a value of one rank away, where the store can do that."""
+        with contextlib.suppress(*StoreError):
+            self._mine.delete_key(key)
+
+    @property
+    def store(self) -> torch_dist.Store:
+        """The connection of the threads that do not listen."""
+        return self._mine

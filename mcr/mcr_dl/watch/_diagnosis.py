@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened, from the reports of the ranks: who has not arrived, where they are, which calls differ first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mcr_dl._pmi import host_identity
+from mcr_dl.watch._report import Report
+
+_NAMED = 8  # ranks that are told of one by one
+_COMPARED = ("op", "dtype", "red", "root", "bytes", "backend", "async")
+
+
+def _some(texts: Sequence[str], what: str = "others") -> str:
+    more = len(texts) - _NAMED
+    return "; ".join(texts[:_NAMED]) + (f"; and {more} {what}" if more > 0 else "")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1, 2, 5``."""
+    text = ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+    return f"rank{'s' if len(ranks) != 1 else ''} {text}"
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """``all_reduce(SUM, float32, 4096 bytes, mpi)``."""
+    parts = [call["red"], call["dtype"]]
+    parts.append(None if call["bytes"] is None or call["dtype"] is None else f"{call['bytes']} bytes")
+    parts.append(None if call["root"] is None else f"root {call['root']}")
+    parts.append(call["backend"])
+    parts.append("async_op=True" if call["async"] else None)
+    return f"{call['op']}({', '.join(part for part in parts if part)})"
+
+
+def _group_in(report: Report, group: str) -> dict[str, Any] | None:
+    return next((each for each in report["groups"] if each["group"] == group), None)
+
+
+def whereabouts(report: Report) -> str:
+    """What a process is doing, from its report: the call that it is in, else its line of the program."""
+    if report.get("ended"):
+        return str(report["ended"])
+    inside = max(report["threads"], key=lambda activity: float(activity["age"]), default=None)
+    if inside is None:
+        return f"it is at {report['place']}" if report["place"] else "it is in no call"
+    verb = "making the communicator of" if inside["op"] == "connect" else ("waiting for" if inside["waits"] else "in")
+    call = inside["backend"] if inside["op"] == "connect" else f"{inside['backend'] or 'auto'}.{inside['op']}"
+    number = "" if inside["op"] == "connect" else f", number {inside['seq']}"
+    at = f", called at {report['place']}" if report["place"] else ""
+    return f"it is {verb} {call} ({inside['label']}{number}) for {inside['age']:.1f} s{at}"
+
+
+def absent(member: Mapping[str, Any] | None) -> str:
+    """Why a process may have sent no report. A process of this host can be looked at."""
+    if member is None:
+        return "it has not started"
+    who = f"process {member['pid']} on {member['host']}"
+    if member["system"] != host_identity():
+        return f"it does not answer: {who} has ended, is stopped, or cannot be reached"
+    try:
+        state = Path(f"/proc/{member['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return f"{who} has ended"
+    if state in "ZX":
+        return f"{who} has ended"
+    return f"{who} is stopped" if state in "Tt" else f"it does not answer: {who} lives"
+
+
+def _not_arrived(rank: int, report: Report, group: str) -> str:
+    position = _group_in(report, group)
+    if position is None:
+        return f"rank {rank} has not made the group, or has destroyed it: {whereabouts(report)}"
+    last = f", its last is {call_text(position['calls'][-1])}" if position["calls"] else ""
+    made = position["collectives"]
+    count = f"{made or 'no'} collective{'' if made == 1 else 's'}"
+    return f"rank {rank} has made {count} of the group{last}; {whereabouts(report)}"
+
+
+def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
+    """The first collective of the group that two ranks have made in different ways; None if there is none to see."""
+    calls: dict[int, dict[int, dict[str, Any]]] = {}
+    for rank, report in reports.items():
+        position = _group_in(report, group)
+        if position is not None and position["calls"]:
+            calls[rank] = {call["seq"]: call for call in position["calls"]}
+    if len(calls) < 2:
+        return None
+    common = set.intersection(*(set(each) for each in calls.values()))
+    pairs = sorted({seq for each in calls.values() for seq in each})
+    for seq in pairs:
+        told = difference({rank: each[seq] for rank, each in calls.items() if seq in each})
+        if told is not None:
+            return f"collective {seq} of group '{group}' is {told}"
+    first = min(common, default=None)
+    if first is not None and len({each[first]["history"] for each in calls.values()}) > 1:
+        return f"the calls of group '{group}' differ before collective {first}, the oldest that is kept"
+    return None
+
+
+def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """How the ranks' forms of one collective differ; None if they are equal."""
+    forms: dict[tuple[Any, ...], list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        forms.setdefault(tuple(call[key] for key in _COMPARED), []).append(rank)
+    if len(forms) < 2:
+        return None
+    texts = []
+    for ranks in list(forms.values())[:_NAMED]:
+        call = calls[ranks[0]]
+        at = f", called at {call['caller']}" if call["caller"] else ""
+        texts.append(f"{call_text(call)} on {ranks_text(ranks)}{at}")
+    return ", but ".join(texts)
+
+
+def diagnose(
+    reports: Mapping[int, Report],
+    absences: Mapping[int, str],
+    group: str,
+    ranks: Sequence[int],
+    seq: int,
+    *,
+    message: bool = False,
+) -> str:
+    """One paragraph on a call that does not end.
+
+    Args:
+        reports: by global rank, of those that have answered.
+        absences: by global rank, why the others may not have.
+        group, ranks: whose call it is, with its global ranks.
+        seq: the collective's number in the group; nothing for a message.
+        message: it is a send or receive, whose numbers ranks do not share.
+    """
+    silent = [f"rank {rank}: {absences.get(rank, 'no report')}" for rank in ranks if rank not in reports]
+    members = {rank: reports[rank] for rank in ranks if rank in reports}
+    sentences = []
+    if message:
+        where = [f"rank {rank}: {whereabouts(report)}" for rank, report in members.items()]
+        sentences.append(f"Where the ranks are: {_some([*silent, *where])}.")
+    else:
+        late = {}
+        for rank, report in members.items():
+            position = _group_in(report, group)
+            if position is None or position["collectives"] < seq:
+                late[rank] = report
+        gone = [
+            f"rank {rank}: {report['ended']}"
+            for rank, report in members.items()
+            if report.get("ended") and rank not in late
+        ]
+        missing = [*silent, *(_not_arrived(rank, report, group) for rank, report in late.items())]
+        if missing:
+            sentences.append(f"Not arrived: {_some(missing)}.")
+        else:
+            sentences.append("All ranks have arrived: the backend, or the network below it, has not completed it.")
+        if gone:
+            sentences.append(f"Had arrived, but are gone: {_some(gone)}.")
+    told = first_difference(members, group)
+    if told is not None:
+        sentences.append(f"The ranks have made different calls: {told}.")
+    return " ".join(sentences)

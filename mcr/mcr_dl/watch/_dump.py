@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dumps: every rank's report on an alarm as a file in ``MCR_DL_DUMP_DIR``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.watch._report import FORMAT, VERSION, Report
+
+VARIABLE = "MCR_DL_DUMP_DIR"
+_NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
+_MOST = 8  # alarms of which a process leaves dumps: the first ones tell
+_LARGEST = 256 << 20  # bytes of a file that is read
+_FIELDS = {"rank": int, "size": int, "pid": int, "host": str, "groups": list, "threads": list, "pending": list}
+
+
+def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where dumps go; None: nowhere."""
+    name = environment.get(VARIABLE, "")
+    return Path(name) if name else None
+
+
+def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
+    """Leave this process's dump, if that is wanted. A disk that does not take it is said on stderr, no more: whatever
+    happened is worse.
+    """
+    place = folder()
+    if place is None or number >= _MOST:
+        return
+    file = place / f"alarm{number}.rank{report['rank']}.json"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({**report, "alarm": dict(alarm)}))
+    except OSError as error:
+        print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
+
+
+def _checked(file: Path) -> Report:
+    if file.stat().st_size > _LARGEST:
+        raise InvalidArgumentError(f"{file}: expected at most {_LARGEST} bytes, got {file.stat().st_size}")
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{file}: expected a dump, got what is no JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
+    for name, kind in _FIELDS.items():
+        if not isinstance(content.get(name), kind):
+            raise InvalidArgumentError(f"{file}: {name}: expected {kind.__name__}, got {content.get(name)!r:.40}")
+    return content
+
+
+def read(place: Path) -> dict[int, dict[int, Report]]:
+    """The dumps of a folder: by alarm and rank. Raises InvalidArgumentError if there is none, or a broken one."""
+    found: dict[int, dict[int, Report]] = {}
+    for file in sorted(place.iterdir()) if place.is_dir() else []:
+        match = _NAME.match(file.name)
+        if match:
+            found.setdefault(int(match[1]), {})[int(match[2])] = _checked(file)
+    if not found:
+        raise InvalidArgumentError(f"{place}: expected a folder with dumps (alarm0.rank0.json, ...), found none")
+    return found

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that this one forks: they hold its memory, but neither its threads nor its connections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from mcr_dl import _C
+
+_groups: Callable[[], list[_C.Group]] = list
+_rank: int | None = None
+_forked = False
+
+
+def prepare(rank: int, groups: Callable[[], list[_C.Group]]) -> None:
+    """From now on a process that is forked knows that it must not communicate."""
+    global _rank, _groups
+    if _rank is None:
+        os.register_at_fork(after_in_child=_in_child)
+    _rank, _groups = rank, groups
+
+
+def forked() -> bool:
+    """Whether this process was forked from one that communicates."""
+    return _forked
+
+
+def text() -> str:
+    """Why a forked process cannot communicate."""
+    return (
+        f"this process was forked from rank {_rank} after init, and cannot use its connections: communicate from the "
+        "parent, or start processes by 'spawn' and call init there"
+    )
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+    _C.stop_forked(text())
+    for group in _groups():
+        _C.keep_for_ever(group)

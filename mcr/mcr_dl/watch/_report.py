@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report: what one process says of itself when an alarm is raised. JSON's types alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl._pmi import host_identity
+
+FORMAT, VERSION = "mcr-dl dump", 1
+CALLS_OF_OTHERS = 4  # of groups that the alarm is not about
+_INNER = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}mcr_dl{os.sep}", f"{os.sep}threading.py")
+
+Report = dict[str, Any]
+
+
+class Ages:
+    """For how long each thread has been inside of what it is in, as far as has been seen."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, float]] = {}
+        self._lock = threading.Lock()
+
+    def sample(self) -> list[dict[str, Any]]:
+        """The activities of all threads, each with its ``age`` in seconds since it was first seen."""
+        now = time.monotonic()
+        with self._lock:
+            activities: list[dict[str, Any]] = _C.activities()
+            before, self._first = self._first, {}
+            for activity in activities:
+                thread, turn = activity["thread"], activity["turn"]
+                known = before.get(thread)
+                since = known[1] if known is not None and known[0] == turn else now
+                self._first[thread] = (turn, since)
+                activity["age"] = now - since
+        return activities
+
+
+def identity(rank: int) -> dict[str, Any]:
+    """Who the process is: left at the store when it starts, for the time when it can no longer say so."""
+    return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "system": host_identity()}
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+
+
+def stacks() -> dict[str, list[str]]:
+    """Where every thread of Python is, innermost first, by the thread's name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        names.get(ident, str(ident)): [_line(each) for each in reversed(traceback.extract_stack(frame))]
+        for ident, frame in sys._current_frames().items()
+    }
+
+
+def place() -> str | None:
+    """Where the program's main thread is: its innermost line outside torch.distributed and this package."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    last = None
+    while frame is not None:
+        last = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        if not any(part in frame.f_code.co_filename for part in _INNER):
+            return last
+        frame = frame.f_back
+    return last
+
+
+def last(rank: int, size: int, ages: Ages, text: str) -> Report:
+    """What stays of a process that ends: why, and its calls."""
+    report = make(rank, size, ages, None)
+    for group in report["groups"]:
+        group["calls"] = group["calls"][-CALLS_OF_OTHERS:]
+    return {**report, "ended": text}
+
+
+def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:
+    """This process's report. ``group``: whose calls are told at length; ``whole``: of all groups, and all stacks."""
+    groups = _C.positions()
+    for each in groups:
+        kept = 64 if whole or each["group"] == group else CALLS_OF_OTHERS
+        each["calls"] = each["calls"][-kept:]
+    report = {
+        "format": FORMAT,
+        "version": VERSION,
+        **identity(rank),
+        "size": size,
+        "time": time.time(),
+        "groups": groups,
+        "threads": ages.sample(),
+        "pending": [known for _, known in _C.pending(64)],
+        "place": place(),
+    }
+    if whole:
+        report["stacks"] = stacks()
+    return report

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch of one process: it sees to time limits, raises and answers alarms, and ends what cannot go on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.watch import _dump, _fork, _report
+from mcr_dl.watch._alarm import ANSWERS, Alarm, Exchange, StoreError
+from mcr_dl.watch._compare import Comparison
+from mcr_dl.watch._diagnosis import absent, diagnose
+
+_PERIOD = 0.1  # seconds between two samples
+_GRACE = 0.3  # after a call's time is up: most raise by themselves
+_LAST = 0.3  # for a thread to leave its call when the communicator has been aborted
+_PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
+_SAME = 2.0  # seconds for which a diagnosis holds for the same call
+_SPACING = 1.0  # between alarms over errors that the program may catch
+EXIT_TIMEOUT = 70  # codes of processes that are ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
+EXIT_INTERRUPTED = 130
+
+Groups = Callable[[], list[_C.Group]]  # those of the process that live
+
+
+class Watch:
+    """One life of the runtime, from init to finalize."""
+
+    def __init__(self, store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
+        self.rank, self._size, self._groups = rank, size, groups
+        self._ages = _report.Ages()
+        self._exchange = Exchange(store, rank, size, self._answer, self._heard)
+        self._comparison = Comparison(self._exchange.store, rank) if detail else None
+        self.broken = False  # ranks have been found missing: what would wait for them at the end need not be tried
+        self._ending = threading.Event()
+        self._inquiring = threading.Lock()
+        self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: when, what
+        self._last_alarm = -_SPACING
+        self._sampler = threading.Thread(target=self._sample_for_ever, name="mcr_dl watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin, on two threads."""
+        with contextlib.suppress(*StoreError):
+            self._exchange.leave("member", _report.identity(self.rank))
+        self._exchange.start()
+        self._sampler.start()
+
+    def stop(self, reason: str) -> None:
+        """End, and leave word why this process is no longer there."""
+        self._ending.set()
+        with contextlib.suppress(*StoreError):
+            if self._exchange.lost is None:
+                self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        self._exchange.stop()
+        self._sampler.join(ANSWERS + 1.0)
+
+    def close(self) -> None:
+        """The process ends, and the store with it."""
+        self._exchange.close(f"rank {self.rank}, which holds it, has ended")
+
+    # ---- the sampler
+
+    def _sample_for_ever(self) -> None:
+        while not self._ending.wait(_PERIOD):
+            _C.watch_interrupts()
+            self._look_at_threads()
+            self._look_at_operations()
+            if self._comparison is not None:
+                self._compare()
+
+    def _look_at_threads(self) -> None:
+        since_interrupt = _C.since_interrupt()
+        for activity in self._ages.sample():
+            if activity["waits"]:
+                continue
+            age = activity["age"]
+            main = activity["thread"] == threading.main_thread().native_id
+            if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
+                text = f"{_name(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
+                self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
+            if 0 < activity["limit"] < age - _GRACE:
+                self._end_activity(activity)
+
+    def _end_activity(self, activity: dict[str, Any]) -> None:
+        text = f"{_name(activity)}: {_number(activity)} still running after {activity['limit'] * 1000:.0f} ms"
+        text = self._explained(text, activity["label"], activity["seq"], activity["message"], "timeout")
+        if not self._still(activity):
+            return
+        for group in self._groups():
+            if group._label == activity["label"]:
+                _C.give_up(group)  # some libraries let go of their callers then, and these raise by themselves
+        time.sleep(_LAST)
+        if self._still(activity):
+            self._end_process(f"CollectiveTimeoutError: {text}", EXIT_TIMEOUT)
+
+    def _still(self, activity: dict[str, Any]) -> bool:
+        key = activity["thread"], activity["turn"]
+        return any((each["thread"], each["turn"]) == key for each in _C.activities())
+
+    def _look_at_operations(self) -> None:
+        """Operations that nobody waits for fail when their time is up, so that futures and callbacks learn of it."""
+        for work, known in _C.pending():
+            if 0 < known["limit"] < known["age"] - _GRACE:
+                text = f"{known['what']}: {_number(known)} still running after {known['limit'] * 1000:.0f} ms"
+                explained = self._explained(text, known["label"], known["seq"], known["message"], "timeout")
+                _C.expire(work, explained)
+
+    def _compare(self) -> None:
+        assert self._comparison is not None
+        try:
+            found = self._comparison.step()
+        except StoreError:
+            return
+        if found is not None:
+            group, text = found
+            with contextlib.suppress(*StoreError):
+                self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
+
+    def _end_process(self, text: str, code: int) -> None:
+        """Nothing else ends a thread that sits in a library: not even a signal's handler gets to run."""
+        place = _report.place()
+        print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
+        with contextlib.suppress(*StoreError):
+            if self._exchange.lost is None:
+                reason = f"it has ended itself: {text.partition('.')[0]}"
+                self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        os._exit(code)
+
+    # ---- alarms
+
+    def explain(self, text: str, label: str, seq: int, message: bool) -> str:
+        """Complete the text of an error of a call that other ranks take part in."""
+        now = time.monotonic()
+        known = self._known.get((label, seq))
+        if known is not None and now - known[0] < _SAME:
+            return f"{text}. {known[1]}"
+        if now - self._last_alarm < _SPACING:
+            return text
+        return self._explained(text, label, seq, message, "error")
+
+    def _explained(self, text: str, label: str, seq: int, message: bool, kind: str) -> str:
+        if self._ending.is_set():
+            return text
+        position = next((each for each in _C.positions() if each["label"] == label), None)
+        if position is None:
+            return text
+        with self._inquiring:
+            self._last_alarm = time.monotonic()
+            told = self._inquire(Alarm(self.rank, kind, position["group"], text), position["ranks"], seq, message)
+            self._known = {(label, seq): (time.monotonic(), told)}
+        return f"{text}. {told}"
+
+    def _inquire(self, alarm: Alarm, ranks: list[int], seq: int, message: bool) -> str:
+        try:
+            if self._exchange.lost is not None:
+                raise RuntimeError(self._exchange.lost)
+            number, first = self._exchange.raise_alarm(alarm)
+            if not first:
+                told = self._exchange.diagnosis(number, alarm.group)
+                if told is not None:
+                    return told
+            answers = self._exchange.gather(number)
+            absences = {}
+            for rank in answers.silent:
+                ended = self._exchange.left("ended", rank)
+                if ended is not None:
+                    answers.reports[rank] = ended
+                else:
+                    absences[rank] = absent(self._exchange.left("member", rank))
+            self.broken = self.broken or bool(answers.silent)
+            told = diagnose(answers.reports, absences, alarm.group, ranks, seq, message=message)
+            if first:
+                self._exchange.publish(number, alarm.group, told)
+            return told
+        except StoreError as error:
+            reason = str(error).partition("\n")[0]
+            return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
+
+    def _answer(self, alarm: Alarm) -> _report.Report:
+        return _report.make(self.rank, self._size, self._ages, alarm.group)
+
+    def _heard(self, number: int, alarm: Alarm) -> None:
+        if alarm.kind == "desync":
+            _C.stop_desync(alarm.text)
+        if _dump.folder() is not None:
+            report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
+            _dump.write(number, report, vars(alarm))
+
+
+def _name(activity: dict[str, Any]) -> str:
+    backend = activity["backend"] or "auto"
+    return f"{backend}.{activity['op']} ({activity['label']})"
+
+
+def _number(call: dict[str, Any]) -> str:
+    if call["op"] == "connect":
+        return "the making of a communicator is"
+    size = f" of {call['bytes']} bytes" if call["bytes"] else ""
+    return f"{'message' if call['message'] else 'collective'} {call['seq']}{size}"
+
+
+# ---- the process's watch
+
+_current: Watch | None = None
+_last: Watch | None = None
+
+
+def current() -> Watch | None:
+    """The watch of the running life, if there is one."""
+    return _current
+
+
+def explain(text: str, label: str, seq: int, message: int) -> str:
+    """What the core calls for the errors that it raises."""
+    return text if _current is None else _current.explain(text, label, seq, bool(message))
+
+
+def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
+    """Begin to watch, where there are other ranks."""
+    global _current
+    _C.clear_stop()
+    _C.set_detail(detail)
+    _fork.prepare(rank, groups)
+    if size > 1:
+        _current = Watch(store, rank, size, groups, detail=detail)
+        _current.start()
+
+
+def stop(reason: str = "it has ended communication") -> None:
+    """End the watch."""
+    global _current, _last
+    ended, _current = _current, None
+    if ended is not None:
+        ended.stop(reason)
+        _last = ended
+
+
+def broken() -> bool:
+    """Whether ranks have been found missing in this life, or in the last one."""
+    watch = _current or _last
+    return watch is not None and watch.broken
+
+
+def close() -> None:
+    """The process ends; as a rule rank 0's holds the job's store: tell the others."""
+    if _last is not None and _last.rank == 0:
+        _last.close()
+
+
+_C.set_explainer(explain)

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "watch.h"
+
+#include <pybind11/stl.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "activity.h"
+#include "errors.h"
+#include "group.h"
+#include "position.h"
+#include "registry.h"
+#include "stop.h"
+#include "unlocked.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+py::object text_or_none(const std::string* text) { return text == nullptr ? py::object(py::none()) : py::str(*text); }
+
+py::object bytes_or_none(int64_t bytes) { return bytes < 0 ? py::object(py::none()) : py::int_(bytes); }
+
+py::dict dict_of(const Entered& entered) {
+  const auto& op = row(entered.op);
+  py::dict call;
+  call["seq"] = entered.seq;
+  call["op"] = std::string(op.name) + (entered.vectored ? "v" : "");
+  call["dtype"] = op.extent == Extent::None ? py::object(py::none()) : py::str(std::string(row(entered.dtype).name));
+  call["red"] = op.is(kReduces) ? py::object(py::str(std::string(name(entered.red)))) : py::none();
+  call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
+  call["bytes"] = bytes_or_none(entered.bytes);
+  call["backend"] = text_or_none(entered.backend);
+  call["async"] = entered.asynchronous;
+  call["caller"] = text_or_none(entered.caller);
+  call["history"] = std::to_string(entered.history);
+  return call;
+}
+
+// `from`: by label, the first collective that is of interest.
+py::list positions(const std::map<std::string, int64_t>& from) {
+  py::list result;
+  for (const auto& position : Position::all()) {
+    const auto first = from.find(position->label());
+    const auto reading = position->read(first == from.end() ? 0 : first->second);
+    py::list calls;
+    for (const auto& entered : reading.newest) calls.append(dict_of(entered));
+    py::dict group;
+    group["group"] = position->group();
+    group["label"] = position->label();
+    group["ranks"] = position->ranks();
+    group["rank"] = position->rank();
+    group["collectives"] = reading.collectives;
+    group["messages"] = reading.messages;
+    group["calls"] = calls;
+    result.append(group);
+  }
+  return result;
+}
+
+py::list activities() {
+  py::list result;
+  for (const auto& reading : Activity::all()) {
+    const auto& what = reading.what;
+    py::dict activity;
+    activity["turn"] = reading.turn;
+    activity["thread"] = reading.thread;
+    activity["label"] = text_or_none(what.label);
+    activity["backend"] = text_or_none(what.backend);
+    activity["op"] = what.connects ? std::string("connect") : std::string(row(what.op).name);
+    activity["message"] = !what.connects && row(what.op).is(kPeer);
+    activity["seq"] = what.seq;
+    activity["bytes"] = bytes_or_none(what.bytes);
+    activity["limit"] = seconds(what.limit);
+    activity["waits"] = what.waits;
+    result.append(activity);
+  }
+  return result;
+}
+
+py::list pending(std::size_t most) {
+  py::list result;
+  const auto now = steady_clock::now();
+  for (auto& work : Registry::instance().watched(most)) {
+    if (work->completed()) continue;
+    const auto& call = work->context();
+    py::dict known;
+    known["what"] = work->what();
+    known["label"] = text_or_none(call.group);
+    known["backend"] = text_or_none(call.backend);
+    known["op"] = row(call.op).name;
+    known["message"] = row(call.op).is(kPeer);
+    known["seq"] = call.seq;
+    known["bytes"] = bytes_or_none(call.bytes);
+    known["limit"] = seconds(call.limit);
+    known["age"] = seconds(work->observed(now));
+    result.append(py::make_tuple(std::move(work), known));
+  }
+  return result;
+}
+
+// ---- Ctrl-C: Python notes it and acts when its main thread comes back from C, which a call that hangs never does
+
+std::atomic<int64_t> interrupted_at{0};
+struct sigaction python_action;
+
+int64_t now_in_nanoseconds() { return steady_clock::now().time_since_epoch().count(); }
+
+void on_interrupt(int signal, siginfo_t* info, void* context) {
+  interrupted_at.store(now_in_nanoseconds(), std::memory_order_relaxed);
+  if ((python_action.sa_flags & SA_SIGINFO) != 0) {
+    python_action.sa_sigaction(signal, info, context);
+  } else {
+    python_action.sa_handler(signal);
+  }
+}
+
+// In front of the program's own handler, whenever it has put one there. A program that ignores SIGINT, or lets it end
+// the process, needs nothing.
+void watch_interrupts() {
+  struct sigaction action{};
+  if (sigaction(SIGINT, nullptr, &action) != 0) return;
+  if ((action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_interrupt) return;
+  if ((action.sa_flags & SA_SIGINFO) == 0 && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN)) return;
+  python_action = action;
+  action.sa_sigaction = on_interrupt;
+  action.sa_flags |= SA_SIGINFO;
+  sigaction(SIGINT, &action, nullptr);
+}
+
+// Waits that poll end, and so do calls of libraries that let go of their callers.
+void give_up(Group& group) {
+  for (auto& slot : group.slots()) slot.communicator->give_up();
+}
+
+// In a forked process: the libraries' threads are not there to end what is freed.
+void keep_for_ever(std::shared_ptr<Group> group) {
+  static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
+  kept.push_back(std::move(group));
+}
+
+std::optional<double> since_interrupt() {
+  const auto at = interrupted_at.load(std::memory_order_relaxed);
+  if (at == 0) return std::nullopt;
+  return seconds(std::chrono::nanoseconds(now_in_nanoseconds() - at));
+}
+
+}  // namespace
+
+void add_watch(py::module_& module) {
+  module.def("positions", positions, py::arg("since") = std::map<std::string, int64_t>());
+  module.def("activities", activities);
+  module.def("pending", pending, py::arg("most") = 1000);
+  module.def("expire", [](Work& work, const std::string& text) {
+    return unlocked([&] { return work.expire(ErrorCode::Timeout, text); });
+  });
+  module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
+  module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
+  module.def("clear_stop", Stop::clear);
+  module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
+  module.def("keep_for_ever", keep_for_ever);
+  module.def("set_detail", Position::set_detail);
+  module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
+  module.def("watch_interrupts", watch_interrupts);
+  module.def("since_interrupt", since_interrupt);
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stop.h"
+
+#include <memory>
+#include <mutex>
+
+namespace mcr {
+
+namespace {
+
+struct Reason {
+  std::mutex mutex;
+  ErrorCode code = ErrorCode::Backend;  // guarded by mutex
+  std::string text;                     // guarded by mutex
+};
+
+// Never destroyed: threads may still communicate while the process ends.
+Reason& reason() {
+  static auto& kept = *std::make_unique<Reason>().release();
+  return kept;
+}
+
+}  // namespace
+
+std::atomic<bool> Stop::requested_{false};
+
+void Stop::request(ErrorCode code, const std::string& text) {
+  const std::lock_guard lock(reason().mutex);
+  if (requested()) return;
+  reason().code = code;
+  reason().text = text;
+  requested_.store(true, std::memory_order_release);
+}
+
+void Stop::raise() {
+  const std::lock_guard lock(reason().mutex);
+  throw Error(reason().code, reason().text);
+}
+
+}  // namespace mcr
