@@ -32,6 +32,11 @@ void Stop::request(ErrorCode code, const std::string& text) {
   requested_.store(true, std::memory_order_release);
 }
 
+std::string Stop::text() {
+  const std::lock_guard lock(reason().mutex);
+  return requested() ? reason().text : std::string();
+}
+
 void Stop::raise() {
   const std::lock_guard lock(reason().mutex);
   throw Error(reason().code, reason().text);

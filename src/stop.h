@@ -21,6 +21,8 @@ class Stop {
     if (requested()) [[unlikely]]
       raise();
   }
+  /// The error's text; empty if none was requested.
+  static std::string text();
   /// Before the runtime starts anew.
   static void clear() noexcept { requested_.store(false, std::memory_order_relaxed); }
 

@@ -46,6 +46,8 @@ class Group:
     def timeout(self) -> timedelta: ...
     @property
     def _closed(self) -> bool: ...
+    @property
+    def _label(self) -> str: ...
     def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None: ...
     def _streams(self, backend: str) -> str | None: ...
     def _stage(self, shadow: Group, chunk: int) -> None: ...
@@ -168,10 +170,23 @@ def log_made() -> int: ...
 def log_lost() -> int: ...
 def log_now() -> int: ...
 def log_callers(wanted: bool) -> None: ...
+def positions(since: dict[str, int] = ...) -> list[dict[str, Any]]: ...
+def activities() -> list[dict[str, Any]]: ...
+def pending(most: int = ...) -> list[tuple[Work, dict[str, Any]]]: ...
+def expire(work: Work, text: str) -> bool: ...
+def stop_desync(text: str) -> None: ...
+def stop_forked(text: str) -> None: ...
+def clear_stop() -> None: ...
+def give_up(group: Group) -> None: ...
+def keep_for_ever(group: Group) -> None: ...
+def set_detail(detail: bool) -> None: ...
+def set_explainer(function: Callable[[str, str, int, int], str]) -> None: ...
+def watch_interrupts() -> None: ...
+def since_interrupt() -> float | None: ...
 def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]: ...
 def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int: ...
 @overload
-def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Copies the root's tensor to every rank of the group.
 
     Args:
@@ -184,6 +199,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -199,7 +215,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
 @overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
@@ -211,6 +227,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -226,7 +243,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
 @overload
 def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
@@ -240,6 +257,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -255,7 +273,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
 @overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
@@ -268,6 +286,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -283,7 +302,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
 @overload
 def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -297,6 +316,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -312,7 +332,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
 @overload
 def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
@@ -326,6 +346,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -341,7 +362,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
 @overload
 def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
@@ -356,6 +377,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -371,7 +393,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
 @overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
@@ -386,6 +408,7 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -426,7 +449,7 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, d
 @overload
 def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> Work | None:
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | None:
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
@@ -439,6 +462,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: None, or a Work if async_op is set.
@@ -455,7 +479,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
 @overload
 def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, async_op: bool = False) -> int | Any:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> int | Any:
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
@@ -468,6 +492,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once; the same on all ranks.
 
     Returns: The sender's global rank, or a Work if async_op is set.
@@ -484,7 +509,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
 @overload
 def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
 @overload
-def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """MPI's name of broadcast.
 
     Args:
@@ -496,6 +521,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -511,7 +537,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
 @overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
@@ -523,6 +549,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -538,7 +565,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
 @overload
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
@@ -550,6 +577,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -565,7 +593,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
 @overload
 def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -578,6 +606,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -593,7 +622,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
@@ -606,6 +635,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -621,7 +651,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
@@ -635,6 +665,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -650,7 +681,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
 @overload
 def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
@@ -667,6 +698,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -682,7 +714,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
 @overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
@@ -699,6 +731,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -714,7 +747,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 @overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
@@ -730,6 +763,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -745,7 +779,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
 @overload
 def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
@@ -763,6 +797,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -778,7 +813,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
 @overload
 def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None) -> Work | None:
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
@@ -794,6 +829,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
 
@@ -809,7 +845,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
 @overload
 def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
+def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work:
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
@@ -822,6 +858,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.
 
@@ -837,7 +874,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
 @overload
 def isend(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
 @overload
-def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None) -> Work:
+def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work:
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:
@@ -850,6 +887,7 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.
 

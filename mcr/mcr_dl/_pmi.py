@@ -27,6 +27,7 @@ _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
 _PATIENCE = 2.0  # seconds
+_PAUSE = 0.02  # between two looks at the store
 _FAREWELL = "cmd=finalize_ack rc=0"
 
 
@@ -77,6 +78,7 @@ class PmiResponder:
         self._given = store  # kept, for it may be the one that serves all the others
         self._store = PrefixStore("mcr_dl/pmi", own_connection(store))
         self._barriers = 0
+        self._leaving, self._gone = threading.Event(), threading.Event()
         self._state = _State.UNUSED
         self._commands: dict[str, Callable[[dict[str, str]], str]] = {
             "init": self._init,
@@ -119,6 +121,8 @@ class PmiResponder:
         if self._state == _State.CLOSED or os.getpid() != self._process:  # a forked child has no thread, and no say
             return
         self.hide()
+        self._leaving.set()
+        self._gone.set()
         self._stop.close()
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():  # it waits for ranks that do not come: what it holds goes with the process
@@ -211,15 +215,30 @@ class PmiResponder:
         self._barriers += 1
         try:
             self._count(f"{key}/entered")
-            self._store.wait([f"{key}/entered/all"], self._timeout)
+            self._meet(f"{key}/entered/all")
             # The store ends with the process that holds it, as a rule rank 0, and this may be the last thing it is
             # asked: rank 0 leaves when the others have left.
             self._count(f"{key}/left")
             if self._rank == 0:
-                self._store.wait([f"{key}/left/all"], self._timeout)
+                self._meet(f"{key}/left/all")
         except RuntimeError as error:
             return f"cmd=barrier_out rc=-1 msg={_one_word(error)}"
         return "cmd=barrier_out rc=0 msg=success"
+
+    def _meet(self, key: str) -> None:
+        """Wait for a key. At the end of the process the other ranks may be gone, and this thread must not sit in the
+        store when Python ends.
+        """
+        if not self._leaving.is_set():
+            self._store.wait([key], self._timeout)
+            return
+        while not self._store.check([key]):
+            if self._gone.wait(_PAUSE):
+                raise RuntimeError("the process ends")
+
+    def leave(self) -> None:
+        """What MPI asks from now on belongs to its end."""
+        self._leaving.set()
 
     def _count(self, key: str) -> None:
         if self._store.add(key, 1) == self._size:

@@ -457,13 +457,15 @@ def _at_exit() -> None:
         from mcr_dl import trace
 
         trace.finish(together=False)
-    # After an uncaught exception, or without some of them, the other ranks may never come: leave at once, so that the
-    # launcher ends them.
-    come = error is None and not watch.broken()
-    if come and _state is not None:
+    # Libraries end together. After an uncaught exception, or without a rank, the others may never come to that: then
+    # this one leaves at once, so that the launcher ends them.
+    together = watch.leave_together(error is None)
+    if _responder is not None:
+        _responder.leave()
+    if together and _state is not None:
         _exit.bounded(forget)
     _C.leave()  # what has not ended by now is left to the system
-    if come:
+    if together:
         _exit.bounded(_C.shutdown)
     if not _launch.store_outlives():
         watch.close()

@@ -2,8 +2,10 @@
 #include "mpi_library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 #include <string_view>
 #include <type_traits>
@@ -204,6 +206,16 @@ bool wants_device_memory() {
               "MCR_DL_MPI_STREAMS: expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
 }
 
+// MPICH takes its shared memory's name away when it is finalized, which a job that is killed never comes to: the memory
+// would be lost until the host starts anew. Without a name it goes with the last process.
+void unlink_shared_memory() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const auto begin = line.find("/dev/shm/mpich_shm_");
+    if (begin != std::string::npos) unlink(line.c_str() + begin);
+  }
+}
+
 }  // namespace
 
 Library& Library::get() {
@@ -241,6 +253,8 @@ void Library::start() {
     check(MPI_Init_thread(nullptr, nullptr, wanted, &provided), "MPI_Init_thread");
     ours_ = true;
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");  // all ranks of the host have it mapped
+    unlink_shared_memory();
   }
   int level = 0;
   check(MPI_Query_thread(&level), "MPI_Query_thread");

@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "error.h"
+#include "stop.h"
 
 namespace mcr::python {
 
@@ -62,6 +63,10 @@ void set_error() noexcept {
   } catch (const ErrorAlreadySet&) {
   } catch (const Error& error) {
     const auto* subject = error.subject();
+    // What has failed since then has failed for that reason.
+    if (subject != nullptr && Stop::requested()) {
+      return PyErr_SetString(exception_of(ErrorCode::Desync), Stop::text().c_str());
+    }
     if (subject == nullptr || explainer == nullptr) return PyErr_SetString(exception_of(error.code()), error.what());
     explain(error, *subject);
   } catch (const std::exception& error) {

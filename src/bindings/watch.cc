@@ -7,10 +7,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -154,6 +158,26 @@ void keep_for_ever(std::shared_ptr<Group> group) {
   kept.push_back(std::move(group));
 }
 
+// ---- libraries that end the process: gloo does, on a thread of its own, where ranks have made different calls
+
+std::terminate_handler usual_end = nullptr;
+constexpr auto kVerdict = std::chrono::milliseconds(1500);  // until the ranks' calls have been compared
+
+// The other ranks would see a lost connection before they know why.
+[[noreturn]] void end_with_reason() {
+  const auto deadline = steady_clock::now() + kVerdict;
+  while (!Stop::requested() && steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (Stop::requested()) std::fprintf(stderr, "mcr_dl: DesyncError: %s\n", Stop::text().c_str());
+  usual_end();
+  std::abort();
+}
+
+void set_detail(bool detail) {
+  Position::set_detail(detail);
+  if (detail && usual_end == nullptr) usual_end = std::set_terminate(end_with_reason);
+}
+
 std::optional<double> since_interrupt() {
   const auto at = interrupted_at.load(std::memory_order_relaxed);
   if (at == 0) return std::nullopt;
@@ -174,7 +198,7 @@ void add_watch(py::module_& module) {
   module.def("clear_stop", Stop::clear);
   module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
   module.def("keep_for_ever", keep_for_ever);
-  module.def("set_detail", Position::set_detail);
+  module.def("set_detail", set_detail);
   module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
   module.def("watch_interrupts", watch_interrupts);
   module.def("since_interrupt", since_interrupt);

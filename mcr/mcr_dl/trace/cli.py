@@ -90,15 +90,22 @@ def _export(given: argparse.Namespace) -> None:
     _FORMATS[given.format](read_all(given.traces), given.output)
 
 
+def _diagnose(given: argparse.Namespace) -> None:
+    from mcr_dl.watch import _dump
+
+    _say(_dump.told(_dump.read(Path(given.dumps))))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.Parser(prog=_PROGRAM, description="Look at the traces that mcr_dl.trace.save has written.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], None], text: str, output: str | None
+        name: str, run: Callable[[argparse.Namespace], None], text: str, output: str | None, place: str = "TRACES"
     ) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-        command.add_argument("traces", metavar="TRACES", help="the folder, or the .json name, that save() was given")
+        kind = "the folder, or the .json name, that save() was given" if place == "TRACES" else "the folder"
+        command.add_argument(place.lower(), metavar=place, help=kind)
         if output is not None:
             command.add_argument("-o", "--output", type=Path, required=True, metavar=output)
         command.set_defaults(run=run)
@@ -107,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("merge", _merge, "One trace-event file of all ranks, for ui.perfetto.dev and chrome://tracing.", "JSON")
     add("summary", _summary, "Time in computing and in communication, by operation and rank.", None)
     add("plot", _plot, "The same as stacked bars.", "PICTURE")
+    add("diagnose", _diagnose, "What happened, from the dumps that MCR_DL_DUMP_DIR has got.", None, "DUMPS")
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
     export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
     return parser

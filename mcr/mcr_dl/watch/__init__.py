@@ -7,6 +7,6 @@ other waits at the store for another rank's alarm and answers with a report. doc
 
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
-from mcr_dl.watch._watch import Watch, broken, close, current, start, stop
+from mcr_dl.watch._watch import Watch, close, current, leave_together, start, stop
 
-__all__ = ["Watch", "broken", "close", "current", "forked", "forked_text", "start", "stop"]
+__all__ = ["Watch", "close", "current", "forked", "forked_text", "leave_together", "start", "stop"]

@@ -39,6 +39,8 @@ class Alarm:
     kind: str  # "timeout", "error", "desync"; "closing": the store goes, and there will be no more alarms
     group: str
     text: str
+    seq: int = 0  # of the call that has failed, in its group
+    message: bool = False  # it is a send or receive
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Exchange:
     ) -> None:
         self._rank, self._size = rank, size
         self._answer, self._heard = answer, heard
-        self._mine = torch_dist.PrefixStore("watch", own_connection(store))
+        self._mine: Any = torch_dist.PrefixStore("watch", own_connection(store))
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there keeps nobody else from the store
         self._listening = torch_dist.PrefixStore("watch", listening)
@@ -160,6 +162,22 @@ class Exchange:
         found = decode(self._mine.get(f"diagnosis/{number}"))
         return str(found["text"]) if found["group"] == group else None
 
+    def leave_together(self, well: bool, limit: float) -> bool:
+        """At the end of the process: whether all ranks have come there, and well. False as soon as one has not."""
+        if self.lost is not None:
+            return False
+        try:
+            if not well:
+                self._mine.set("failed", "")
+            count = self._mine.add("leaving", 1)
+            deadline = time.monotonic() + limit
+            while count < self._size and not self._mine.check(["failed"]) and time.monotonic() < deadline:
+                time.sleep(_PAUSE)
+                count = self._mine.add("leaving", 0)
+            return bool(count == self._size and not self._mine.check(["failed"]))
+        except StoreError:
+            return False
+
     def close(self, reason: str) -> None:
         """Take leave of the other listeners: the store goes with this process. (What waits at a store that goes away
         says so on stderr, at length.)
@@ -175,6 +193,11 @@ class Exchange:
             while self._mine.add("closed", 0) < len(listening) and time.monotonic() < deadline:
                 time.sleep(_PAUSE)
 
+    def fail(self) -> None:
+        """Ranks that are about to leave together shall not wait for this one."""
+        with contextlib.suppress(*StoreError):
+            self._mine.set("failed", "")
+
     # ---- what stays at the store
 
     def leave(self, key: str, value: Any) -> None:
@@ -185,11 +208,6 @@ class Exchange:
         """What a rank has left there, or None. Raises StoreError."""
         name = f"{key}/{rank}"
         return decode(self._mine.get(name)) if self._mine.check([name]) else None
-
-    def discard(self, key: str) -> None:
-        """Take a value of one rank away, where the store can do that."""
-        with contextlib.suppress(*StoreError):
-            self._mine.delete_key(key)
 
     @property
     def store(self) -> torch_dist.Store:

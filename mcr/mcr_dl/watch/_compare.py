@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``MCR_DL_DEBUG=detail``: whether all ranks of every group have made the same calls, compared a moment later.
 
-Each rank leaves its new calls at the store, in numbered batches; the first rank of each group takes all of them away and
-compares. Nothing of that is on the path of a call.
+Each rank leaves its new calls at the store, in numbered batches; the first rank of each group takes all of them away
+and compares. Nothing of that is on the path of a call.
 """
 
 from __future__ import annotations

@@ -145,11 +145,8 @@ def diagnose(
             position = _group_in(report, group)
             if position is None or position["collectives"] < seq:
                 late[rank] = report
-        gone = [
-            f"rank {rank}: {report['ended']}"
-            for rank, report in members.items()
-            if report.get("ended") and rank not in late
-        ]
+        ended = {rank: report["ended"] for rank, report in members.items() if report.get("ended") and rank not in late}
+        gone = [f"rank {rank}: {why}" for rank, why in ended.items()]
         missing = [*silent, *(_not_arrived(rank, report, group) for rank, report in late.items())]
         if missing:
             sentences.append(f"Not arrived: {_some(missing)}.")

@@ -7,18 +7,20 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
 
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _MOST = 8  # alarms of which a process leaves dumps: the first ones tell
 _LARGEST = 256 << 20  # bytes of a file that is read
-_FIELDS = {"rank": int, "size": int, "pid": int, "host": str, "groups": list, "threads": list, "pending": list}
+_FIELDS = {"alarm": dict, "rank": int, "size": int, "pid": int, "host": str, "groups": list, "threads": list, "pending": list}
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -67,3 +69,28 @@ def read(place: Path) -> dict[int, dict[int, Report]]:
     if not found:
         raise InvalidArgumentError(f"{place}: expected a folder with dumps (alarm0.rank0.json, ...), found none")
     return found
+
+
+def told(dumps: Mapping[int, Mapping[int, Report]]) -> str:
+    """One paragraph on the first alarm, and a line for each later one."""
+    first, *later = sorted(dumps)
+    lines = [_told(first, dumps[first])]
+    for number in later:
+        alarm = next(iter(dumps[number].values()))["alarm"]
+        lines.append(f"Later, alarm {number}: {alarm['kind']} on rank {alarm['by']}: {alarm['text']}")
+    return "\n".join(lines)
+
+
+def _told(number: int, reports: Mapping[int, Report]) -> str:
+    report = next(iter(reports.values()))
+    alarm, size = report["alarm"], report["size"]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report["time"]))
+    silent = {rank: "it has left no dump" for rank in range(size) if rank not in reports}
+    text = f"Alarm {number}, {when}: {alarm['kind']} on rank {alarm['by']}: {alarm['text']}."
+    if silent:
+        text += f" There are dumps of {len(reports)} of {size} ranks; {ranks_text(list(silent))} left none."
+    group = next((one for each in reports.values() for one in each["groups"] if one["group"] == alarm["group"]), None)
+    if alarm["kind"] == "desync" or group is None:
+        return text
+    found = diagnose(reports, silent, alarm["group"], group["ranks"], alarm["seq"], message=alarm["message"])
+    return f"{text} {found}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
+from mcr_dl._launch import store_outlives
 from mcr_dl.watch import _dump, _fork, _report
 from mcr_dl.watch._alarm import ANSWERS, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
@@ -24,6 +25,7 @@ _GRACE = 0.3  # after a call's time is up: most raise by themselves
 _LAST = 0.3  # for a thread to leave its call when the communicator has been aborted
 _PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis holds for the same call
+_FAREWELL = 10.0  # seconds for the other ranks to end too
 _SPACING = 1.0  # between alarms over errors that the program may catch
 EXIT_TIMEOUT = 70  # codes of processes that are ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
@@ -62,6 +64,10 @@ class Watch:
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
 
+    def leave_together(self, well: bool) -> bool:
+        """At the end of the process: whether the libraries can be ended, for which all ranks must come."""
+        return self._exchange.leave_together(well and not self.broken, _FAREWELL)
+
     def close(self) -> None:
         """The process ends, and the store with it."""
         self._exchange.close(f"rank {self.rank}, which holds it, has ended")
@@ -82,7 +88,7 @@ class Watch:
             if activity["waits"]:
                 continue
             age = activity["age"]
-            main = activity["thread"] == threading.main_thread().native_id
+            main = activity["thread"] == os.getpid()
             if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
                 text = f"{_name(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
                 self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
@@ -121,6 +127,7 @@ class Watch:
             return
         if found is not None:
             group, text = found
+            _C.stop_desync(text)
             with contextlib.suppress(*StoreError):
                 self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
 
@@ -132,6 +139,9 @@ class Watch:
             if self._exchange.lost is None:
                 reason = f"it has ended itself: {text.partition('.')[0]}"
                 self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+                self._exchange.fail()
+        if self.rank == 0 and not store_outlives():
+            self.close()
         os._exit(code)
 
     # ---- alarms
@@ -154,11 +164,12 @@ class Watch:
             return text
         with self._inquiring:
             self._last_alarm = time.monotonic()
-            told = self._inquire(Alarm(self.rank, kind, position["group"], text), position["ranks"], seq, message)
+            alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
+            told = self._inquire(alarm, position["ranks"])
             self._known = {(label, seq): (time.monotonic(), told)}
         return f"{text}. {told}"
 
-    def _inquire(self, alarm: Alarm, ranks: list[int], seq: int, message: bool) -> str:
+    def _inquire(self, alarm: Alarm, ranks: list[int]) -> str:
         try:
             if self._exchange.lost is not None:
                 raise RuntimeError(self._exchange.lost)
@@ -176,7 +187,7 @@ class Watch:
                 else:
                     absences[rank] = absent(self._exchange.left("member", rank))
             self.broken = self.broken or bool(answers.silent)
-            told = diagnose(answers.reports, absences, alarm.group, ranks, seq, message=message)
+            told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
             if first:
                 self._exchange.publish(number, alarm.group, told)
             return told
@@ -243,10 +254,9 @@ def stop(reason: str = "it has ended communication") -> None:
         _last = ended
 
 
-def broken() -> bool:
-    """Whether ranks have been found missing in this life, or in the last one."""
-    watch = _current or _last
-    return watch is not None and watch.broken
+def leave_together(well: bool) -> bool:
+    """Whether all ranks are at the end of their processes, and have come there without an error."""
+    return well if _last is None else _last.leave_together(well)
 
 
 def close() -> None:

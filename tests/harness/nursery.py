@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts ranks that end: forked from a process that has imported mcr_dl, so that each takes a moment and not seconds.
+
+As a program it is that process; ``Nursery`` is the tests' end. A rank runs a program file as ``__main__`` and ends as
+any Python process does, exit handlers and all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import launchers
+
+
+@dataclass
+class Child:
+    """One process: its exit code (negative: the signal) once it has ended, and what it has printed."""
+
+    pid: int
+    output: Path
+    code: int | None = None
+
+    @property
+    def text(self) -> str:
+        """All that it has printed so far."""
+        return self.output.read_text(errors="replace")
+
+
+@dataclass
+class Nursery:
+    """Starts and watches children. A context manager; at its end nothing of them is left."""
+
+    children: dict[int, Child] = field(default_factory=dict)
+
+    def __enter__(self) -> Nursery:
+        self.folder = tempfile.TemporaryDirectory(prefix="mcr-ranks-")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=launchers.environment(MCR_DL_TUNING_TABLE="none"),
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self.folder.cleanup()
+
+    def clear(self) -> None:
+        """End what is left of the children."""
+        for child in self.children.values():
+            if child.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        self.wait(list(self.children.values()), 10)
+        self.children.clear()
+
+    def start(self, program: Path, arguments: list[str], variables: dict[str, str]) -> Child:
+        """Start one process of the program."""
+        output = Path(self.folder.name) / f"{time.monotonic_ns()}"
+        self._send({"program": str(program), "arguments": arguments, "variables": variables, "output": str(output)})
+        while (pid := self._receive().get("started")) is None:
+            pass
+        self.children[pid] = Child(pid, output)
+        return self.children[pid]
+
+    def ranks(self, program: Path, arguments: list[str], size: int, **variables: str) -> list[Child]:
+        """Start the ranks of one job; rank 0 holds the store, unless the variables say where one is."""
+        return [
+            self.start(program, arguments, {**each, **variables}) for each in launchers.rank_environments(size)
+        ]
+
+    def wait(self, children: list[Child], limit: float) -> bool:
+        """Wait until all of these have ended; False if the time runs out first."""
+        deadline = time.monotonic() + limit
+        while any(child.code is None for child in children):
+            if time.monotonic() > deadline:
+                return False
+            self._send({})
+            self._receive()
+            time.sleep(0.02)
+        return True
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        message: dict[str, Any] = json.loads(self._process.stdout.readline())
+        for pid, code in message["ended"]:
+            if pid in self.children:
+                self.children[pid].code = code
+        return message
+
+
+# ---- the process that forks
+
+
+def _become(message: dict[str, Any]) -> None:
+    """In the child: what a process of its own would have."""
+    os.setsid()
+    output = os.open(message["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+    os.environ.update(message["variables"])
+    sys.argv = [message["program"], *message["arguments"]]
+
+
+def _ended() -> list[tuple[int, int]]:
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (result := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append((result[0], os.waitstatus_to_exitcode(result[1])))
+    return found
+
+
+def _serve() -> str | None:
+    """Fork a child for every request; in the child, return its program."""
+    import mcr_dl  # noqa: F401  what takes the time
+
+    for line in sys.stdin:
+        message = json.loads(line)
+        pid = os.fork() if message else 0
+        if message and pid == 0:
+            _become(message)
+            return str(message["program"])
+        answer = {"ended": _ended(), **({"started": pid} if message else {})}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    return None
+
+
+if __name__ == "__main__":
+    _program = _serve()
+    if _program is not None:
+        runpy.run_path(_program, run_name="__main__")

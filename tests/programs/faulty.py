@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job in which something goes wrong on rank 1: faulty.py BACKEND PHASE FAULT.
+
+PHASE is what the other ranks are in then: ``idle`` (their next call finds it), ``collective`` (a blocking one),
+``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from itertools import count
+
+import torch
+
+import mcr_dl as dist
+
+LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
+REPORTED = 3
+
+
+def fault(kind: str) -> None:
+    """What goes wrong."""
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "raise":
+        raise ValueError("bad batch")
+    if kind == "exit":
+        sys.exit(0)
+
+
+def storm(fails: str | None) -> None:
+    """Calls under way on two groups, again and again; the fault comes in the middle of one round."""
+    groups = [dist.group.WORLD, dist.new_group(list(range(dist.get_world_size())))]
+    tensors = [torch.ones(size) for size in (1, 100, 30000, 100000)]
+    for turn in count():
+        works = [dist.all_reduce(x, group=group, async_op=True, timeout=LIMIT) for x in tensors for group in groups]
+        if fails is not None and turn == 3:
+            fault(fails)
+        for work in works:
+            work.wait()
+        for x in tensors:
+            x.fill_(1)
+
+
+def main(backend: str, phase: str, kind: str) -> None:
+    """One rank."""
+    dist.init_process_group(backend)
+    failing = kind if dist.get_rank() == 1 and kind != "none" else None
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    print("ready", flush=True)
+    if phase == "storm":
+        storm(failing)
+    if failing is not None:
+        if phase == "collective":
+            time.sleep(0.3)  # the others are inside of the call then
+        fault(failing)
+    if phase == "idle":
+        time.sleep(0.3)  # the others are outside of it
+    dist.all_reduce(x, timeout=LIMIT)
+    if kind != "none":
+        raise AssertionError("a call without rank 1 has ended well")
+
+
+if __name__ == "__main__":
+    begin = time.monotonic()
+    try:
+        main(*sys.argv[1:])
+    except dist.McrError as error:
+        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
+        sys.exit(REPORTED)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that meet with trouble, one function each: troubles.py NAME [ARGUMENTS...]. What they print is what is tested."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import mcr_dl as dist
+
+LIMIT = timedelta(seconds=1)
+LONG = timedelta(seconds=60)
+
+
+def say(*words: object) -> None:
+    """Print at once."""
+    print(*words, flush=True)
+
+
+def expect(text: str, call: object) -> None:
+    """Call what must raise, and print the error."""
+    try:
+        call()  # type: ignore[operator]
+    except (dist.McrError, RuntimeError) as error:
+        say("RAISED", type(error).__name__, error)
+    else:
+        raise AssertionError(text)
+
+
+def desync(backend: str, difference: str) -> None:
+    """MCR_DL_DEBUG=detail: one rank makes another call; every rank raises, be it in that call or in a later one."""
+    dist.init_process_group(backend, timeout=LONG)
+    one = dist.get_rank() == 1
+    x, y = torch.ones(1000), torch.ones(1000)
+    for _ in range(5):
+        dist.all_reduce(x)
+
+    def calls() -> None:
+        if difference == "op" and one:
+            dist.broadcast(y, src=0)
+        elif difference == "size" and one:
+            dist.all_reduce(y[:500], async_op=True)
+        elif difference == "async" and one:
+            dist.all_reduce(y, async_op=True).wait()
+        elif difference == "reduction" and one:
+            dist.all_reduce(y, op=dist.ReduceOp.MAX)
+        elif difference == "backend":
+            dist.barrier(backend="gloo" if one else "mpi")
+        elif difference == "dtype" and one:
+            dist.all_reduce(y.int())
+        else:
+            dist.all_reduce(y)
+        for _ in range(100):  # a rank that has not noticed yet goes on
+            time.sleep(0.1)
+            dist.get_rank()
+            dist.barrier(async_op=True)
+
+    expect("different calls went unnoticed", calls)
+    expect("a call after a desync", lambda: dist.all_reduce(x))
+
+
+def same(backend: str) -> None:
+    """MCR_DL_DEBUG=detail with a program in order: nothing is raised, results are right."""
+    dist.init_process_group(backend, timeout=LONG)
+    pair = dist.new_group([0, 1])
+    for turn in range(300):
+        x = torch.full((turn + 1,), float(dist.get_rank()))
+        dist.all_reduce(x)
+        assert x.eq(sum(range(dist.get_world_size()))).all()
+        if dist.get_rank() < 2:
+            dist.all_reduce(x, group=pair)
+    time.sleep(0.5)
+    dist.barrier()
+    dist.destroy_process_group()
+    say("SAME")
+
+
+def interrupted(backend: str) -> None:
+    """Rank 0 waits for a rank that does not come, until somebody presses Ctrl-C."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        say("WAITING")
+        dist.all_reduce(x)
+    time.sleep(20)
+
+
+def aborted(backend: str) -> None:
+    """Another thread gives the group up while this one waits for an operation."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        group = dist.new_group([0, 1], timeout=LONG)
+        threading.Timer(0.3, group.abort).start()
+        expect("an abort", lambda: dist.all_reduce(x, group=group, async_op=True).wait())
+        expect("a call after the abort", lambda: dist.all_reduce(x, group=group))
+    else:
+        dist.new_group([0, 1], timeout=LONG)
+        time.sleep(1.5)
+    dist.all_reduce(x)  # the other groups go on
+    say("DONE")
+
+
+def nobody_waits(backend: str) -> None:
+    """An operation that nobody waits for fails when its time is up: its future learns of it."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(x, async_op=True, timeout=LIMIT)
+        future = work.get_future()
+        expect("a future without an end", future.wait)
+        expect("a work without an end", work.wait)
+    else:
+        time.sleep(4)
+    say("DONE")
+    os._exit(0)
+
+
+class _Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def forked(backend: str) -> None:
+    """DataLoader's workers are forked after init, and end; a forked process that communicates gets an error."""
+    dist.init_process_group(backend, timeout=LONG)
+    total = torch.zeros(1)
+    for batch in DataLoader(_Numbers(), batch_size=4, num_workers=2):
+        part = batch.sum()
+        dist.all_reduce(part)
+        total += part
+    assert total.item() == 120.0 * dist.get_world_size(), total
+    child = os.fork()
+    if child == 0:
+        expect("a call in a forked process", lambda: dist.all_reduce(torch.ones(1)))
+        expect("a group in a forked process", lambda: dist.new_group([0, 1]))
+        sys.exit(7)
+    _, status = os.waitpid(child, 0)
+    say("CHILD", os.waitstatus_to_exitcode(status))
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    say("DONE")
+
+
+def without_finalize(backend: str) -> None:
+    """The program ends with operations under way and without a word."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(100000)
+    works = [dist.all_reduce(x.clone(), async_op=True) for _ in range(5)]
+    say("DONE", len(works))
+
+
+def finalize_outstanding(backend: str) -> None:
+    """Finalize completes what is under way."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(1000)
+    work = dist.all_reduce(x, async_op=True)
+    dist.destroy_process_group()
+    work.wait()
+    assert x.eq(dist_size()).all()
+    say("DONE")
+
+
+def dist_size() -> int:
+    """The number of ranks, from the environment."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+def full_disk(backend: str) -> None:
+    """Traces and dumps go to a disk that is full: training goes on, and the error says what it would have said."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    for _ in range(3):
+        dist.all_reduce(x)
+    if dist.get_rank() == 0:
+        expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
+    else:
+        time.sleep(2.5)
+        dist.all_reduce(x)
+    dist.destroy_process_group()
+    say("DONE")
+
+
+def late(backend: str) -> None:
+    """Rank 1 is late for a call with a limit of its own."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if dist.get_rank() == 1:
+        time.sleep(20)
+    expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
+    os._exit(3)
+
+
+def differ(backend: str) -> None:
+    """Without the detail mode: the time limit's error shows the difference."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    if dist.get_rank() == 1:
+        expect("a time limit", lambda: dist.broadcast(x, src=0, async_op=True, timeout=LIMIT).wait())
+        dist.get_rank()
+    else:
+        expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
+    time.sleep(1)
+    os._exit(3)
+
+
+def store_dies(backend: str, phase: str) -> None:
+    """The store's process is killed by the test once all ranks are ready: communication goes on without it."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    say("READY")
+    until = time.monotonic() + 2.0
+    if phase == "idle":
+        time.sleep(2.0)
+    while phase != "idle":
+        works = [dist.all_reduce(torch.ones(1000), async_op=phase == "storm") for _ in range(8)]
+        for work in works:
+            if work is not None:
+                work.wait()
+        go_on = torch.tensor([1.0 if time.monotonic() < until else 0.0])
+        dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
+        if not go_on:
+            break
+    dist.all_reduce(x)
+    assert x.eq(float(dist.get_world_size() ** 2)).all()
+    expect("a new group without a store", lambda: dist.new_group([0, 1]))
+    say("DONE")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
