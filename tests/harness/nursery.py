@@ -73,6 +73,7 @@ class Nursery:
     def start(self, program: Path, arguments: list[str], variables: dict[str, str]) -> Child:
         """Start one process of the program."""
         output = Path(self.folder.name) / f"{time.monotonic_ns()}"
+        output.touch()
         self._send({"program": str(program), "arguments": arguments, "variables": variables, "output": str(output)})
         while (pid := self._receive().get("started")) is None:
             pass
@@ -81,9 +82,7 @@ class Nursery:
 
     def ranks(self, program: Path, arguments: list[str], size: int, **variables: str) -> list[Child]:
         """Start the ranks of one job; rank 0 holds the store, unless the variables say where one is."""
-        return [
-            self.start(program, arguments, {**each, **variables}) for each in launchers.rank_environments(size)
-        ]
+        return [self.start(program, arguments, {**each, **variables}) for each in launchers.rank_environments(size)]
 
     def wait(self, children: list[Child], limit: float) -> bool:
         """Wait until all of these have ended; False if the time runs out first."""

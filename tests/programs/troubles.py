@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that meet with trouble, one function each: troubles.py NAME [ARGUMENTS...]. What they print is what is tested."""
+"""Jobs that meet with trouble, one function each: troubles.py NAME [ARGUMENTS...]. Tests look at what they print."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -188,7 +189,8 @@ def full_disk(backend: str) -> None:
         expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
     else:
         time.sleep(2.5)
-        dist.all_reduce(x)
+        with contextlib.suppress(dist.BackendError):  # gloo gives the group up when a time limit has passed
+            dist.all_reduce(x, async_op=True).wait()
     dist.destroy_process_group()
     say("DONE")
 
@@ -198,6 +200,7 @@ def late(backend: str) -> None:
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
+    say("READY")
     if dist.get_rank() == 1:
         time.sleep(20)
     expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
@@ -237,7 +240,7 @@ def store_dies(backend: str, phase: str) -> None:
             break
     dist.all_reduce(x)
     assert x.eq(float(dist.get_world_size() ** 2)).all()
-    expect("a new group without a store", lambda: dist.new_group([0, 1]))
+    expect("a barrier over the store", dist.monitored_barrier)
     say("DONE")
 
 

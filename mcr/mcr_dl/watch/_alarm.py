@@ -212,4 +212,5 @@ class Exchange:
     @property
     def store(self) -> torch_dist.Store:
         """The connection of the threads that do not listen."""
-        return self._mine
+        store: torch_dist.Store = self._mine
+        return store

@@ -20,7 +20,16 @@ VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _MOST = 8  # alarms of which a process leaves dumps: the first ones tell
 _LARGEST = 256 << 20  # bytes of a file that is read
-_FIELDS = {"alarm": dict, "rank": int, "size": int, "pid": int, "host": str, "groups": list, "threads": list, "pending": list}
+_FIELDS = {
+    "alarm": dict,
+    "rank": int,
+    "size": int,
+    "pid": int,
+    "host": str,
+    "groups": list,
+    "threads": list,
+    "pending": list,
+}
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:

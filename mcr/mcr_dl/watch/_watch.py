@@ -200,6 +200,7 @@ class Watch:
 
     def _heard(self, number: int, alarm: Alarm) -> None:
         if alarm.kind == "desync":
+            self.broken = True
             _C.stop_desync(alarm.text)
         if _dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)

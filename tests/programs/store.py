@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the store of a job, as torchrun's agent does: store.py PORT."""
+
+import sys
+import time
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+_store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), wait_for_workers=False)
+print("ready", flush=True)
+time.sleep(600)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/reliability.md promises for each fault and backend, on processes that really die, stop and differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jobs
+from harness.nursery import Nursery
+from mcr_dl.trace.cli import main as mcr_trace
+
+REPORTED = 3  # the program's own code, where it has got an exception
+ENDED = 70  # that of a process which is ended inside a library
+INTERRUPTED = 130
+
+backends = pytest.mark.parametrize("backend", ["mpi", "gloo"])
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests of the file."""
+    with Nursery() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(nursery: Nursery) -> Iterator[None]:
+    """No process outlives its job, and no shared memory is left."""
+    before = shared_memory()
+    yield
+    nursery.clear()
+    left = shared_memory() - before
+    assert not left or left <= mapped(), left
+
+
+def shared_memory() -> set[str]:
+    """Segments of MPI libraries on this host."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "vader", "ucx", "osc"))}
+
+
+def mapped() -> set[str]:
+    """Those that some process uses: other jobs may run on this host."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            found.update(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
+    return found
+
+
+# ---- a rank dies, stops, raises or leaves
+
+WHY = {
+    "kill": r"rank 1: process \d+ on \S+ has ended",
+    "stop": r"rank 1: process \d+ on \S+ is stopped",
+    "raise": r"rank 1 has made \d+ collectives? .*it has raised ValueError: bad batch",
+    "exit": r"rank 1 has made \d+ collectives? .*it has ended",
+}
+
+
+@backends
+@pytest.mark.parametrize("phase", ["idle", "collective", "storm"])
+def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str) -> None:
+    """The other ranks raise, or end inside the library, and say which rank it was and what became of it."""
+    started = {fault: jobs.start(nursery, "faulty", [backend, phase, fault], 3) for fault in WHY}
+    for fault, ranks in started.items():
+        survivors = [ranks[0], ranks[2]]
+        jobs.end(nursery, survivors)
+        for rank in survivors:
+            assert rank.code in (REPORTED, ENDED), rank.text
+            assert re.search(rf"(CollectiveTimeoutError|BackendError): {backend}\.\w+ \(group '", rank.text), rank.text
+            assert re.search(WHY[fault], rank.text), rank.text
+            if phase == "collective" and "Timeout" in rank.text:
+                assert re.search("1000 ?ms", rank.text), rank.text
+
+
+@backends
+def test_the_first_rank_dies_with_the_store(nursery: Nursery, backend: str) -> None:
+    """Where rank 0 holds the store nobody can be asked; the others say so, and end all the same."""
+    ranks = nursery.ranks(jobs.PROGRAMS / "troubles.py", ["late", backend], 3)
+    jobs.await_text(ranks, "READY")
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    jobs.end(nursery, [ranks[2]])
+    assert ranks[2].code == REPORTED
+    assert re.search(r"RAISED (CollectiveTimeoutError|BackendError) ", ranks[2].text)
+    assert "the store cannot be reached" in ranks[2].text
+
+
+@backends
+def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the call, its number, size and limit, and the line at which the late rank is; so does
+    `mcr-trace diagnose` from the dumps.
+    """
+    ranks = jobs.start(nursery, "troubles", ["late", backend], 3, MCR_DL_DUMP_DIR=str(tmp_path))
+    jobs.end(nursery, [ranks[0], ranks[2]])
+    for number in (0, 2):
+        text = ranks[number].text
+        assert ranks[number].code == REPORTED
+        assert (
+            f"CollectiveTimeoutError {backend}.all_reduce (group 'default', rank {number} of 3): collective 2" in text
+        )
+        assert "1000ms" in text or "of 40 bytes still running after 1000 ms" in text
+        assert re.search(r"Not arrived: rank 1 has made 1 collective .* at troubles\.py:\d+ in late", text)
+    assert {path.name for path in tmp_path.iterdir()} >= {f"alarm0.rank{rank}.json" for rank in range(3)}
+    assert mcr_trace(["diagnose", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Alarm 0, " in told
+    assert "Not arrived: rank 1 has made 1 collective" in told
+    stacks = json.loads((tmp_path / "alarm0.rank1.json").read_text())["stacks"]
+    assert any("in late" in line for line in stacks["MainThread"])
+
+
+@backends
+def test_nobody_waits(nursery: Nursery, backend: str) -> None:
+    """An operation that nobody waits for fails in time, and its future with it."""
+    ranks = jobs.start(nursery, "troubles", ["nobody_waits", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+    assert re.findall(r"RAISED \w+", ranks[0].text) == ["RAISED CollectiveTimeoutError"] * 2
+    assert ranks[0].text.count("Not arrived: rank 1 has made 1 collective") == 2
+
+
+# ---- ranks make different calls
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo", "mpi,gloo"])
+def test_different_calls(nursery: Nursery, backend: str) -> None:
+    """MCR_DL_DEBUG=detail: all ranks raise, in this call and in later ones, and name the first difference."""
+    differences = ["backend"] if "," in backend else ["op", "size", "dtype", "reduction", "async"]
+    started = [
+        jobs.start(nursery, "troubles", ["desync", backend, difference], 2, MCR_DL_DEBUG="detail")
+        for difference in differences
+    ]
+    for ranks in started:
+        jobs.end(nursery, ranks)
+        for rank in ranks:
+            assert "DesyncError" in rank.text, rank.text
+            assert re.search(r"collective 6 of group 'default' is .* on rank 0.*, but .* on rank 1", rank.text), (
+                rank.text
+            )
+            assert len(re.findall(r"called at troubles\.py:\d+ in calls", rank.text)) >= 2
+        # gloo ends the process where a message is too long: the text is the same, the code another.
+        assert {rank.code for rank in ranks} <= {0, -signal.SIGABRT}
+        if backend != "gloo":
+            assert [rank.text.count("RAISED DesyncError") for rank in ranks] == [2, 2]
+
+
+@backends
+def test_equal_calls(nursery: Nursery, backend: str) -> None:
+    """MCR_DL_DEBUG=detail disturbs nobody who does it right."""
+    ranks = jobs.start(nursery, "troubles", ["same", backend], 3, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
+
+
+def test_different_calls_without_detail(nursery: Nursery) -> None:
+    """The time limit's error shows the difference."""
+    ranks = jobs.start(nursery, "troubles", ["differ", "mpi"], 2)
+    jobs.end(nursery, ranks)
+    first = "collective 1 of group 'default' is all_reduce("
+    jobs.expect(ranks, REPORTED, "RAISED CollectiveTimeoutError", first, "but broadcast(")
+
+
+def test_detail_on_one_rank_alone(nursery: Nursery) -> None:
+    """It must be set alike: it decides how calls are made."""
+    _, environments = jobs.agent_store(nursery, 2)
+    environments[0]["MCR_DL_DEBUG"] = "detail"
+    ranks = [nursery.start(jobs.PROGRAMS / "troubles.py", ["same", "mpi"], each) for each in environments]
+    jobs.end(nursery, ranks)
+    for rank in ranks:
+        assert "MCR_DL_DEBUG: expected the same on all ranks, got detail on rank 0 and off on rank 1" in rank.text
+
+
+# ---- the store dies, the disk is full
+
+
+@backends
+def test_the_store_dies(nursery: Nursery, backend: str) -> None:
+    """Communication goes on without it, whatever the ranks are in; what needs it raises."""
+    started = []
+    for phase in ("idle", "collective", "storm"):
+        holder, environments = jobs.agent_store(nursery, 2)
+        arguments = ["store_dies", backend, phase]
+        ranks = [nursery.start(jobs.PROGRAMS / "troubles.py", arguments, each) for each in environments]
+        jobs.await_text(ranks, "READY")
+        os.kill(holder.pid, signal.SIGKILL)
+        started.append(ranks)
+    for ranks in started:
+        jobs.end(nursery, ranks)
+        jobs.expect(ranks, 0, "RAISED", "DONE")
+
+
+@backends
+def test_a_full_disk(nursery: Nursery, backend: str, tmp_path: Path) -> None:
+    """Neither a trace nor a dump that cannot be written changes what the program sees."""
+    for rank in range(2):
+        for name in (f"rank{rank}.json", f"alarm0.rank{rank}.json"):
+            (tmp_path / name).symlink_to("/dev/full")
+    places = {"MCR_DL_TRACE": str(tmp_path), "MCR_DL_DUMP_DIR": str(tmp_path)}
+    ranks = jobs.start(nursery, "troubles", ["full_disk", backend], 2, **places)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "No space left on device", "DONE")
+    jobs.expect(ranks[:1], 0, "RAISED CollectiveTimeoutError", "Not arrived: rank 1")
+
+
+# ---- signals, exits, forks
+
+
+@backends
+def test_interrupt(nursery: Nursery, backend: str) -> None:
+    """Ctrl-C ends a program that sits in a blocking collective."""
+    ranks = jobs.start(nursery, "troubles", ["interrupted", backend], 2)
+    jobs.await_text([ranks[0]], "WAITING")
+    time.sleep(0.2)
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, [ranks[0]], 10)
+    assert ranks[0].code == INTERRUPTED
+    assert re.search(r"KeyboardInterrupt: \w+\.all_reduce \(group 'default', rank 0 of 2\)", ranks[0].text)
+    assert "in interrupted" in ranks[0].text
+
+
+@backends
+def test_ends_well(nursery: Nursery, backend: str) -> None:
+    """abort() from another thread; DataLoader's workers, and calls in a forked process; exits with work under way."""
+    scenarios = ["aborted", "forked", "without_finalize", "finalize_outstanding"]
+    started = {scenario: jobs.start(nursery, "troubles", [scenario, backend], 2) for scenario in scenarios}
+    for ranks in started.values():
+        jobs.end(nursery, ranks)
+        jobs.expect(ranks, 0, "DONE")
+        for rank in ranks:
+            assert not re.search("Traceback|terminate", rank.text), rank.text
+    jobs.expect(started["forked"], 0, "CHILD 7")
+    assert [rank.text.count("was forked from rank") for rank in started["forked"]] == [2, 2]
+    jobs.expect(started["aborted"][:1], 0, "the group has been aborted", "NotInitializedError")
