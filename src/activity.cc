@@ -53,9 +53,15 @@ struct ThreadMark {
   Mark mark;
 };
 
+// A plain pointer in front of it: what has a destructor is asked on each use whether it is there already.
+thread_local Mark* of_thread = nullptr;
+
 Mark& own() {
-  thread_local ThreadMark mine;
-  return mine.mark;
+  if (of_thread == nullptr) {
+    thread_local ThreadMark mine;
+    of_thread = &mine.mark;
+  }
+  return *of_thread;
 }
 
 std::optional<Activity::Reading> read(const Mark& mark) {
@@ -81,8 +87,8 @@ std::optional<Activity::Reading> read(const Mark& mark) {
 Activity::Activity(const What& what) noexcept {
   auto& mark = own();
   const auto turn = mark.turn.load(std::memory_order_relaxed);
-  outermost_ = turn % 2 == 0;
-  if (!outermost_) return;
+  mark_ = turn % 2 == 0 ? &mark : nullptr;
+  if (mark_ == nullptr) return;
   mark.label.store(what.label, std::memory_order_release);
   mark.backend.store(what.backend, std::memory_order_release);
   mark.seq.store(what.seq, std::memory_order_release);
@@ -94,8 +100,8 @@ Activity::Activity(const What& what) noexcept {
 }
 
 Activity::~Activity() {
-  if (!outermost_) return;
-  auto& mark = own();
+  if (mark_ == nullptr) return;
+  auto& mark = *static_cast<Mark*>(mark_);
   mark.turn.store(mark.turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 

@@ -41,7 +41,7 @@ class Activity {
   static std::vector<Reading> all();
 
  private:
-  bool outermost_;
+  void* mark_;  // the thread's, if this is its outermost activity
 };
 
 }  // namespace mcr

@@ -110,7 +110,8 @@ bool admit(Passage& passage) {
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
   lower_bool(call);
-  trail.seq = group.position().enter(call, candidate(passage), asynchronous, group.size());
+  trail.bytes = message_bytes(call, group.size());
+  trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes);
   return true;
 }
 
@@ -119,10 +120,10 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   if (plan.keep) plan.kept = plan.keep();
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-  auto made = std::make_shared<Work>(
-      Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator, &chosen.backend.progress,
-                    call.timeout, trail.seq, message_bytes(call, group.size())},
-      std::move(plan));
+  auto made =
+      std::make_shared<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
+                                           &chosen.backend.progress, call.timeout, trail.seq, trail.bytes},
+                             std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));
   return made;
@@ -327,7 +328,7 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
   const Activity activity({.label = &group.position().label(),
                            .backend = candidate(passage),
                            .seq = passage.trail.seq,
-                           .bytes = message_bytes(call, group.size()),
+                           .bytes = passage.trail.bytes,
                            .limit = call.timeout,
                            .op = call.op});
   if (group.chain() == nullptr) return Issue(passage).run();

@@ -17,7 +17,8 @@ namespace mcr {
 
 /// What a pass has made of a call, for the record of an outer pass.
 struct Trail {
-  int64_t seq = 0;             // the call's number in its group
+  int64_t seq = 0;                     // the call's number in its group
+  int64_t bytes = -1;                  // its size as tables have it
   bool fused = false;                  // it shares a buffer with others
   const std::string* codec = nullptr;  // a name that lives as long as the process; null: not compressed
   bool timed = false;                  // an outer pass wants to know when a device did it

@@ -6,8 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "select.h"
-
 namespace mcr {
 
 namespace {
@@ -86,12 +84,12 @@ const std::string*& Position::call_site() noexcept {
 
 bool Position::detail() noexcept { return in_detail.load(std::memory_order_relaxed); }
 
-int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int ranks) {
+int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes) {
   if (row(call.op).is(kPeer)) {
     const Lock lock(busy_);
     return ++messages_;
   }
-  Entered entered{.bytes = message_bytes(call, ranks),
+  Entered entered{.bytes = bytes,
                   .backend = backend,
                   .caller = detail() ? call_site() : nullptr,
                   .root = row(call.op).is(kRooted) ? call.root : -1,
@@ -103,7 +101,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, bool async
   const Lock lock(busy_);
   entered.seq = ++collectives_;
   entered.history = history_ = digest(history_, entered);
-  kept_[static_cast<std::size_t>(entered.seq) % kept_.size()] = entered;
+  place_of(entered.seq) = entered;
   return entered.seq;
 }
 
@@ -114,7 +112,7 @@ Position::Reading Position::read(int64_t from) const {
   reading.messages = messages_;
   const auto oldest = std::max<int64_t>({1, from, collectives_ + 1 - static_cast<int64_t>(kept_.size())});
   for (auto seq = oldest; seq <= collectives_; ++seq) {
-    reading.newest.push_back(kept_[static_cast<std::size_t>(seq) % kept_.size()]);
+    reading.newest.push_back(place_of(seq));
   }
   return reading;
 }

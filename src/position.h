@@ -32,6 +32,7 @@ struct Entered {
 /// few nanoseconds, as every call does it.
 class Position {
  public:
+  // Powers of two.
   static constexpr std::size_t kKept = 64;
   static constexpr std::size_t kKeptInDetail = 4096;
 
@@ -40,8 +41,8 @@ class Position {
   Position(const Position&) = delete;
   Position& operator=(const Position&) = delete;
 
-  /// Counts the call and returns its number.
-  int64_t enter(const Call& call, const std::string* backend, bool asynchronous, int ranks);
+  /// Counts the call and returns its number. `backend` and `bytes` as in Entered.
+  int64_t enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes);
 
   struct Reading {
     int64_t collectives = 0;
@@ -68,6 +69,8 @@ class Position {
 
  private:
   class Lock;
+  Entered& place_of(int64_t seq) { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
+  const Entered& place_of(int64_t seq) const { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
   const std::string& group_;
   const std::string& label_;
   const std::vector<int> ranks_;

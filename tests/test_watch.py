@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words for what went wrong, from reports; dumps and their diagnosis."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcr_dl import _C, InvalidArgumentError
+from mcr_dl._pmi import host_identity
+from mcr_dl.trace.cli import main as mcr_trace
+from mcr_dl.watch import _dump, _report
+from mcr_dl.watch._diagnosis import absent, call_text, diagnose, first_difference
+
+RANKS = [0, 1, 2]
+
+
+def call(seq: int, **other: Any) -> dict[str, Any]:
+    """A collective as a report has it."""
+    known = {"seq": seq, "op": "all_reduce", "dtype": "Float", "red": "SUM", "root": None, "bytes": 4, "backend": "mpi"}
+    return {**known, "async": False, "caller": None, "history": "0", **other}
+
+
+def report(calls: list[dict[str, Any]], **other: Any) -> dict[str, Any]:
+    """A rank's report with one group."""
+    last = calls[-1]["seq"] if calls else 0
+    group = {"group": "g", "label": "group 'g'", "ranks": RANKS, "collectives": last, "messages": 0, "calls": calls}
+    known = {
+        "format": _report.FORMAT,
+        "version": _report.VERSION,
+        "rank": 0,
+        "size": 3,
+        "pid": 1,
+        "host": "h",
+        "time": 0.0,
+    }
+    return {**known, "groups": [group], "threads": [], "pending": [], "place": "a.py:1 in f", **other}
+
+
+def test_who_has_not_arrived() -> None:
+    """Those with fewer calls, with their last one and their place; those that send nothing, with the reason."""
+    reports = {0: report([call(1), call(2)]), 1: report([call(1)])}
+    text = diagnose(reports, {2: "process 7 on h has ended"}, "g", RANKS, 2)
+    assert text == (
+        "Not arrived: rank 2: process 7 on h has ended; rank 1 has made 1 collective of the group, its last is "
+        "all_reduce(SUM, Float, 4 bytes, mpi); it is at a.py:1 in f."
+    )
+
+
+def test_all_have_arrived() -> None:
+    """Then it is the library's or the network's."""
+    reports = {rank: report([call(1)]) for rank in RANKS}
+    assert diagnose(reports, {}, "g", RANKS, 1).startswith("All ranks have arrived")
+
+
+def test_arrived_and_gone() -> None:
+    """A rank that has ended since."""
+    reports = {0: report([call(1)]), 1: report([call(1)], ended="it has raised E: x"), 2: report([call(1)])}
+    assert "Had arrived, but are gone: rank 1: it has raised E: x." in diagnose(reports, {}, "g", RANKS, 1)
+
+
+def test_no_such_group() -> None:
+    """A rank that has not made the group, or has destroyed it."""
+    reports = {0: report([call(1)]), 1: {**report([]), "groups": []}}
+    assert "rank 1 has not made the group, or has destroyed it: it is at a.py:1 in f" in diagnose(
+        reports, {}, "g", [0, 1], 1
+    )
+
+
+def test_inside_of_a_call() -> None:
+    """The call that a late rank is in says more than its line."""
+    inside = {"op": "recv", "backend": None, "label": "group 'h'", "seq": 3, "age": 1.25, "waits": False}
+    late = report([], threads=[inside])
+    text = diagnose({0: report([call(1)]), 1: late}, {}, "g", [0, 1], 1)
+    assert "has made no collectives of the group; it is in auto.recv (group 'h', number 3) for 1.2 s, called at" in text
+
+
+def test_messages() -> None:
+    """Their numbers are each rank's own: all places are told."""
+    text = diagnose({0: report([]), 1: report([])}, {2: "gone"}, "g", RANKS, 9, message=True)
+    assert text == "Where the ranks are: rank 2: gone; rank 0: it is at a.py:1 in f; rank 1: it is at a.py:1 in f."
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("op", "reduce"),
+        ("dtype", "Int"),
+        ("red", "MAX"),
+        ("root", 1),
+        ("bytes", 8),
+        ("backend", "gloo"),
+        ("async", True),
+    ],
+)
+def test_each_field_makes_a_difference(field: str, value: object) -> None:
+    """And the first one is told."""
+    reports = {
+        0: report([call(1), call(2), call(3)]),
+        1: report([call(1), call(2, **{field: value}), call(3, bytes=0)]),
+    }
+    text = first_difference(reports, "g")
+    assert text is not None
+    assert text.startswith("collective 2 of group 'g' is all_reduce(SUM, Float, 4 bytes, mpi) on rank 0, but ")
+    assert first_difference({0: reports[0], 1: reports[0]}, "g") is None
+
+
+def test_a_difference_that_is_older() -> None:
+    """Only the digests tell."""
+    reports = {0: report([call(70, history="1")]), 1: report([call(70, history="2")])}
+    assert (
+        first_difference(reports, "g") == "the calls of group 'g' differ before collective 70, the oldest that is kept"
+    )
+
+
+def test_many_ranks() -> None:
+    """Eight are named."""
+    text = diagnose({0: report([call(1)])}, {}, "g", list(range(100)), 1)
+    assert text.count("no report") == 8
+    assert "; and 91 others." in text
+
+
+def test_call_text() -> None:
+    """Barriers have no type."""
+    assert call_text(call(1, op="barrier", dtype=None, red=None, bytes=0, backend=None)) == "barrier()"
+
+
+def test_absent_processes() -> None:
+    """A process of this host can be looked at; one of another cannot."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    known = {"rank": 1, "pid": child.pid, "host": "h", "system": host_identity()}
+    try:
+        assert "lives" in absent(known)
+        child.send_signal(19)
+        deadline = time.monotonic() + 10
+        while "is stopped" not in absent(known):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.kill()
+    child.wait()
+    assert absent(known) == f"process {child.pid} on h has ended"
+    assert "cannot be reached" in absent({**known, "system": "elsewhere"})
+    assert absent(None) == "it has not started"
+
+
+def test_a_report_of_this_process() -> None:
+    """It can be sent as JSON, and says where the main thread is."""
+    made = json.loads(json.dumps(_report.make(0, 1, _report.Ages(), None, whole=True)))
+    assert made["pid"] == os.getpid()
+    assert any("test_a_report_of_this_process" in line for line in made["stacks"]["MainThread"])
+
+
+def dump(folder: Path, rank: int, content: dict[str, Any], number: int = 0) -> None:
+    """A rank's file."""
+    alarm = {"by": 0, "kind": "timeout", "group": "g", "text": "mpi.all_reduce: late", "seq": 2, "message": False}
+    folder.joinpath(f"alarm{number}.rank{rank}.json").write_text(json.dumps({"alarm": alarm, **content, "rank": rank}))
+
+
+def test_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One paragraph from the dumps of some ranks."""
+    dump(tmp_path, 0, report([call(1), call(2)]))
+    dump(tmp_path, 1, report([call(1)]))
+    dump(tmp_path, 0, report([call(1), call(2)]), number=1)
+    assert mcr_trace(["diagnose", str(tmp_path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "timeout on rank 0: mpi.all_reduce: late. There are dumps of 2 of 3 ranks; rank 2 left none." in text
+    assert "Not arrived: rank 2: it has left no dump; rank 1 has made 1 collective" in text
+    assert "Later, alarm 1: timeout on rank 0" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "what is no JSON"),
+        ("[" * 100_000, "what is no JSON"),
+        ("[]", "expected a dump of version 1"),
+        ('{"format": "mcr-dl dump", "version": 9}', "expected a dump of version 1"),
+        (json.dumps({"format": "mcr-dl dump", "version": 1, "alarm": {}, "rank": "0"}), "rank: expected int, got '0'"),
+    ],
+)
+def test_broken_dumps(tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the file."""
+    (tmp_path / "alarm0.rank0.json").write_text(text)
+    assert mcr_trace(["diagnose", str(tmp_path)]) == 2
+    assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_dumps(tmp_path: Path) -> None:
+    """A folder without them, and no folder."""
+    for place in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(InvalidArgumentError, match="expected a folder with dumps"):
+            _dump.read(place)
+
+
+def test_dumps_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said on stderr; and only the first alarms leave one."""
+    monkeypatch.setenv(_dump.VARIABLE, str(tmp_path / "file" / "folder"))
+    (tmp_path / "file").write_text("")
+    _dump.write(0, report([]), {})
+    assert "could not be written" in capsys.readouterr().err
+    monkeypatch.setenv(_dump.VARIABLE, str(tmp_path))
+    _dump.write(8, report([]), {})
+    assert not list(tmp_path.glob("alarm*"))
+
+
+def test_positions_of_this_process() -> None:
+    """What the core tells of a group."""
+    group = _C.Group("alone", [0], 0, _report_timeout())
+    found = next(each for each in _C.positions() if each["label"] == group._label)
+    assert (found["group"], found["ranks"], found["collectives"], found["calls"]) == ("alone", [0], 0, [])
+
+
+def _report_timeout() -> Any:
+    from datetime import timedelta
+
+    return timedelta(seconds=1)
