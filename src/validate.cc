@@ -86,12 +86,14 @@ void check_uniform(const Call& call, const OpRow& op, int rank, int size) {
   }
 }
 
-void check_counts(const char* side, std::span<const int64_t> counts, int size) {
+void check_counts(const char* side, std::span<const int64_t> counts, int size, int64_t extent) {
   const std::string argument = std::string(side) + " counts";
   if (std::cmp_not_equal(counts.size(), size))
     wrong(argument, to_string(size) + " entries (one per rank)", to_string(counts.size()));
   for (const auto count : counts) {
     if (count < 0) wrong(argument, "0 or more elements", to_string(count));
+    // Before anybody adds them up.
+    if (count > extent) wrong(argument, "blocks inside the tensor's " + elements(extent), elements(count));
   }
 }
 
@@ -128,7 +130,7 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
   const auto side = [&](const char* name, const Buffer& whole, std::span<const int64_t> counts,
                         std::span<const int64_t>& displs) {
-    check_counts(name, counts, size);
+    check_counts(name, counts, size, whole.count);
     if (displs.empty()) displs = plan.keep_packed(counts);
     check_displacements(name, counts, displs, whole.count);
   };
