@@ -38,7 +38,10 @@ void check_reduction(const Call& call) {
 }
 
 void check_root(const Call& call, const OpRow& op, int rank, int size) {
-  if (call.root == kAnyRank && call.op == Op::recv) return;
+  if (call.root == kAnyRank && call.op == Op::recv) {
+    if (size == 1) wrong("peer", "a group with another rank to receive from", "one of this rank alone");
+    return;
+  }
   const bool peer = op.is(kPeer);
   if (call.root < 0 || call.root >= size) {
     wrong(peer ? "peer" : "root", "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)",
@@ -149,12 +152,25 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   }
 }
 
+// What has no meaning on this rank, as MPI has it: the root's side on the others. Nothing may look at it unchecked.
+void drop_insignificant(Call& call, const OpRow& op, int rank) {
+  if (!op.is(kRooted) || call.root == rank) return;
+  if (op.extent == Extent::Gather) {
+    call.out = {};
+    call.out_counts = call.out_displs = {};
+  } else if (op.extent == Extent::Scatter) {
+    call.in = {};
+    call.in_counts = call.in_displs = {};
+  }
+}
+
 }  // namespace
 
 void validate(Call& call, Plan& plan, int rank, int size) {
   const OpRow& op = row(call.op);
   if (op.is(kReduces)) check_reduction(call);
   if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, rank, size);
+  drop_insignificant(call, op, rank);
   if (call.vectored) {
     check_vectored(call, op, plan, rank, size);
   } else if (op.extent != Extent::None && op.extent != Extent::Same) {

@@ -152,7 +152,8 @@ def _record(number: int, **values: Any) -> Record:
     fields: dict[str, Any] = {
         "number": number, "seq": number, "group": GROUP, "op": "all_reduce", "vectored": False, "peer": False,
         "dtype": "float32", "red": "SUM", "root": None, "tag": None, "backend": "mpi", "asynchronous": True,
-        "in_count": 4, "out_count": 4, "in_splits": (), "out_splits": (), "truncated": False, "nbytes": 16, "sent_bytes": None,
+        "in_count": 4, "out_count": 4, "in_splits": (), "out_splits": (),
+        "truncated": False, "nbytes": 16, "sent_bytes": None,
         "fused": False, "codec": None, "issue": 10 * number, "start": 10 * number + 1, "end": 10 * number + 5,
         "wait_begin": 10 * number + 3, "wait_end": 10 * number + 5, "waited": 2, "state": "completed", "thread": 7,
         "caller": None, **values,

@@ -83,9 +83,12 @@ std::string_view string(PyObject* value, const char* parameter, const char* expe
 
 }  // namespace
 
-bool truth(PyObject* value) {
+bool truth(PyObject* value, const char* parameter) {
   const int result = PyObject_IsTrue(value);
-  if (result < 0) throw ErrorAlreadySet{};
+  if (result < 0) {  // an array of several elements
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "True or False", type_of(value));
+  }
   return result == 1;
 }
 

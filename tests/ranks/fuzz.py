@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 import mcr_dl
@@ -17,7 +19,6 @@ from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ranks import errors, session
 
 DOCUMENTED = (InvalidArgumentError, InvalidTypeError, UnsupportedError)
-BYTES = 1 << 20
 
 
 def start_with(environment: dict[str, str], backends: list[str]) -> str:
@@ -158,7 +159,7 @@ def _call(case: Vectored, source: torch.Tensor, target: torch.Tensor, rank: int)
     if case.function == "all_gatherv":
         return mcr_dl.all_gatherv(target, source, lists["rcounts"], lists["rdispls"], **how)
     if case.function == "gatherv":
-        root = rank == case.root
+        root = rank == case.root or case.seed % 2 == 1  # what only the root needs may be given elsewhere
         return mcr_dl.gatherv(
             target if root else None,
             source,
@@ -168,7 +169,7 @@ def _call(case: Vectored, source: torch.Tensor, target: torch.Tensor, rank: int)
             **how,
         )
     if case.function == "scatterv":
-        root = rank == case.root
+        root = rank == case.root or case.seed % 2 == 1  # what only the root needs may be given elsewhere
         return mcr_dl.scatterv(
             target,
             source if root else None,
@@ -177,9 +178,7 @@ def _call(case: Vectored, source: torch.Tensor, target: torch.Tensor, rank: int)
             lists["sdispls"] if root else None,
             **how,
         )
-    return mcr_dl.reduce_scatterv(
-        target, source, lists["scounts"], lists["sdispls"], getattr(mcr_dl.ReduceOp, case.red), **how
-    )
+    return mcr_dl.reduce_scatterv(target, source, lists["scounts"], op=getattr(mcr_dl.ReduceOp, case.red), **how)
 
 
 def vectored(case: Vectored) -> str:
@@ -218,3 +217,119 @@ def usable(backend: str) -> None:
     """A correct call after what came before."""
     session.start()
     errors.good_call(backend)
+
+
+# ---- arguments of any kind, on one rank alone
+
+
+class _Hostile:
+    """An object whose methods raise, or answer with what nobody can use."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __repr__(self) -> str:
+        if self._kind == "repr":
+            raise RuntimeError("no text")
+        return "\udc80" if self._kind == "surrogate" else "hostile"
+
+    def __index__(self) -> Any:
+        if self._kind == "index":
+            raise OverflowError("no number")
+        return 2**70 if self._kind == "large" else "x"  # noqa: PLE0305
+
+    def __len__(self) -> int:
+        return -1 if self._kind == "length" else 3
+
+    def __getitem__(self, index: int) -> Any:
+        raise MemoryError("no items") if self._kind == "items" else IndexError
+
+    def total_seconds(self) -> Any:
+        return float("inf") if self._kind == "seconds" else "x"
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("no memory") if self._kind == "memory" else ValueError
+
+    def __dlpack_device__(self) -> Any:
+        return "x"
+
+
+def _arrays() -> dict[str, Any]:
+    array = np.arange(6.0, dtype=np.float32)
+    locked = np.arange(3.0)
+    locked.flags.writeable = False
+    return {
+        "array": array, "array backwards": array[::-1], "array of objects": np.array([None, 1]), "array locked": locked,
+        "array big-endian": array.astype(">f4"), "array of times": np.array(["2026-01-01"], dtype="datetime64[s]"),
+        "array of long doubles": np.zeros(2, np.longdouble), "array of none": np.zeros(0, np.int8), "array 0-d":
+        np.array(1.5),
+    }  # fmt: skip
+
+
+def _tensors() -> dict[str, Any]:
+    return {
+        "ones": torch.ones(6), "int64": torch.arange(6), "bool": torch.ones(3, dtype=torch.bool), "empty":
+        torch.empty(0),
+        "scalar": torch.tensor(2.0), "rows": torch.ones(2, 3), "transposed": torch.ones(2, 3).t(), "step":
+        torch.ones(6)[::2],
+        "expanded": torch.ones(1).expand(4), "sparse": torch.ones(3).to_sparse(), "meta": torch.empty(3, device="meta"),
+        "conjugate": torch.ones(3, dtype=torch.complex64).conj(), "negative": torch.ones(3,
+        dtype=torch.complex64).conj().imag,
+        "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "half complex": torch.ones(2,
+        dtype=torch.complex32),
+        "fnuz": torch.ones(3).to(torch.float8_e4m3fnuz), "grad": torch.ones(3, requires_grad=True), "uint16":
+        torch.ones(3, dtype=torch.uint16),
+        "parameter": torch.nn.Parameter(torch.ones(2)), "view": torch.ones(8)[3:6], "uninitialised":
+        torch.nn.parameter.UninitializedParameter(),
+        "no dimension": torch.empty((0, 5)), "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    }  # fmt: skip
+
+
+def values() -> dict[str, Any]:
+    """Arguments by name, made anew for every call."""
+    plain = {
+        "None": None, "True": True, "0": 0, "1": 1, "-1": -1, "2**31": 2**31, "2**63": 2**63, "-2**63": -(2**63),
+        "10**5000": 10**5000,
+        "0.5": 0.5, "nan": float("nan"), "inf": float("inf"), "1e300": 1e300, "text": "x", "no text": "", "surrogate":
+        "\udc80", "null": "a\x00b",
+        "bytes": b"x", "gloo": "gloo", "auto": "auto", "bf16": "bf16", "list": [], "ones list": [1], "deep list":
+        [[1]], "large list": [2**62] * 3,
+        "sums to one": [2**62, 2**62, 1 - 2**63], "long list": [0] * 10_000, "tuple": (1,), "dict": {}, "set": {1},
+        "range": range(1), "iterator": iter([1]),
+        "SUM": mcr_dl.ReduceOp.SUM, "premul": mcr_dl.ReduceOp.PREMUL_SUM, "type": int, "world": mcr_dl.group.WORLD,
+        "second": timedelta(seconds=1),
+        "no time": timedelta(0), "all time": timedelta.max, "tensors": [torch.ones(6)], "mixed": [torch.ones(2),
+        torch.ones(2, dtype=torch.int8)],
+        "no tensors": [None], "arrays": [np.ones(2, np.float32)], "device": torch.device("cpu"), "object": object(),
+    }  # fmt: skip
+    hostile = {
+        f"hostile {kind}": _Hostile(kind)
+        for kind in ("repr", "surrogate", "index", "large", "length", "items", "seconds", "memory", "")
+    }
+    return {**plain, **hostile, **_arrays(), **_tensors()}
+
+
+def any_call(function: str, arguments: dict[str, str], backend: str | None) -> str:
+    """Call a function with these arguments on a group of one rank; the class of the error, or "returned"."""
+    session.start("gloo", "null")
+    note(f"{function} {arguments} {backend}")
+    known = values()
+    given = {name: known[value] for name, value in arguments.items()}
+    if backend is not None:
+        given["backend"] = backend
+    try:
+        result = getattr(mcr_dl, function)(**given)
+        if isinstance(result, mcr_dl.Work):
+            result.wait(timedelta(seconds=10))
+    except mcr_dl.McrError as error:
+        return type(error).__name__
+    return "returned"
+
+
+def alone(backend: str) -> None:
+    """A correct call of the one rank."""
+    session.start("gloo", "null")
+    tensor = torch.arange(5.0)
+    mcr_dl.all_reduce(tensor, backend=backend)
+    if backend != "null":
+        assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
