@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -286,7 +287,13 @@ def _tensors() -> dict[str, Any]:
 
 
 def values() -> dict[str, Any]:
-    """Arguments by name, made anew for every call."""
+    """Arguments by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch about types that are experimental
+        return _values()
+
+
+def _values() -> dict[str, Any]:
     plain = {
         "None": None, "True": True, "0": 0, "1": 1, "-1": -1, "2**31": 2**31, "2**63": 2**63, "-2**63": -(2**63),
         "10**5000": 10**5000,
