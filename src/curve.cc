@@ -10,6 +10,11 @@ namespace mcr {
 namespace {
 
 constexpr int kFraction = 16;
+constexpr int32_t kMost = 1 << 27;  // of a cost: two of them can be added
+
+CostCurve::Point possible(CostCurve::Point point) {
+  return {std::max<int64_t>(point.bytes, 0), std::clamp(point.cost, -kMost, kMost)};
+}
 
 // Sizes at which any of the curves has a point, ascending.
 std::vector<int64_t> measured_sizes(std::span<const CostCurve* const> curves) {
@@ -54,6 +59,13 @@ int size_class(int64_t bytes) {
   return top * 4 + static_cast<int>((bytes >> (top - 2)) & 3);
 }
 
+CostCurve::CostCurve(std::vector<Point> points) : points_(std::move(points)) {
+  for (auto& point : points_) point = possible(point);
+  std::stable_sort(points_.begin(), points_.end(), [](auto& a, auto& b) { return a.bytes < b.bytes; });
+  const auto end = std::unique(points_.begin(), points_.end(), [](auto& a, auto& b) { return a.bytes == b.bytes; });
+  points_.erase(end, points_.end());
+}
+
 int32_t CostCurve::at(int64_t bytes) const {
   if (points_.empty()) return std::numeric_limits<int32_t>::max();
   if (bytes <= points_.front().bytes) return points_.front().cost;
@@ -69,6 +81,7 @@ int32_t CostCurve::at(int64_t bytes) const {
 }
 
 void CostCurve::put(Point point) {
+  point = possible(point);
   std::erase_if(points_, [&](const Point& old) { return size_class(old.bytes) == size_class(point.bytes); });
   const auto above =
       std::find_if(points_.begin(), points_.end(), [&](const Point& p) { return p.bytes > point.bytes; });

@@ -26,7 +26,9 @@ class CostCurve {
   };
 
   CostCurve() = default;
-  explicit CostCurve(std::vector<Point> points) : points_(std::move(points)) {}  // ascending in bytes
+  /// Of points in any order: of several at one size the first counts. Sizes and costs that nothing has, as a broken
+  /// table may give them, become the nearest possible ones.
+  explicit CostCurve(std::vector<Point> points);
 
   bool known() const { return !points_.empty(); }
   int32_t at(int64_t bytes) const;

@@ -38,7 +38,10 @@ void check_reduction(const Call& call) {
 }
 
 void check_root(const Call& call, const OpRow& op, int rank, int size) {
-  if (call.root == kAnyRank && call.op == Op::recv) return;
+  if (call.root == kAnyRank && call.op == Op::recv) {
+    if (size == 1) wrong("peer", "a group with another rank to receive from", "one of this rank alone");
+    return;
+  }
   const bool peer = op.is(kPeer);
   if (call.root < 0 || call.root >= size) {
     wrong(peer ? "peer" : "root", "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)",
@@ -86,12 +89,14 @@ void check_uniform(const Call& call, const OpRow& op, int rank, int size) {
   }
 }
 
-void check_counts(const char* side, std::span<const int64_t> counts, int size) {
+void check_counts(const char* side, std::span<const int64_t> counts, int size, int64_t extent) {
   const std::string argument = std::string(side) + " counts";
   if (std::cmp_not_equal(counts.size(), size))
     wrong(argument, to_string(size) + " entries (one per rank)", to_string(counts.size()));
   for (const auto count : counts) {
     if (count < 0) wrong(argument, "0 or more elements", to_string(count));
+    // Before anybody adds them up.
+    if (count > extent) wrong(argument, "blocks inside the tensor's " + elements(extent), elements(count));
   }
 }
 
@@ -128,12 +133,19 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
   const auto side = [&](const char* name, const Buffer& whole, std::span<const int64_t> counts,
                         std::span<const int64_t>& displs) {
-    check_counts(name, counts, size);
+    check_counts(name, counts, size, whole.count);
     if (displs.empty()) displs = plan.keep_packed(counts);
     check_displacements(name, counts, displs, whole.count);
   };
-  if (in_blocks) side("input", call.in, call.in_counts, call.in_displs);
-  if (out_blocks) {
+  // A side that is one block has no counts: nobody may find any there that were not checked.
+  if (in_blocks) {
+    side("input", call.in, call.in_counts, call.in_displs);
+  } else {
+    call.in_counts = call.in_displs = {};
+  }
+  if (!out_blocks) {
+    call.out_counts = call.out_displs = {};
+  } else {
     side("output", call.out, call.out_counts, call.out_displs);
     check_disjoint(call.out_counts, call.out_displs);
   }
@@ -147,12 +159,25 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   }
 }
 
+// What has no meaning on this rank, as MPI has it: the root's side on the others. Nothing may look at it unchecked.
+void drop_insignificant(Call& call, const OpRow& op, int rank) {
+  if (!op.is(kRooted) || call.root == rank) return;
+  if (op.extent == Extent::Gather) {
+    call.out = {};
+    call.out_counts = call.out_displs = {};
+  } else if (op.extent == Extent::Scatter) {
+    call.in = {};
+    call.in_counts = call.in_displs = {};
+  }
+}
+
 }  // namespace
 
 void validate(Call& call, Plan& plan, int rank, int size) {
   const OpRow& op = row(call.op);
   if (op.is(kReduces)) check_reduction(call);
   if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, rank, size);
+  drop_insignificant(call, op, rank);
   if (call.vectored) {
     check_vectored(call, op, plan, rank, size);
   } else if (op.extent != Extent::None && op.extent != Extent::Same) {

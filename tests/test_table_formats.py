@@ -185,7 +185,7 @@ def test_openmpi_algorithms_that_are_no_candidates() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "Open MPI rules, line 1: expected JSON"),
+        ("{", "Open MPI rules: line 1: expected a complete JSON document"),
         ("[]", "the document: expected an object"),
         ('{"rule_file_version": 2}', "rule_file_version: expected 3, got 2"),
         ('{"rule_file_version": 3, "module": "han"}', 'module: expected "tuned", got "han"'),

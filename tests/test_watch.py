@@ -179,8 +179,8 @@ def test_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "what is no JSON"),
-        ("[" * 100_000, "what is no JSON"),
+        ("{", "expected a complete JSON document"),
+        ("[" * 100_000, "lists and objects inside each other"),
         ("[]", "expected a dump of version 1"),
         ('{"format": "mcr-dl dump", "version": 9}', "expected a dump of version 1"),
         (json.dumps({"format": "mcr-dl dump", "version": 1, "alarm": {}, "rank": "0"}), "rank: expected int, got '0'"),

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
+from mcr_dl import _documents
 from mcr_dl._errors import InvalidArgumentError
+
+_LARGEST = 64 * _documents.MIB  # bytes of one rank's value: its log's records, when stragglers are looked for
+
+
+def _value(text: bytes, key: str, rank: int) -> Any:
+    return _documents.parse(text, f"the value of rank {rank} for {key!r}", limit=_LARGEST)
 
 
 def settle(
@@ -21,15 +28,15 @@ def settle(
     """
     store.set(f"{key}/{rank}", json.dumps(value))
     if rank == 0:
-        values = [json.loads(store.get(f"{key}/{other}")) for other in range(size)]
+        texts = [store.get(f"{key}/{other}") for other in range(size)]
         try:
-            answer = {"value": decide(values)}
+            answer = {"value": decide([_value(text, key, other) for other, text in enumerate(texts)])}
         except InvalidArgumentError as error:
             answer = {"error": str(error)}
         except Exception as error:  # the others wait for an answer, whatever happens here
             answer = {"error": f"rank 0: {type(error).__name__}: {error}"}
         store.set(f"{key}/answer", json.dumps(answer))
-    answer = json.loads(store.get(f"{key}/answer"))
+    answer = _value(store.get(f"{key}/answer"), f"{key}/answer", 0)
     if "error" in answer:
         raise InvalidArgumentError(answer["error"])
     return answer["value"]

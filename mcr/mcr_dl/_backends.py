@@ -92,7 +92,10 @@ def _locate_module(name: str) -> str:
             raise BackendUnavailableError(reason)
         return _module("c10d")
     if name in _third_party():
-        return str(_third_party()[name].load()())
+        path = str(_third_party()[name].load()())
+        if not os.path.isabs(path):  # dlopen would look in the current directory, or wherever the loader looks
+            raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
+        return path
     return _module(name)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +44,7 @@ def _chunk() -> int:
     text = os.environ.get("MCR_DL_STAGING_CHUNK", str(_CHUNK))
     if text == "off":
         return 0
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
+    size = int(text) if re.fullmatch("[0-9]{1,18}", text) else 0
     if size < 1:
         message = f"MCR_DL_STAGING_CHUNK: expected a number of bytes or 'off', got {text!r}"
         raise InvalidArgumentError(message)

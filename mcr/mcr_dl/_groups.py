@@ -131,7 +131,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
     Raises InvalidArgumentError if the launcher does not tell and no fallback is given.
     """
-    local = int(os.environ.get("LOCAL_RANK", _launch.detect().local_rank))
+    local = _launch.number(os.environ, "LOCAL_RANK", _launch.detect().local_rank)
     if local >= 0:
         return local
     if fallback_rank is None:
@@ -242,7 +242,7 @@ def new_subgroups(
     """
     size = get_world_size(group)
     if group_size is None:
-        group_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        group_size = _launch.number(os.environ, "LOCAL_WORLD_SIZE", size)
     if group_size < 1 or size % group_size != 0:
         message = f"group_size: expected a divisor of {size}, got {group_size}"
         raise InvalidArgumentError(message)

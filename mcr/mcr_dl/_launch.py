@@ -34,12 +34,21 @@ _VARIABLES = (
 )
 
 
+def number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    """The whole number in a variable. Raises InvalidArgumentError, and KeyError if it is not set."""
+    if otherwise is not None and name not in environment:
+        return otherwise
+    if not re.fullmatch(r"-?[0-9]{1,18}", environment[name].strip()):
+        raise InvalidArgumentError(f"{name}: expected a whole number, got {environment[name][:40]!r}")
+    return int(environment[name])
+
+
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read rank and size from the launcher's variables; a process that nobody launched is rank 0 of 1."""
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
             return Launch(
-                launcher, int(environment[rank]), int(environment[size]), int(environment.get(local_rank, -1))
+                launcher, number(environment, rank), number(environment, size), number(environment, local_rank, -1)
             )
     return Launch("none", 0, 1, 0)
 
@@ -53,7 +62,7 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks of the job run on this host, from the launcher; all of them where it does not tell."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environment:
-            return int(environment[name])
+            return number(environment, name)
     return detect(environment).size
 
 
@@ -79,7 +88,7 @@ def first_host(nodelist: str) -> str:
 def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Host and port on which the ranks of a Slurm step meet: the step's first host, a port made from its job's id."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
-    return first_host(nodes), 15000 + int(environment.get("SLURM_JOB_ID", "0")) % 45000
+    return first_host(nodes), 15000 + number(environment, "SLURM_JOB_ID", 0) % 45000
 
 
 def tcp_store(host: str, port: int, rank: int, size: int, timeout: timedelta) -> torch_dist.Store:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import mmap
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ Family = Literal["mpich", "openmpi"]
 
 _NAMES: dict[Family, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}
 _VARIABLE = "MCR_DL_MPI_LIB"
+_CACHE = "/sbin/ldconfig"  # lists what the loader knows
 # libmpi.so.12 and its older name are MPICH's (and those of the libraries with its ABI), libmpi.so.40 is Open MPI's.
 _FILE = re.compile(r"lib(mpi|mpich)\.so(\.\d+)*")
 _STANDARD_ABI = re.compile(r"libmpi_abi\.so(\.\d+)*")
@@ -120,7 +122,11 @@ def _not_found(wanted: Family | None) -> MpiLibraryError:
 
 
 def _named(path: str) -> MpiLibrary:
-    resolved = path if os.path.isfile(path) else ctypes.util.find_library(path)
+    if os.sep in path and not os.path.isabs(path):
+        raise MpiLibraryError(
+            f"{_VARIABLE}={path}: expected an absolute path, or 'mpich' or 'openmpi', got a relative one"
+        )
+    resolved = path if os.path.isabs(path) and os.path.isfile(path) else _of_the_system(path)
     if resolved is None:
         raise MpiLibraryError(
             f"{_VARIABLE}={path}: no such file; it takes the path of a libmpi, or 'mpich' or 'openmpi'. "
@@ -154,19 +160,51 @@ def _candidates() -> Iterator[MpiLibrary]:
             if _FILE.fullmatch(path.name) and path.suffix != ".so":
                 yield MpiLibrary(str(path), _family(str(path)), how)
     for name in ("mpi", "mpich"):
-        soname = ctypes.util.find_library(name)
-        if soname is not None:
-            yield MpiLibrary(soname, _family(soname), "the system's")
+        found = _of_the_system(name)
+        if found is not None:
+            yield MpiLibrary(found, _family(found), "the system's")
+
+
+def _of_the_system(name: str) -> str | None:
+    """Where the loader finds a library by its short name (``mpi``) or its file's: in LD_LIBRARY_PATH or its cache.
+
+    ctypes.util.find_library also asks the compilers and linkers that PATH happens to name.
+    """
+    if os.sep in name:
+        return None
+    pattern = re.compile(re.escape(name) if ".so" in name else rf"lib{re.escape(name)}\.so\.\d+")
+    for folder in filter(os.path.isabs, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
+        with suppress(OSError):
+            files = sorted(file for file in os.listdir(folder) if pattern.fullmatch(file))
+            if files:
+                return os.path.join(folder, files[0])
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run([_CACHE, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+        for line in listed.splitlines():  # "	libm.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libm.so.6"
+            soname, _, path = line.strip().partition(" => ")
+            if path and pattern.fullmatch(soname.partition(" ")[0]) and _is_ours(path):
+                return path
+    return None
+
+
+def _is_ours(path: str) -> bool:
+    """Whether it is of this process's word size: the cache may list libraries for others."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(5) == b"\x7fELF" + bytes([2 if sys.maxsize > 2**32 else 1])
+    return False
 
 
 def _places() -> dict[tuple[Path, str], None]:
     """List the directories where packages put the library, each with the reason to look there."""
     # A wheel puts the library beside the site-packages that it is installed in, also into another environment.
-    beside = [Path(entry).parents[2] for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")]
+    packages = [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
+    beside = [path.parents[2] for path in packages if path.is_absolute() and len(path.parents) > 2]
     prefixes = dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), *beside])
     places = {(prefix / "lib", f"in {prefix}"): None for prefix in prefixes}
+    # Not the current directory, which an empty or relative entry of PATH would mean.
+    path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
     for tool in ("mpicc", "mpiexec"):
-        found = shutil.which(tool)
+        found = shutil.which(tool, path=path)
         if found is None:
             continue
         for executable in (Path(found), Path(found).resolve()):

@@ -38,6 +38,10 @@ def find() -> NcclLibrary:
     Raises NcclLibraryError with the reason and what would help. Looking at it loads the library.
     """
     named = os.environ.get(_VARIABLE, "")
+    if os.sep in named and not os.path.isabs(named):
+        raise NcclLibraryError(
+            f"{_VARIABLE}={named}: expected an absolute path, or a name for the loader, got a relative path"
+        )
     if named:
         return _loadable(named, f"named by {_VARIABLE}")
     if torch.version.cuda is None:

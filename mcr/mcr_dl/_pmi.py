@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
+_LINE_LENGTH = 1 << 16
 _PATIENCE = 2.0  # seconds
 _PAUSE = 0.02  # between two looks at the store
 _FAREWELL = "cmd=finalize_ack rc=0"
@@ -151,6 +152,8 @@ class PmiResponder:
                     return
                 self._state = _State.SERVING
                 *lines, pending = (pending + received).split(b"\n")
+                if len(pending) > _LINE_LENGTH:
+                    return
                 for line in lines:
                     reply = self._answer(line.decode("ascii", errors="replace"))
                     if reply:
@@ -196,9 +199,9 @@ class PmiResponder:
     def _get(self, words: dict[str, str]) -> str:
         try:
             value = self._lookup(words["key"])
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, UnicodeDecodeError) as error:
             return f"cmd=get_result rc=-1 msg={_one_word(error)} value=unknown"
-        if value is None or len(value) >= _VALUE_LENGTH:
+        if value is None or len(value) >= _VALUE_LENGTH or not _is_word(value):
             return "cmd=get_result rc=-1 msg=key_not_found value=unknown"
         return f"cmd=get_result rc=0 msg=success value={value}"
 
@@ -256,6 +259,11 @@ def own_connection(store: Store) -> Store:
         if clone is not None:
             return clone()
     return store
+
+
+def _is_word(value: str) -> bool:
+    """Whether it can stand in a line: another rank's value must not add words or lines to an answer."""
+    return value.isascii() and value.isprintable() and " " not in value
 
 
 def _one_word(error: Exception) -> str:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arguments.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -15,6 +16,8 @@ namespace mcr::python {
 
 namespace {
 
+constexpr double kForever = 100.0 * 365 * 24 * 3600;  // in seconds; points in time are 64 bits of nanoseconds
+
 using Owner = std::unique_ptr<PyObject, decltype([](PyObject* o) { Py_XDECREF(o); })>;
 
 [[noreturn]] void wrong(ErrorCode code, const std::string& parameter, const std::string& expected,
@@ -26,8 +29,9 @@ std::string type_of(PyObject* value) { return Py_TYPE(value)->tp_name; }
 
 std::string text_of(PyObject* value) {
   const Owner text(PyObject_Repr(value));
-  if (text == nullptr) PyErr_Clear();
-  return text == nullptr ? type_of(value) : PyUnicode_AsUTF8(text.get());
+  const char* utf8 = text == nullptr ? nullptr : PyUnicode_AsUTF8(text.get());  // not of lone surrogates
+  if (utf8 == nullptr) PyErr_Clear();
+  return utf8 == nullptr ? type_of(value) : utf8;
 }
 
 Owner attribute(const char* module, const char* name) {
@@ -56,7 +60,10 @@ const std::array<PyObject*, kReductions.size()>& enumerators() {
 std::string_view string(PyObject* value, const char* parameter, const char* expected) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
-  if (text == nullptr) wrong(ErrorCode::InvalidType, parameter, expected, text_of(value));
+  if (text == nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, expected, text_of(value));
+  }
   return {text, static_cast<std::size_t>(length)};
 }
 
@@ -76,9 +83,12 @@ std::string_view string(PyObject* value, const char* parameter, const char* expe
 
 }  // namespace
 
-bool truth(PyObject* value) {
+bool truth(PyObject* value, const char* parameter) {
   const int result = PyObject_IsTrue(value);
-  if (result < 0) throw ErrorAlreadySet{};
+  if (result < 0) {  // an array of several elements
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "True or False", type_of(value));
+  }
   return result == 1;
 }
 
@@ -114,7 +124,7 @@ std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
     PyErr_Clear();
     wrong(ErrorCode::InvalidArgument, parameter, "a positive datetime.timedelta (or seconds)", text_of(value));
   }
-  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(number * 1000)));
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::min(number, kForever) * 1000)));
 }
 
 RedOp reduction(PyObject* value) {
@@ -191,6 +201,11 @@ std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* param
             "splits, as " + std::to_string(rows) + " rows do not divide among " + std::to_string(size) + " ranks",
             "None");
     return std::vector<int64_t>(static_cast<std::size_t>(size), rows / size * row);
+  }
+  for (const auto count : splits) {  // before they are added up and multiplied
+    if (count < 0 || count > rows)
+      wrong(ErrorCode::InvalidArgument, parameter, "0 to " + std::to_string(rows) + " (the rows of the tensor)",
+            std::to_string(count));
   }
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   if (sum != rows)

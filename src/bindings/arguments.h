@@ -21,7 +21,7 @@ struct Named {
   PyObject* value;   // null if it was not given
 };
 
-bool truth(PyObject* value);
+bool truth(PyObject* value, const char* parameter);
 int64_t integer(PyObject* value, const char* parameter);
 std::vector<int64_t> integers(PyObject* value, const char* parameter);
 /// A timedelta, or seconds.

@@ -38,7 +38,7 @@ class Binder {
     if (!find_group()) return false;
     call_.op = signature_.op;
     PyObject* flag = slot(signature_.async_op);
-    asynchronous_ = signature_.starts || (flag != nullptr && truth(flag));
+    asynchronous_ = signature_.starts || (flag != nullptr && truth(flag, "async_op"));
     try {
       find_backend();
       find_root();
@@ -131,7 +131,7 @@ class Binder {
         if (given) take_reduction(value);
         break;
       case Kind::Tag:
-        call_.tag = given ? static_cast<int>(integer(value, name)) : 0;
+        call_.tag = given ? tag(value, name) : 0;
         break;
       case Kind::InCounts:
         vectored(call_.in_counts, given ? value : nullptr, name);
@@ -168,6 +168,13 @@ class Binder {
       case Kind::Ignored:
         break;
     }
+  }
+
+  static int tag(PyObject* value, const char* name) {
+    const int64_t number = integer(value, name);
+    if (number <= INT_MAX) return number < 0 ? -1 : static_cast<int>(number);
+    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected at most " + std::to_string(INT_MAX) +
+                                                ", got " + std::to_string(number));
   }
 
   // Where an array's own library works on another stream than torch, so does the call.

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "arguments.h"
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
@@ -159,14 +160,22 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
   Codecs::instance().add({name, std::move(options), std::move(maker)});
 }
 
-const Coding& coding_of(const std::string& text) {
-  return unlocked([&]() -> const Coding& { return Codecs::instance().coding(text); });
+// Of any object: for what is no text, the error is ours and not pybind11's.
+const Coding& coding_of(const py::handle& text) {
+  try {
+    return coding(text.ptr());
+  } catch (...) {
+    set_error();
+    throw py::error_already_set();
+  }
 }
 
 DType dtype_of(const at::Tensor& tensor) { return *python::dtype_of(tensor.scalar_type()); }  // codec_of() has checked
 
-const Codec& codec_of(const std::string& text, const at::Tensor& tensor) {
-  const auto* codec = coding_of(text).codec;
+const Codec& codec_of(const py::handle& given, const at::Tensor& tensor) {
+  const auto& coding = coding_of(given);
+  const auto* codec = coding.codec;
+  const auto& text = coding.text;
   unlocked([&] {
     if (codec == nullptr) throw Error(ErrorCode::InvalidArgument, "codec: expected a codec, got '" + text + "'");
     const auto dtype = python::dtype_of(tensor.scalar_type());
@@ -180,7 +189,7 @@ const Codec& codec_of(const std::string& text, const at::Tensor& tensor) {
 // What was measured: operation, candidate, and the ranges of sizes with their codecs.
 using Measured = std::vector<std::tuple<std::string, std::string, std::vector<std::pair<int64_t, std::string>>>>;
 
-std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const std::string& codec,
+std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const py::object& codec,
                                         const std::vector<std::string>& ops, int64_t smallest,
                                         const Measured& measured) {
   const auto& coding = coding_of(codec);
@@ -188,7 +197,7 @@ std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const std
   for (const auto& op : ops) defaults.ops.push_back(named<Op>(kOps, op));
   for (const auto& [op, candidate, ranges] : measured) {
     auto& found = defaults.measured[{named<Op>(kOps, op), candidate}];
-    for (const auto& [from, name] : ranges) found.push_back({from, coding_of(name).codec});
+    for (const auto& [from, name] : ranges) found.push_back({from, coding_of(py::str(name)).codec});
   }
   return std::make_shared<Compress>(std::move(shadow), std::move(defaults));
 }
@@ -199,7 +208,7 @@ std::string standing(const Compress& pass, const std::string& op, const std::str
   return codec == nullptr ? "none" : codec->name();
 }
 
-at::Tensor encode(const at::Tensor& tensor, const std::string& text) {
+at::Tensor encode(const at::Tensor& tensor, const py::object& text) {
   const auto& codec = codec_of(text, tensor);
   const at::Tensor values = tensor.contiguous();
   return unlocked([&] {
@@ -212,7 +221,7 @@ at::Tensor encode(const at::Tensor& tensor, const std::string& text) {
   });
 }
 
-at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const std::string& text) {
+at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const py::object& text) {
   const auto& codec = codec_of(text, like);
   return unlocked([&] {
     const auto dtype = dtype_of(like);
@@ -226,7 +235,7 @@ at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const std::
   });
 }
 
-py::dict explain(const std::string& text) {
+py::dict explain(const py::object& text) {
   const auto& coding = coding_of(text);
   py::dict result;
   py::list dtypes;

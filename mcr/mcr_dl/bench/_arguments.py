@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from mcr_dl import _C, _backends, _launch
 from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench.cases import operation_of, operations
 
+MOST_SIZES = 1000
 FAILED, INTERRUPTED = 2, 130  # exit codes
 _SPEAK_SECONDS = 1.0  # the other ranks let rank 0 speak before they leave, as a launcher ends all when one fails
 
@@ -30,9 +32,16 @@ class Parser(argparse.ArgumentParser):
         sys.exit(refuse(self.prog, message))
 
 
+def _first() -> bool:
+    try:
+        return _launch.detect().rank == 0
+    except InvalidArgumentError:  # it may be the launcher's variables that are wrong
+        return True
+
+
 def refuse(program: str, message: str) -> int:
     """Say what is wrong, once for all ranks; returns the exit code."""
-    if _launch.detect().rank == 0:
+    if _first():
         print(f"{program}: error: {message}", file=sys.stderr, flush=True)
     else:
         time.sleep(_SPEAK_SECONDS)
@@ -101,7 +110,7 @@ def above(limit: float) -> Callable[[str], float]:
 
 def count(lowest: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < lowest:
+        if not re.fullmatch("[0-9]{1,18}", text) or int(text) < lowest:
             message = f"expected a whole number from {lowest} on, got {text!r}"
             raise InvalidArgumentError(message)
         return int(text)
@@ -112,7 +121,11 @@ def count(lowest: int) -> Callable[[str], int]:
 def output(text: str) -> str:
     """A file that can be written: better said now than after the measurement."""
     path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    try:
+        usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError:  # a name that is too long
+        usable = False
+    if not usable:
         message = f"expected a file that can be written, got {text!r}"
         raise InvalidArgumentError(message)
     return text
@@ -143,4 +156,7 @@ def sizes(smallest: int, largest: int, factor: float) -> tuple[int, ...]:
     sizes = [smallest]
     while sizes[-1] * factor <= largest:
         sizes.append(max(sizes[-1] + 1, round(sizes[-1] * factor)))
+        if len(sizes) > MOST_SIZES:
+            message = f"argument --factor: expected at most {MOST_SIZES} sizes, got more with {factor:g}"
+            raise InvalidArgumentError(message)
     return tuple(sizes)

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mcr_dl import _C, _groups, _runtime
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.tuning import codecs as tables
 
 # Those that have a compressed form. A receive is compressed where its send is.
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(each, str) for each in value)
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,17 @@ class Compress:
     name: ClassVar[str] = "compress"
 
     def __post_init__(self) -> None:
+        for name in ("ops", "codecs"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name == "ops") and not _are_texts(value):
+                message = f"Compress: {name}: expected a list of names, got {value!r}"
+                raise InvalidTypeError(message)
         self._check_codecs()
         for op in self._ops():
             if op not in OPERATIONS:
                 message = f"Compress: ops: expected some of {', '.join(OPERATIONS)}, got {op!r}"
                 raise InvalidArgumentError(message)
-        if not isinstance(self.smallest, int) or self.smallest < 0:
+        if not isinstance(self.smallest, int) or not 0 <= self.smallest < 1 << 62:
             message = f"Compress: smallest: expected 0 or more bytes, got {self.smallest!r}"
             raise InvalidArgumentError(message)
 

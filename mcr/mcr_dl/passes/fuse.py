@@ -22,6 +22,7 @@ class Limits:
 
 # Measured by bench/fusion.py (docs/results/fusion.md).
 DEFAULTS = {"mpi": Limits(1 << 18, 200, 1 << 15), "gloo": Limits(1 << 20, 1000, 1 << 16)}
+_MOST = 1 << 40
 _OTHERS = DEFAULTS["gloo"]
 
 
@@ -50,8 +51,9 @@ class Fuse:
     def __post_init__(self) -> None:
         for field, least in (("buffer_bytes", 1), ("hold_microseconds", 0), ("largest_bytes", 1)):
             value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < least):
-                message = f"Fuse: {field}: expected {least} or more, got {value!r}"
+            if value is not None and (not isinstance(value, int) or not least <= value <= _MOST):
+                wanted = f"at most {_MOST}" if isinstance(value, int) and value > _MOST else f"{least} or more"
+                message = f"Fuse: {field}: expected {wanted}, got {value!r}"
                 raise InvalidArgumentError(message)
         if self.buffer_bytes and self.largest_bytes and self.largest_bytes > self.buffer_bytes:
             message = (

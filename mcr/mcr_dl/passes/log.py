@@ -77,6 +77,7 @@ class Record(NamedTuple):
         return None if self.end is None else self.end - self.issue
 
 
+_MOST = 1 << 26  # records that a log keeps
 _since = 0  # records before it have been forgotten
 
 
@@ -138,12 +139,12 @@ class Log:
     name: ClassVar[str] = "log"
 
     def __post_init__(self) -> None:
-        if self.capacity is not None and (not isinstance(self.capacity, int) or self.capacity < 1):
-            message = f"Log: capacity: expected 1 or more, got {self.capacity!r}"
+        if self.capacity is not None and (not isinstance(self.capacity, int) or not 1 <= self.capacity <= _MOST):
+            message = f"Log: capacity: expected 1 to {_MOST}, got {self.capacity!r}"
             raise InvalidArgumentError(message)
         if self.ops is not None:
-            if isinstance(self.ops, str):
-                message = f"Log: ops: expected a list of names, got the string {self.ops!r}"
+            if isinstance(self.ops, str) or not isinstance(self.ops, Iterable):
+                message = f"Log: ops: expected a list of names, got {self.ops!r}"
                 raise InvalidArgumentError(message)
             object.__setattr__(self, "ops", tuple(dict.fromkeys(op_of(name) for name in self.ops)))
 

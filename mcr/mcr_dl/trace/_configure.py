@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _runtime
+from mcr_dl import _C, _documents, _runtime
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.passes.log import Log
 from mcr_dl.trace import _printer
 
 _SECTION = "comms_logger"
+_LARGEST = 4 * _documents.MIB  # bytes of a DeepSpeed configuration
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,7 @@ def _read(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, (str, os.PathLike)):
-        try:
-            config = json.loads(Path(config).read_text())
-        except (OSError, ValueError) as error:
-            message = f"configure: {config}: expected a JSON file: {error}"
-            raise InvalidArgumentError(message) from error
+        config = _documents.read(config, f"configure: {os.fspath(config)}", limit=_LARGEST)
     return _from_mapping(config) if isinstance(config, Mapping) else _from_object(config)
 
 

@@ -14,13 +14,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents, _shapes
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.passes.log import Record, RecordedGroup
 from mcr_dl.trace._clock import WALL, Clock
 from mcr_dl.trace._regions import Region
 
 FORMAT, VERSION = "mcr-dl trace", 1
+LARGEST = 256 * _documents.MIB
+"""Bytes of a rank's file, at most: of a million records."""
+# Fields of records that are words, with the words that there are.
+_WORDS = {
+    "op": {str(row["name"]) for row in _C.ops()},
+    "dtype": set(_C.dtypes()),
+    "red": set(_C.reductions()),
+    "state": {"issued", "started", "completed", "failed"},
+}
 _NAME = re.compile(r"(?:^|\.)rank(\d+)\.json$")
 
 
@@ -112,34 +121,67 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def _record(fields: dict[str, Any], groups: list[RecordedGroup]) -> Record:
-    fields["group"] = groups[fields["group"]]
+def _groups(rows: Any) -> list[RecordedGroup]:
+    if not isinstance(rows, list):
+        raise ValueError(f"groups: expected a list, got a {type(rows).__name__}")
+    found = [_shapes.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
+    return [RecordedGroup(**{**row, "ranks": tuple(row["ranks"])}) for row in found]
+
+
+def _rows(fields: Any, rows: Any, where: str) -> dict[str, list[Any]]:
+    """The columns of rows that are lists, as long as there are fields."""
+    if not _shapes.are([fields], tuple[str, ...]) or not isinstance(rows, list) or len(set(fields)) != len(fields):
+        raise ValueError(f"{where}: expected a list, and different names of its fields, got something else")
+    for place, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(fields):
+            raise ValueError(f"{where}[{place}]: expected a list of {len(fields)} values")
+    return {name: [row[index] for row in rows] for index, name in enumerate(fields)}
+
+
+def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Record]:
+    columns = _rows(document["fields"], document["records"], "records")
+    _shapes.check_columns(Record, columns, "records", skip=["group"])
+    if any(type(index) is not int or not 0 <= index < len(groups) for index in columns["group"]):
+        raise ValueError(f"records.group: expected places in the list of {len(groups)} groups")
+    for name, known in _WORDS.items():
+        unknown = set(columns[name]) - known - {None}
+        if unknown:
+            raise ValueError(f"records.{name}: expected some of {', '.join(sorted(known))}, got {unknown.pop()[:40]!r}")
+    columns["group"] = [groups[index] for index in columns["group"]]
     for name in ("in_splits", "out_splits"):
-        fields[name] = tuple(fields[name])
-    return Record(**fields)
+        columns[name] = list(map(tuple, columns[name]))
+    return [Record(*values) for values in zip(*(columns[name] for name in Record._fields), strict=True)]
+
+
+def _trace(document: dict[str, Any]) -> Trace:
+    groups = _groups(document["groups"])
+    columns = _rows(list(Region._fields), document["regions"], "regions")
+    _shapes.check_columns(Region, columns, "regions")
+    numbers = {name: document[name] for name in ("rank", "ranks", "lost", "saved")}
+    if not _shapes.are(list(numbers.values()), int) or not 0 <= numbers["rank"] < numbers["ranks"]:
+        raise ValueError("expected whole numbers for rank, ranks, lost and saved, and the rank below ranks")
+    if not isinstance(document["provenance"], dict):
+        raise ValueError("provenance: expected an object")
+    return Trace(
+        clock=Clock(**_shapes.check(Clock, document["clock"], "clock")),
+        records=_records(document, groups),
+        regions=[Region(*region) for region in document["regions"]],
+        provenance=document["provenance"],
+        **numbers,
+    )
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """One rank's trace. Raises InvalidArgumentError naming the file if it is none of this version; OSError."""
+    """One rank's trace. Raises InvalidArgumentError naming the file if it is none of this version, or too large."""
+    document = _documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
     try:
-        document = json.loads(Path(path).read_text())
         if document["format"] != FORMAT or document["version"] != VERSION:
             message = f"{path}: expected a trace of version {VERSION}, got {document['format']} {document['version']}"
             raise InvalidArgumentError(message)
-        groups = [RecordedGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in document["groups"]]
-        fields = document["fields"]
-        records = [_record(dict(zip(fields, row, strict=True)), groups) for row in document["records"]]
-        return Trace(
-            rank=document["rank"],
-            ranks=document["ranks"],
-            clock=Clock(**document["clock"]),
-            records=records,
-            regions=[Region(*region) for region in document["regions"]],
-            lost=document["lost"],
-            saved=document["saved"],
-            provenance=document["provenance"],
-        )
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return _trace(document)
+    except InvalidArgumentError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
         message = f"{path}: expected a trace that mcr_dl.trace.save has written: {type(error).__name__}: {error}"
         raise InvalidArgumentError(message) from error
 
@@ -161,7 +203,7 @@ def read_all(path: str | os.PathLike[str]) -> list[Trace]:
         raise InvalidArgumentError(message)
     traces = sorted((read(each) for each in found), key=lambda trace: trace.rank)
     have, ranks = [trace.rank for trace in traces], traces[0].ranks
-    if have != list(range(ranks)) or any(trace.ranks != ranks for trace in traces):
+    if len(have) != ranks or have != list(range(ranks)) or any(trace.ranks != ranks for trace in traces):
         message = f"{path}: expected one file for each of {ranks} ranks, got those of ranks {have}"
         raise InvalidArgumentError(message)
     return traces

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents
 from mcr_dl.tuning._text import size_text
 from mcr_dl.tuning.table import Scale, Table, Winner
 
 RULES = "MCR_DL_TUNE"
+_NO_SIZE = 1 << 63  # from here on there are no messages
+LARGEST = 4 * _documents.MIB
+"""Bytes of another library's tuning file, at most."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ def rules_text(rules: list[Rule], report: Report) -> str:
 
     The name of an operation stands for its vectored form too. So the rules of vectored forms come last.
     """
+    rules = [replace(rule, end=None) if rule.end is not None and rule.end >= _NO_SIZE else rule for rule in rules]
     for rule in rules:
-        if rule.end is not None and rule.end <= rule.start:
+        if rule.start >= _NO_SIZE or (rule.end is not None and rule.end <= rule.start):
             report.say(f"{rule}: no size is in this range, the rule is left out")
-    rules = [rule for rule in rules if rule.end is None or rule.end > rule.start]
+    rules = [rule for rule in rules if rule.start < (_NO_SIZE if rule.end is None else rule.end)]
     known = _C.operations()
     for name in dict.fromkeys(rule.operation for rule in rules):
         if f"{name}v" in known:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mcr_dl import _documents
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs
+
+_LONGEST = _documents.MIB  # bytes of a line: the plan is the longest
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,33 @@ class Progress:
         return [found[key] for key in sorted(found)]
 
 
+_TEXTS, _WHO = ("operation", "dtype"), ("operation", "dtype", "candidate")
+# What the readers of an event rely on, by kind: fields that are texts, and fields that are numbers.
+_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ready": ((), ()),
+    "step": ((*_TEXTS, "phase"), ("bytes",)),
+    "sample": (_WHO, ("bytes", "n", "min_us", "median_us", "p99_us")),
+    "excluded": ((*_WHO, "reason"), ()),
+    "apart": (_TEXTS, ()),
+    "done": (_TEXTS, ()),
+}
+
+
+def _is_event(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("event"), str) or value["event"] not in _FIELDS:
+        return False
+    texts, numbers = _FIELDS[value["event"]]
+    candidates = value.get("candidates", [])
+    return (
+        all(isinstance(value.get(name), str) for name in texts)
+        and all(isinstance(value.get(name), (int, float)) for name in numbers)
+        and isinstance(candidates, list)
+        and all(isinstance(each, str) for each in candidates)
+        and (value["event"] != "step" or bool(candidates))
+        and (value["event"] != "excluded" or set(value) == {"event", *texts})
+    )
+
+
 class Journal:
     """The file. Lines are JSON objects; the first is the plan."""
 
@@ -119,6 +150,8 @@ class Journal:
             raise InvalidArgumentError(f"--resume: no interrupted run is recorded in {self.path}")
         lines = self._lines()
         recorded = next(lines, {})
+        if not isinstance(recorded, dict):
+            raise InvalidArgumentError(f"--resume: {self.path}: expected the journal of mcr-tune, got something else")
         wanted = json.loads(json.dumps(asdict(plan)))
         for key, value in wanted.items():
             if recorded.get(key) != value:
@@ -127,6 +160,9 @@ class Journal:
                 raise InvalidArgumentError(message + f"{'the same' if key == 'units' else value}, got {shown}")
         progress = Progress()
         for event in lines:
+            if not _is_event(event):
+                message = f"--resume: {self.path}: expected the journal of mcr-tune, got {str(event)[:80]}"
+                raise InvalidArgumentError(message)
             progress.take(event)
         return progress
 
@@ -139,14 +175,17 @@ class Journal:
         """Whole lines that have not been read yet; a line that somebody was killed in the middle of is left out."""
         with self.path.open("rb") as file:
             file.seek(self._read)
-            for line in file:
+            while line := file.readline(_LONGEST + 1):
+                if len(line) > _LONGEST:
+                    message = (
+                        f"{self.path}: expected lines of at most {_LONGEST} bytes, got more; start without --resume"
+                    )
+                    raise InvalidArgumentError(message)
                 if not line.endswith(b"\n"):
                     return
                 self._read += len(line)
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
+                with suppress(InvalidArgumentError):
+                    yield _documents.parse(line, "", limit=_LONGEST)
 
     def news(self) -> list[dict[str, Any]]:
         """Events since the last look."""

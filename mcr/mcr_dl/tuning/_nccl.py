@@ -7,6 +7,7 @@ row that fits a call counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from mcr_dl import _C
@@ -36,8 +37,9 @@ def _row(number: int, line: str) -> dict[str, str]:
         raise InvalidArgumentError(f"NCCL tuner file, line {number}: expected {wanted}, got {len(cells)}: {line!r}")
     row = dict(zip(_COLUMNS, cells, strict=False))
     for name in _NUMBERS:
-        if not row.get(name, "0").removeprefix("-").isdecimal():
-            raise InvalidArgumentError(f"NCCL tuner file, line {number}: {name}: expected a number, got {row[name]!r}")
+        if not re.fullmatch("-?[0-9]{1,20}", row.get(name, "0")):
+            got = repr(row[name][:40])
+            raise InvalidArgumentError(f"NCCL tuner file, line {number}: {name}: expected a number, got {got}")
     return row
 
 

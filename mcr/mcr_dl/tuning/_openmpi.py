@@ -11,9 +11,9 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents
 from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning._exchange import Choice, Report, Rule, candidate_of, choices
+from mcr_dl.tuning._exchange import LARGEST, Choice, Report, Rule, candidate_of, choices
 from mcr_dl.tuning.table import Scale, Table
 
 _VERSION = 3
@@ -64,11 +64,7 @@ def _rule(rule: dict[str, Any], operation: str, known: Collection[str] | None, w
 
 
 def _parse(text: str) -> dict[str, Any]:
-    try:
-        document = _expect(json.loads(text), dict, "the document")
-    except json.JSONDecodeError as error:
-        message = f"Open MPI rules, line {error.lineno}: expected JSON, got {error.msg.lower()}"
-        raise InvalidArgumentError(message) from error
+    document = _expect(_documents.parse(text, "Open MPI rules", limit=LARGEST), dict, "the document")
     for name, value in (("rule_file_version", _VERSION), ("module", "tuned")):
         if document.get(name) != value:
             raise _wrong(name, json.dumps(value), document.get(name))

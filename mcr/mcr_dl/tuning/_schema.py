@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mcr_dl
+from mcr_dl import _documents
 from mcr_dl._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def schema() -> dict[str, Any]:
     """The schema as a JSON document. FileNotFoundError if the installation lacks it."""
     for folder in data_folders():
         if (folder / "schema.json").exists():
-            document: dict[str, Any] = json.loads((folder / "schema.json").read_text())
+            document: dict[str, Any] = _documents.read(
+                folder / "schema.json", "tuning/schema.json", limit=_documents.MIB
+            )
             return document
     raise FileNotFoundError(f"mcr_dl is not installed completely: no schema.json in {data_folders()}")
 
@@ -68,6 +71,7 @@ def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
         "enum": f"one of {value}",
         "pattern": f"a text like {value}",
         "minimum": f"a number of at least {value}",
+        "maximum": f"a number of at most {value}",
         "exclusiveMinimum": f"a number above {value}",
     }
     return texts.get(rule, f"{rule} {value}"), found

@@ -20,7 +20,7 @@ from mcr_dl.tuning.table import Table
 _MEMORY = {"cpu": "host", "cuda": "cuda"}
 _MEMORY_TYPES = ("host", "cuda", "cuda_managed", "rocm", "rocm_managed")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_RANGE = re.compile(r"(\d+)([kmgt]?)b?-(?:(\d+)([kmgt]?)b?|inf)", re.IGNORECASE)
+_RANGE = re.compile(r"([0-9]{1,20})([kmgt]?)b?-(?:([0-9]{1,20})([kmgt]?)b?|inf)", re.IGNORECASE)
 _OF_ONE_RANK = "reduce_scatter"
 _WITHOUT_SIZE = ("all_to_allv", "gatherv", "scatterv")
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from mcr_dl import _backends
+from mcr_dl import _backends, _documents
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.bench import _arguments as arguments
 from mcr_dl.tuning import diff, formats, plot, show
 from mcr_dl.tuning import table as tables
+from mcr_dl.tuning._exchange import LARGEST
 from mcr_dl.tuning.host import host
 from mcr_dl.tuning.table import Table
 
@@ -78,7 +78,8 @@ def run(argv: Sequence[str]) -> int:
         return 1 if diff.diff(tables.read(given.a), tables.read(given.b), console) else 0
     else:
         if given.view == "import":
-            text, report = formats.import_rules(Path(given.file).read_text(), given.format, _known_candidates())
+            taken = _documents.read_text(given.file, given.file, limit=LARGEST, pipes=True)
+            text, report = formats.import_rules(taken, given.format, _known_candidates())
         else:
             text, report = formats.export_rules(_read(given.table), given.format)
         print(text)

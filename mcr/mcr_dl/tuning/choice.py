@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents
 from mcr_dl._agreement import require_equal
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import rules
@@ -89,16 +89,23 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
     return path if path.exists() else None
 
 
+def _digest(path: Path) -> str | None:
+    """None for what cannot be read: only rank 0's counts, and rank 0 says what is wrong with it, for all ranks."""
+    from mcr_dl.tuning.table import LARGEST
+
+    try:
+        return hashlib.sha256(_documents.read_bytes(path, "", limit=LARGEST)).hexdigest()
+    except InvalidArgumentError:
+        return None
+
+
 def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) -> dict[str, Any]:
     """What this rank tells rank 0: its libraries, its node, and a hash of its table and of its rules."""
     path = _own_file(argument)
-    digest = None
-    if path is not None and path.is_file():
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return {
         "libraries": libraries,
         "node": socket.gethostname(),
-        "table": digest,
+        "table": None if path is None else _digest(path),
         "rules": os.environ.get(rules.VARIABLE, ""),
     }
 

@@ -15,12 +15,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mcr_dl import _C, _groups, _runtime
+from mcr_dl import _C, _documents, _groups, _runtime
 from mcr_dl.bench import _device
 from mcr_dl.bench._arguments import FAILED
 from mcr_dl.tuning._journal import Journal, Plan, Progress
 from mcr_dl.tuning.worker import Worker
 
+_LARGEST = 64 * _documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
 
 
@@ -77,7 +78,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
             progress.take(event)
         document = asdict(progress)
         store.set("tune/progress", json.dumps({**document, "done": list(progress.done), "apart": list(progress.apart)}))
-    document = json.loads(store.get("tune/progress"))
+    document = _documents.parse(store.get("tune/progress"), "the progress that rank 0 told", limit=_LARGEST)
     for name in ("done", "apart"):
         document[name] = {tuple(each) for each in document[name]}
     return Progress(**document)

@@ -17,6 +17,7 @@ from mcr_dl._errors import InvalidArgumentError
 
 VARIABLE = "MCR_DL_TUNE"
 NO_END = -1
+_LARGEST = 2**63 - 1
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -59,10 +60,11 @@ def _operations(whole: str, place: int, word: str) -> list[str]:
 def _size(whole: str, place: int, word: str, *, end: bool) -> int:
     if end and word.lower() == "inf":
         return NO_END
-    match = re.fullmatch(r"(\d+)([kmg]?)", word.lower())
-    if match is None:
+    match = re.fullmatch(r"([0-9]{1,19})([kmg]?)", word.lower())
+    size = _LARGEST + 1 if match is None else int(match[1]) * _UNITS[match[2]]
+    if size > _LARGEST:
         raise wrong(whole, place, "bytes, as 0, 64k, 1m" + (" or inf" if end else ""), word)
-    return int(match[1]) * _UNITS[match[2]]
+    return size
 
 
 def _range(whole: str, place: int, word: str) -> tuple[int, int]:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import _schema
 from mcr_dl.tuning._model import (
@@ -28,6 +27,8 @@ from mcr_dl.tuning._model import (
 )
 from mcr_dl.tuning.host import Host, Software
 
+LARGEST = 64 * _documents.MIB
+"""Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
 _AGAIN = "measure again with mcr-tune"
 _LINE = 118
 
@@ -36,43 +37,8 @@ def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> Inv
     return InvalidArgumentError(f"tuning table {path}: {where}expected {expected}, got {got}; {advice}")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise ValueError(f"expected each key once, got {twice!r} twice in an object")
-    return dict(pairs)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):  # NaN, Infinity, 1e999
-        raise ValueError(f"expected a finite number, got {text}")
-    return value
-
-
-def _parse(path: Path, text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
-    except json.JSONDecodeError as error:
-        where, got = f"line {error.lineno}: ", f"{error.msg.lower()} in column {error.colno}"
-        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
-            got = "the end of the file (truncated)"
-        raise _broken(path, where, "a complete JSON document", got, _AGAIN) from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"tuning table {path}: {error}; correct it or {_AGAIN}") from error
-
-
 def _load(path: Path) -> Any:
-    try:
-        return _parse(path, path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise _broken(path, "", "a file", "no such file", "name another, or make it with mcr-tune") from error
-    except OSError as error:
-        got = (error.strerror or str(error)).lower()
-        raise _broken(path, "", "a file that can be read", got, "name another, or change its permissions") from error
-    except UnicodeDecodeError as error:
-        raise _broken(path, "", "JSON in UTF-8", f"another byte at {error.start}", "name another file") from error
+    return _documents.read(path, f"tuning table {path}", limit=LARGEST, make="make it with mcr-tune", again=_AGAIN)
 
 
 def _check_version(path: Path, document: Any) -> None:
@@ -172,7 +138,8 @@ def shipped_for(fingerprint: str) -> Path | None:
     """The installed table that was measured on a machine with this fingerprint; the others are not checked."""
     for file in shipped():
         document = _load(file)
-        if isinstance(document, dict) and document.get("host", {}).get("fingerprint") == fingerprint:
+        machine = document.get("host") if isinstance(document, dict) else None
+        if isinstance(machine, dict) and machine.get("fingerprint") == fingerprint:
             return file
     return None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
+from mcr_dl import _documents
 from mcr_dl._pmi import own_connection
 from mcr_dl.watch._report import Report
 
@@ -27,7 +28,7 @@ _PAUSE = 0.02  # between two looks for answers
 _POLL = 0.5  # between two looks for alarms, on stores that a waiting thread would close to the others
 ANSWERS = 1.0  # seconds that are granted to the other ranks' reports
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that goes
-_LARGEST = 64 << 20  # bytes of a value that is read
+_LARGEST = 64 * _documents.MIB  # of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
 
 
@@ -52,10 +53,8 @@ class Answers:
 
 
 def decode(value: bytes) -> Any:
-    """A value of the store as JSON's types; raises ValueError for what is no such thing or too large."""
-    if len(value) > _LARGEST:
-        raise ValueError(f"expected at most {_LARGEST} bytes, got {len(value)}")
-    return json.loads(value)
+    """A value of the store as JSON's types; raises InvalidArgumentError for what is no such thing or too large."""
+    return _documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
 
 
 class Exchange:

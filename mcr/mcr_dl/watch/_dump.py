@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mcr_dl import _documents
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
@@ -19,7 +20,7 @@ from mcr_dl.watch._report import FORMAT, VERSION, Report
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _MOST = 8  # alarms of which a process leaves dumps: the first ones tell
-_LARGEST = 256 << 20  # bytes of a file that is read
+_LARGEST = 256 * _documents.MIB  # of a file that is read
 _FIELDS = {
     "alarm": dict,
     "rank": int,
@@ -54,12 +55,7 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
 
 
 def _checked(file: Path) -> Report:
-    if file.stat().st_size > _LARGEST:
-        raise InvalidArgumentError(f"{file}: expected at most {_LARGEST} bytes, got {file.stat().st_size}")
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{file}: expected a dump, got what is no JSON: {error}") from None
+    content = _documents.read(file, str(file), limit=_LARGEST)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
     for name, kind in _FIELDS.items():

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of bench/soak.py: random calls from a pool of prepared ones, part of which is new all the time.
+
+A new case is compared with plain torch. When it is drawn again, its memory is put back to what it was, and must be
+afterwards what it was when it was right: that costs so little that every call is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import mcr_dl
+from calls import OPS, SIGNATURES, Case, layouts, spell
+from harness import position
+from mcr_dl import _C, passes
+from ranks import operations, session
+
+SIZES = (0, 1, 1, 3, 3, 64, 64, 64, 1000, 1000, 5000, 40_000)
+MIXES: tuple[tuple[str, ...], ...] = ((), ("log",), ("fuse",), ("log", "fuse"), ("compress",), ("log", "compress"))
+POOL, NEW, WINDOW = 400, 0.005, 40
+AGREE = 2000  # calls from one look at the clock to the next
+
+
+class Settings(NamedTuple):
+    """What all ranks do. ``patience`` is how much longer they may take before they are thought to hang."""
+
+    calls: int
+    seconds: float
+    seed: int
+    gloo: float
+    patience: float = 90.0
+
+
+def rss() -> int:
+    """Bytes of memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@dataclass
+class _Template:
+    """A call that can be made again and again, and what was in its memory before and after it was made rightly."""
+
+    case: Case
+    halves: list[operations.Prepared]
+    memory: list[torch.Tensor]
+    before: list[torch.Tensor]
+    after: list[torch.Tensor] = field(default_factory=list)
+    works: list[mcr_dl.Work] = field(default_factory=list)
+
+    def start(self) -> None:
+        for tensor, was in zip(self.memory, self.before, strict=True):
+            tensor.copy_(was)
+        made = [spell(half.case, dict(half.arguments))() for half in self.halves]
+        self.works = [each for each in made if isinstance(each, mcr_dl.Work)]
+
+    def finish(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.works = []
+        if not self.after:
+            for half in self.halves:
+                half.check()
+            self.after = [tensor.clone() for tensor in self.memory]
+            return
+        for tensor, want in zip(self.memory, self.after, strict=True):
+            if not torch.equal(_bits(tensor), _bits(want)):
+                for half in self.halves:
+                    half.check()  # says what is wrong; an average may differ in its last places
+                if self.case.red != "AVG":
+                    raise AssertionError(f"{self.case}: other memory than the first time")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1 else tensor
+
+
+def _template(case: Case) -> _Template | None:
+    ranks = session.members(case.group, mcr_dl.get_world_size())
+    me = mcr_dl.get_rank()
+    if me not in ranks or (OPS[case.op]["peer"] and len(ranks) == 1):
+        return None
+    rank = ranks.index(me)
+    halves = [operations.prepare(case, rank, len(ranks))]
+    if OPS[case.op]["peer"]:  # the other half goes first, as it must not block
+        other = next(n for n, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"})
+        half = replace(case, function=other, asynchronous=False, style="keywords")
+        halves.insert(0, operations.prepare(half, rank, len(ranks)))
+    sides = [side for half in halves for side in (half.input, half.output) if side is not None]
+    tensors = [tensor for side in sides for tensor in (side.base, *side.tensors)]
+    memory = list({tensor.data_ptr(): tensor for tensor in tensors if tensor.numel()}.values())
+    return _Template(case, halves, memory, [tensor.clone() for tensor in memory])
+
+
+def _draw(rng: random.Random, number: int, world: int, gloo: float) -> Case:
+    function = rng.choice(sorted(SIGNATURES))
+    op = OPS[SIGNATURES[function]["op"]]
+    group = rng.choice(["world", *session.SUBGROUPS[world]])
+    lossy = "compress" in group
+    dtype = rng.choice(_C.dtypes())
+    defined = [red for red in _C.reductions() if _C.reduction_defined(dtype, red) and not (lossy and red == "AVG")]
+    asynchronous = not SIGNATURES[function]["starts"] and (op["peer"] or rng.random() < 0.5)
+    return Case(
+        function, dtype, rng.choice(defined) if op["reduces"] else "SUM", rng.choice(SIZES),
+        rng.choice(layouts(function)), asynchronous=asynchronous, group=group,
+        root=rng.randrange(len(session.members(group, world))), backend="gloo" if rng.random() < gloo else "mpi",
+        seed=number,
+    )  # fmt: skip
+
+
+def _groups(world: int) -> None:
+    """The groups of the tests, and one of all ranks for each mix of passes."""
+    kinds: dict[str, Any] = {"log": "log", "fuse": "fuse", "compress": passes.Compress("bf16", smallest=0)}
+    for mix in MIXES[1:]:
+        session.SUBGROUPS[world]["+".join(mix)] = list(range(world))
+    session.start()
+    session.groups()
+    for mix in MIXES[1:]:
+        passes.set_passes([kinds[name] for name in mix], session.group("+".join(mix)))
+
+
+class _Run:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.world, self.rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+        self.common = random.Random(settings.seed)
+        self.mine = random.Random(settings.seed * 1000 + self.rank + 1)
+        self.cases: list[Case] = []
+        self.templates: list[_Template | None] = []
+        self.pending: list[_Template] = []
+        self.counts: Counter[str] = Counter()
+        self.drawn = 0
+
+    def choose(self) -> int:
+        """The place of the next call's template; equal on all ranks."""
+        if len(self.cases) < POOL:
+            self.cases.append(_draw(self.common, self.drawn, self.world, self.settings.gloo))
+            self.templates.append(None)
+            place = len(self.cases) - 1
+        else:
+            place = self.common.randrange(POOL)
+            if self.common.random() >= NEW:
+                return place
+            self.cases[place] = _draw(self.common, self.drawn, self.world, self.settings.gloo)
+        self.drawn += 1
+        self.settle(self.templates[place])
+        self.templates[place] = _template(self.cases[place])
+        return place
+
+    def settle(self, template: _Template | None) -> None:
+        if template is not None and template in self.pending:
+            self.pending.remove(template)
+            template.finish()
+
+    def call(self, number: int) -> None:
+        place = self.choose()
+        case, template = self.cases[place], self.templates[place]
+        self.counts["calls"] += 1
+        self.counts["asynchronous"] += case.asynchronous or bool(SIGNATURES[case.function]["starts"])
+        self.counts[str(case.backend)] += 1
+        self.counts["passes" if set(case.group.split("+")) & {"log", "fuse", "compress"} else "no passes"] += 1
+        if template is None:
+            return
+        position.note(f"call {number}: {case}; {len(self.pending)} unfinished")
+        self.settle(template)
+        template.start()
+        self.counts["checked"] += 1
+        if template.works:
+            self.pending.append(template)
+        else:
+            template.finish()
+        while self.pending and (len(self.pending) > WINDOW or self.mine.random() < 0.4):
+            self.pending.pop(self.mine.randrange(len(self.pending))).finish()
+
+    def over(self, elapsed: float) -> bool:
+        """Whether rank 0's clock says that it is enough."""
+        flag = torch.tensor([elapsed > self.settings.seconds])
+        mcr_dl.broadcast(flag, 0, backend="mpi")
+        return bool(flag)
+
+
+def soak(settings: Settings, folder: str) -> int:
+    """Make the calls, and write what they came to."""
+    torch.set_num_threads(1)
+    mcr_dl.init_process_group(["mpi", "gloo"])
+    _groups(mcr_dl.get_world_size())
+    run, begin, said, memory = _Run(settings), time.monotonic(), 0.0, list[int]()
+    position.start(Path(folder), run.rank)
+    for number in range(settings.calls):
+        run.call(number)
+        if number % AGREE:
+            continue
+        elapsed = time.monotonic() - begin
+        share = max(number / settings.calls, elapsed / settings.seconds)
+        while len(memory) < share * 10 - 0.5:  # at 5 %, 15 %, ... of the run
+            memory.append(rss())
+        if run.rank == 0 and elapsed - said > 10:
+            said = elapsed
+            rate = number / elapsed
+            print(
+                f"{run.world} ranks: {number:,} of {settings.calls:,} calls, {rate:.0f} per second, {elapsed:.0f} s",
+                flush=True,
+            )
+        if run.over(elapsed):
+            break
+    for template in run.pending:
+        template.finish()
+    mcr_dl.synchronize()
+    seconds = time.monotonic() - begin
+    names = ("calls", "checked", "asynchronous")
+    by = {name: number for name, number in run.counts.items() if name not in names}
+    result = {**{name: run.counts[name] for name in names}, "by": by, "cases": run.drawn}
+    result |= {"seconds": seconds, "rss": [*memory, rss()]}
+    (Path(folder) / f"{run.rank}.json").write_text(json.dumps(result))
+    mcr_dl.finalize()
+    return 0

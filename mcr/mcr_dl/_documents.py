@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How files and texts that others have written are read: with a limit on their size and depth, and one clear error.
+
+Every reader of JSON goes through here (docs/security.md lists them). What the values mean is checked by the readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from mcr_dl._errors import InvalidArgumentError
+
+MIB = 1 << 20
+DEPTH = 64
+"""Lists and objects inside each other, at most."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"expected each key once, got {twice!r} twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # NaN, Infinity, 1e999
+        raise ValueError(f"expected a finite number, got {text}")
+    return value
+
+
+def _check_depth(document: Any) -> None:
+    level: list[Any] = [document]
+    for _ in range(DEPTH + 1):
+        nested = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        level = [each for part in nested for each in part if isinstance(each, (dict, list))]
+        if not level:
+            return
+    raise RecursionError
+
+
+def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") -> Any:
+    """The value of a JSON text of at most ``limit`` bytes, without repeated keys and numbers that are not finite.
+
+    Raises InvalidArgumentError, in one line that begins with ``what`` and ends with ``again``, what would help.
+    """
+    advice = f"; {again}" if again else ""
+    correct = f"; correct it or {again}" if again else ""
+    if len(text) > limit:
+        raise InvalidArgumentError(f"{what}: expected at most {limit} bytes, got {len(text)}{advice}")
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        document = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
+        _check_depth(document)
+    except UnicodeDecodeError as error:
+        message = f"{what}: expected JSON in UTF-8, got another byte at {error.start}{advice}"
+        raise InvalidArgumentError(message) from error
+    except json.JSONDecodeError as error:
+        got = f"{error.msg.lower()} in column {error.colno}"
+        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+            got = "the end of the file (truncated)"
+        message = f"{what}: line {error.lineno}: expected a complete JSON document, got {got}{advice}"
+        raise InvalidArgumentError(message) from error
+    except RecursionError as error:
+        message = f"{what}: expected at most {DEPTH} lists and objects inside each other, got more{correct}"
+        raise InvalidArgumentError(message) from error
+    except ValueError as error:  # a key twice, a number that is not finite or has thousands of digits
+        raise InvalidArgumentError(f"{what}: {_one_line(error)}{correct}") from error
+    return document
+
+
+def _one_line(error: Exception) -> str:
+    """Python's text for a number that is too long ends with advice for the program's author."""
+    text = str(error)
+    return text if text.startswith("expected") else f"expected numbers of fewer digits, got {text.partition(';')[0]}"
+
+
+def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", pipes: bool = False) -> bytes:
+    """What is in a file of at most ``limit`` bytes; no more is read of a larger one, and of a pipe only with ``pipes``.
+
+    Raises InvalidArgumentError, in one line that begins with ``what`` and says what to do: name another file or
+    ``make`` it.
+    """
+    file = Path(path)
+    another = "name another" + (f", or {make}" if make else "")
+    try:
+        mode = file.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
+            raise InvalidArgumentError(f"{what}: expected a regular file, got a device, socket or pipe; {another}")
+        with file.open("rb") as stream:
+            content = stream.read(limit + 1)
+    except FileNotFoundError as error:
+        raise InvalidArgumentError(f"{what}: expected a file, got no such file; {another}") from error
+    except ValueError as error:  # a name with a null byte
+        raise InvalidArgumentError(f"{what}: expected the name of a file, got {error}; {another}") from error
+    except OSError as error:
+        got = (error.strerror or str(error)).lower()
+        message = f"{what}: expected a file that can be read, got {got}; name another, or change its permissions"
+        raise InvalidArgumentError(message) from error
+    if len(content) > limit:
+        size = file.stat().st_size or "more"
+        raise InvalidArgumentError(f"{what}: expected at most {limit} bytes, got {size}; {another}")
+    return content
+
+
+def read_text(path: str | os.PathLike[str], what: str, *, limit: int, pipes: bool = False) -> str:
+    """The same as text in UTF-8."""
+    try:
+        return read_bytes(path, what, limit=limit, pipes=pipes).decode()
+    except UnicodeDecodeError as error:
+        message = f"{what}: expected text in UTF-8, got another byte at {error.start}; name another file"
+        raise InvalidArgumentError(message) from error
+
+
+def read(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", again: str = "") -> Any:
+    """The JSON document in a file: ``read_bytes``, then ``parse``."""
+    return parse(read_bytes(path, what, limit=limit, make=make), what, limit=limit, again=again)

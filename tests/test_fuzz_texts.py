@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that people write: each is understood, or refused with one InvalidArgumentError; nothing else, and no hang."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import mcr_dl
+from fuzzing import fuzz, near
+from harness import Pools
+from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, _backends, _devices, _launch
+from mcr_dl.bench import _arguments as arguments
+from mcr_dl.bench import cli as bench
+from mcr_dl.bench._sizes import parse_size, size_text
+from mcr_dl.bench.mix import parse_mix
+from mcr_dl.passes import chain
+from mcr_dl.tuning import cli as tune
+from mcr_dl.tuning import formats, rules
+from ranks import fuzz as on_rank
+
+pytestmark = pytest.mark.timeout(600)
+
+LARGEST = 2**63 - 1
+NUMBERS = [
+    "0",
+    "1",
+    "-",
+    "64k",
+    "1m",
+    "2g",
+    "inf",
+    "9" * 20,
+    "9" * 5000,
+    "9223372036854775807",
+    "9007199254740993g",
+    "-1",
+    "1e3",
+    "½",
+    "٣",
+    "0x10",
+]
+NAMES = [
+    "all_reduce",
+    "all_reducev",
+    "all_gather",
+    "recv",
+    "broadcast",
+    "*",
+    "mpi",
+    "gloo",
+    "mpi:p2p",
+    "null",
+    "auto",
+    "nope",
+]
+
+
+def refused(call: Callable[..., Any], *values: Any, also: tuple[type[Exception], ...] = ()) -> Any:
+    """What it returns; None where it raises what it may."""
+    try:
+        return call(*values)
+    except (InvalidArgumentError, *also):
+        return None
+
+
+RULES = [
+    "all_reduce:0-64k:mpi#all_to_all:*:gloo",
+    "*:*:gloo",
+    "recv:4-8:mpi",
+    "all_gather:1m-inf:mpi:p2p",
+    "barrier:*:mpi",
+]
+
+
+@fuzz(300)
+@given(text=near(RULES, [*NAMES, *NUMBERS, ":", "#", "-", "*", " ", "\n"]))
+@example("all_reduce:" + "9" * 5000 + "-inf:mpi")
+@example("all_reduce:0-9999999999g:mpi")
+def test_rules(text: str) -> None:
+    """MCR_DL_TUNE: what is understood has known operations, and ranges that fit into 64 bits."""
+    found = refused(rules.parse, text, ["mpi", "gloo"])
+    for rule in found or []:
+        assert rule.operation in _C.operations()
+        assert rule.candidate.partition(":")[0] in ("mpi", "gloo")
+        assert 0 <= rule.start <= LARGEST
+        assert rule.end == rules.NO_END or rule.start < rule.end <= LARGEST
+        assert text[rule.place :].startswith(rule.candidate)
+
+
+@fuzz(60)
+@given(text=near(RULES, [*NAMES, *NUMBERS, ":", "#", "-", "*"]))
+def test_rules_reach_a_group(pools: Pools, text: str) -> None:
+    """MCR_DL_TUNE at init: the program starts and its calls are right, or it is refused."""
+    (answer,) = pools.get("processes", 1).run(on_rank.start_with, {"MCR_DL_TUNE": text}, ["gloo", "null"], limit=30.0)
+    assert answer in ("started", "InvalidArgumentError")
+
+
+@fuzz(300)
+@given(
+    text=near(
+        ["mpi,gloo", "cpu:mpi,cuda:nccl", "auto", "gloo", "null , gloo"],
+        ["mpi", "gloo", "auto", "cpu:", "cuda:", ",", ":", " ", "mcr", "c10d", "mpi_mpich"],
+    )
+)
+def test_backends(text: str) -> None:
+    """MCR_DL_BACKENDS, and the argument of init."""
+    for name in refused(_backends.parse_backends, text) or []:
+        assert _backends.is_known(name)
+
+
+@fuzz(100)
+@given(
+    given_list=st.lists(
+        st.one_of(
+            st.sampled_from(["mpi", "gloo", "", " ", "cuda:nccl"]), st.none(), st.integers(), st.text(max_size=5)
+        ),
+        max_size=4,
+    )
+)
+def test_backend_lists(given_list: list[Any]) -> None:
+    for name in refused(_backends.parse_backends, given_list) or []:
+        assert _backends.is_known(name)
+
+
+@fuzz(300)
+@given(
+    text=near(
+        ["log,fuse", "compress", "fuse", "log , compress,fuse"], ["log", "fuse", "compress", ",", " ", "none", ":"]
+    )
+)
+def test_passes(text: str) -> None:
+    """MCR_DL_PASSES."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(
+            "MCR_DL_PASSES",
+            text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape"),
+        )
+        found = refused(chain.specify, None)
+    assert len({each.name for each in found or []}) == len(found or [])
+
+
+SOME = st.one_of(
+    st.none(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=6),
+    st.booleans(),
+    st.lists(st.text(max_size=3), max_size=2),
+)
+
+
+@fuzz(200)
+@given(
+    kind=st.sampled_from(["Fuse", "Compress", "Log"]),
+    values=st.dictionaries(
+        st.sampled_from(
+            [
+                "buffer_bytes",
+                "hold_microseconds",
+                "largest_bytes",
+                "codec",
+                "ops",
+                "smallest",
+                "codecs",
+                "capacity",
+                "verbose",
+            ]
+        ),
+        SOME,
+        max_size=3,
+    ),
+)
+def test_options_of_passes(kind: str, values: dict[str, Any]) -> None:
+    """Passes with options of any type: made, or refused with one of our errors or Python's for unknown names."""
+    make = getattr(mcr_dl.passes, kind)
+    known = {name for name in values if name in make.__dataclass_fields__}
+    if known != set(values):
+        return
+    made = refused(make, also=(mcr_dl.InvalidTypeError, BackendUnavailableError)) if not values else None
+    with contextlib.suppress(InvalidArgumentError, mcr_dl.InvalidTypeError, BackendUnavailableError):
+        made = make(**values)
+    if made is not None:
+        made.terms()
+
+
+CODECS = [
+    "bf16",
+    "fp16",
+    "int8",
+    "int8:block=64",
+    "int8:block=128,feedback=grad0",
+    "zfp:rate=16",
+    "zfp:tolerance=1e-3",
+    "none",
+    "auto",
+    "bf16,feedback=x",
+]
+
+
+@fuzz(400)
+@given(
+    text=near(
+        CODECS,
+        [
+            "int8",
+            "bf16",
+            "zfp",
+            ":",
+            ",",
+            "=",
+            "block",
+            "rate",
+            "tolerance",
+            "feedback",
+            "8",
+            "64",
+            "1e-400",
+            "nan",
+            "inf",
+            "-1",
+            "9" * 30,
+        ],
+    )
+)
+@example("bf16:feedback=\ud800")
+def test_codecs(text: str) -> None:
+    """A codec's name has one full form, which is its own."""
+    found = refused(_C.codec, text, also=(BackendUnavailableError, mcr_dl.InvalidTypeError))
+    if found is not None and found["name"] not in ("none", "auto"):
+        again = _C.codec(found["name"])
+        assert again == {**found, "feedback": ""}
+
+
+@fuzz(400)
+@given(text=near(["4", "64K", "1.5M", "16MiB", "2G", "0.5K"], ["K", "M", "G", "i", "B", ".", " ", *NUMBERS]))
+@example("9" * 400)
+@example("1." + "9" * 6000 + "G")
+def test_sizes(text: str) -> None:
+    """Sizes of the command lines."""
+    found = refused(parse_size, text)
+    if found is not None:
+        assert 1 <= found <= LARGEST
+        assert parse_size(size_text(found)) == found
+
+
+@fuzz(400)
+@given(
+    text=near(
+        ["all_reduce:1M@gloo + all_to_all:256K@mpi", "broadcast:4@mpi:p2p"],
+        ["all_reduce", "all_to_all", "send", ":", "@", "+", " ", "gloo", *NUMBERS],
+    )
+)
+def test_mix(text: str) -> None:
+    """--mix: parts that are understood say what they were."""
+    parts = refused(parse_mix, text)
+    if parts:
+        assert parse_mix("+".join(map(str, parts))) == parts
+
+
+WORDS = [
+    "-n", "2", "2,4", "--ops", "all", "all_reduce", "all_reduce,barrier", "--backends", "mpi,gloo", "--dtypes",
+    "float32", "--codecs", "bf16,int8", "--min", "4", "--max", "64K", "--factor", "2", "1.0000001", "1e308",
+    "--budget", "0.5", "nan", "inf", "--confidence", "--limit", "--device", "cpu", "cuda", "--output",
+    "/nowhere/x", "/" + "a" * 300, "--quick", "--dtype", "--redop", "SUM", "BAND", "--root", "1", "--async",
+    "--in-place", "--json", "--plot", "--mix", "all_reduce:4@mpi", "show", "plot", "--table", "import",
+    "export", "--format", "ucc", "diff", "",
+]  # fmt: skip
+
+
+def _ends_badly(parse: Callable[[list[str]], Any], words: list[str]) -> bool:
+    try:
+        parse(words)
+    except InvalidArgumentError:
+        return False
+    except SystemExit as end:  # the line has been said
+        return end.code not in (0, 2)
+    return False
+
+
+command = st.lists(st.one_of(st.sampled_from(WORDS), near(["64K", "mpi", "2"], NUMBERS)), max_size=7).map(
+    lambda words: [word.replace("\x00", "") for word in words]
+)
+
+
+@fuzz(150)
+@given(words=command)
+@example(["--factor", "1.0000001", "--max", "1G"])
+@example(["--output", "/" + "a" * 300])
+def test_command_lines(words: list[str]) -> None:
+    """mcr-bench and mcr-tune: settings, or one line and exit code 2."""
+    for parse in (bench._parse, tune._parse):
+        assert not _ends_badly(parse, words)
+
+
+@fuzz(100)
+@given(smallest=st.integers(1, 2**63), largest=st.integers(1, 2**63), factor=st.floats(1, 1e308, exclude_min=True))
+def test_sweeps(smallest: int, largest: int, factor: float) -> None:
+    found = refused(arguments.sizes, smallest, largest, factor)
+    if found:
+        assert found[0] == smallest
+        assert found[-1] <= largest
+        assert len(found) <= arguments.MOST_SIZES
+        assert list(found) == sorted(set(found))
+
+
+@fuzz(200)
+@given(text=near(["3", "0.5", "mpi,gloo", "all", "float32"], [*NUMBERS, ",", " ", "mpi"]))
+def test_converters(text: str) -> None:
+    """What argparse calls: a value, or its own error."""
+    known = [
+        arguments.count(0),
+        arguments.above(0),
+        arguments.operation_names,
+        arguments.candidate_names,
+        arguments.name_list,
+        arguments.device,
+        arguments.output,
+        tune._dtypes,
+        tune._codecs,
+        tune._ranks,
+        bench.parse_size,
+    ]
+    for convert in known:
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            arguments.checked(convert)(text.replace("\x00", ""))
+
+
+NCCL = [
+    "# x\nallreduce,0,65536,tree,ll128,-1,1,2",
+    "broadcast,0,-1,ring,simple,2,-1,-1,-1,-1",
+    "allgather,0,18446744073709551615,ring,ll,-1,1,8",
+]
+UCC = [
+    "allreduce:0-64k:host:[2-2]:inf:@knomial#bcast:inf",
+    "UCC_TL_UCP_TUNE=alltoall:inf",
+    "allgather:1m-inf,4-8:inf:@ring",
+    "reduce_scatter:8-16:inf",
+]
+OPENMPI = [
+    '{"rule_file_version": 3, "module": "tuned", "collectives": {"allreduce": [{"comm_size_min": 2, '
+    '"rules": [{"alg": "ring", "msg_size_min": 0, "msg_size_max": "inf"}, {"alg": 2}]}]}}'
+]
+
+
+@pytest.mark.parametrize(("form", "valid"), [("nccl", NCCL), ("ucc", UCC), ("openmpi", OPENMPI)])
+def test_importers(form: str, valid: list[str]) -> None:
+    """Other libraries' files: rules that MCR_DL_TUNE takes, or refused."""
+    pieces = [
+        *NUMBERS,
+        ",",
+        ":",
+        "#",
+        "\n",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "@",
+        "-",
+        "inf",
+        "null",
+        "ring",
+        "allreduce",
+        "rules",
+        "[" * 2000,
+        "18446744073709551616",
+    ]
+
+    @fuzz(250)
+    @given(text=near(valid, pieces), known=st.sampled_from([None, ["mpi", "nccl", "ucc", "mpi:ring"]]))
+    @example(valid[0].replace('"msg_size_min": 0', '"msg_size_min": 9999999999999999999999'), ["mpi"])
+    @example(f"allreduce,{'9' * 5000},0,tree,ll128,-1,1,2", ["nccl"])
+    @example("allreduce,9223372036854775808,-1,tree,ll128,-1,1,2", ["nccl"])
+    @example(f"allreduce:{'9' * 5000}-inf:inf", ["ucc"])
+    @example("allreduce:0-99999999999t:inf", ["ucc"])
+    def run(text: str, known: list[str] | None) -> None:
+        found = refused(formats.import_rules, text, form, known)
+        if found is not None:
+            taken = refused(rules.parse, found[0], ["mpi", "nccl", "ucc"])
+            assert taken is not None or known is None, found[0]  # with None any word is an algorithm
+
+    run()
+
+
+@fuzz(200)
+@given(
+    text=near(["gpu[03-07,09],login", "host1", "a,b"], ["[", "]", ",", "-", "0", "gpu"]),
+    number=near(["1", "0"], NUMBERS),
+)
+def test_launchers(text: str, number: str) -> None:
+    """What a launcher's variables say."""
+    refused(_launch.first_host, text)
+    for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
+        refused(_launch.detect, {rank: number, size: "2"})
+        refused(_launch.detect, {rank: "0", size: number, "LOCAL_RANK": number})
+    refused(_launch.local_size, {"LOCAL_WORLD_SIZE": number})
+    refused(_launch.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number})
+
+
+@fuzz(100)
+@given(text=near(["off", "4194304", "1"], NUMBERS))
+def test_staging_chunk(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MCR_DL_STAGING_CHUNK", text.replace("\x00", "").encode("utf-8", "replace").decode())
+        refused(_devices._chunk)

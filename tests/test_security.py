@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/security.md states: which libraries are loaded, and how what others have written is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as torch_dist
+
+import mcr_dl
+from mcr_dl import (
+    BackendUnavailableError,
+    InvalidArgumentError,
+    _agreement,
+    _backends,
+    _documents,
+    _mpi_library,
+    _nccl_library,
+)
+from mcr_dl._pmi import PmiResponder
+
+PACKAGE = Path(mcr_dl.__file__).parent
+
+
+def test_readers() -> None:
+    """Nobody but the shared reader parses JSON, and nothing is unpickled or evaluated but what the table names."""
+    allowed = {
+        r"json\.loads?\(": {"_documents.py", "tuning/_journal.py"},  # the journal: what it has just dumped itself
+        r"pickle\.loads?\(": {"_objects.py", "bench/_rank.py"},
+        r"\byaml\b|torch\.load\(|marshal|\b(np|numpy)\.load\(|(?<![\w.])eval\(|(?<![\w.])exec\(|shelve": set(),
+    }
+    files = {str(file.relative_to(PACKAGE)): file.read_text() for file in PACKAGE.rglob("*.py")}
+    for pattern, places in allowed.items():
+        found = {name for name, text in files.items() if re.search(pattern, text)}
+        assert found == places, pattern
+
+
+# ---- libraries
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with libraries and programs in it that nobody shall take."""
+    for name in ("libmpi.so.12", "libmpi.so.40", "libnccl.so.2", "lib/libmpi.so.12"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x7fELF\x02 nothing that can be loaded")
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/mpiexec", "bin/mpicc", "mpiexec", "gcc", "ld", "ldconfig"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", [".", "", "bin", "bin:.:"])
+def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Relative and empty entries of PATH and of LD_LIBRARY_PATH name no place to look in, and nothing there is run."""
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", path)
+    monkeypatch.syspath_prepend("site-packages")
+    assert all(place.is_absolute() and here not in place.parents for place, _ in _mpi_library._places())
+    assert all(str(here) not in library.path and os.path.isabs(library.path) for library in _mpi_library._candidates())
+    assert not (here / "was-run").exists()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["./libmpi.so.12", "lib/libmpi.so.12", "../libmpi.so.12"])
+def test_relative_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The named variables take an absolute path, or a name for the loader."""
+    monkeypatch.setenv("MCR_DL_MPI_LIB", name)
+    with pytest.raises(_mpi_library.MpiLibraryError, match="expected an absolute path"):
+        _mpi_library.find()
+    monkeypatch.setenv("MCR_DL_NCCL_LIB", name)
+    with pytest.raises(_nccl_library.NcclLibraryError, match="expected an absolute path"):
+        _nccl_library.find()
+
+
+@pytest.mark.usefixtures("here")
+def test_names_for_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a folder is not that of a file here."""
+    monkeypatch.setenv("MCR_DL_MPI_LIB", "libmpi.so.12")
+    try:
+        found = _mpi_library.find().path
+    except _mpi_library.MpiLibraryError as error:
+        assert "no such file" in str(error)  # noqa: PT017
+    else:
+        assert os.path.isabs(found)
+
+
+def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's backend is a module at an absolute path."""
+
+    class Point:
+        def load(self) -> object:
+            return lambda: "theirs.so"
+
+    monkeypatch.setattr(_backends, "_third_party", lambda: {"theirs": Point()})
+    with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
+        _backends.load("theirs")
+
+
+# ---- values of other ranks
+
+
+@pytest.mark.parametrize("value", ["{", "[" * 5000, "nan", b"\xff\xfe", '{"a": 1, "a": 2}', "9" * 5000])
+def test_agreement(value: str | bytes) -> None:
+    """What another rank has put into the store is no value: all ranks get the same error, and nobody waits."""
+    store = torch_dist.HashStore()
+    store.set("key/1", value)
+    with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
+        _agreement.settle(store, 0, 2, "key", 1, lambda values: values)
+    with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
+        _agreement.settle(store, 1, 2, "key", 1, lambda values: values)
+
+
+def test_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_agreement, "_LARGEST", 1000)
+    with pytest.raises(InvalidArgumentError, match="expected at most 1000 bytes, got 1002"):
+        _agreement.settle(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
+    assert _documents.parse("1", "it", limit=1) == 1
+
+
+@pytest.mark.parametrize("value", [b"two words", b"a\nline", b"\xff", b"x" * 2000, "é".encode()])
+def test_process_management(value: bytes) -> None:
+    """A value that could add words to an answer of PMI is not handed to the MPI library, and the thread goes on."""
+    store = torch_dist.HashStore()
+    responder = PmiResponder(store, 0, 1, timeout=timedelta(seconds=5))
+    try:
+        torch_dist.PrefixStore("mcr_dl/pmi", store).set("kvs/key", value)
+        answer = responder._answer("cmd=get kvsname=x key=key")
+        assert answer.startswith("cmd=get_result rc=-1")
+        assert answer.count(" ") <= 3
+        assert "\n" not in answer
+        assert responder._answer("cmd=put kvsname=x key=good value=1").startswith("cmd=put_result rc=0")
+        assert responder._answer("cmd=get kvsname=x key=good").endswith("value=1")
+    finally:
+        responder.close()
