@@ -139,7 +139,9 @@ def clean(lab: str) -> tuple[int, int]:
     # A namespace that loses its name while a process is in it lives on, and its cables with it: processes go first.
     ended = kill(filter(None, map(inode, spaces)), lab)
     for space in spaces:
-        found = subprocess.run(["ip", "netns", "delete", space], capture_output=True, text=True, timeout=30, check=False)
+        found = subprocess.run(
+            ["ip", "netns", "delete", space], capture_output=True, text=True, timeout=30, check=False
+        )
         if found.returncode != 0 and (_SPACES / space).exists():
             raise LabError(f"namespace {space} cannot be removed: {found.stderr.strip()}")
     record_path(lab).unlink(missing_ok=True)

@@ -113,9 +113,7 @@ class Lab:
         assert number is not None
         self._inodes[host] = number
 
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, sink: Sink = show
-    ) -> Job:
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, sink: Sink = show) -> Job:
         """Run a command as every rank of every host that is there, in this folder; `sink` gets each line of output.
 
         Raises:

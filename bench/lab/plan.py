@@ -89,7 +89,10 @@ def address(host: int, nic: int) -> str:
 
 def hosts_file(shape: Shape) -> str:
     """/etc/hosts of every host, so that names resolve without a name server."""
-    lines = ["127.0.0.1 localhost", *(f"{address(host, 0)} {host_name(host)}" for host in range(shape.hosts))]
+    lines = ["127.0.0.1 localhost"]
+    for host in range(shape.hosts):
+        # Also as torch's store asks, which listens on IPv6 and sees IPv4 addresses in this form.
+        lines += [f"{prefix}{address(host, 0)} {host_name(host)}" for prefix in ("", "::ffff:")]
     return "\n".join(lines) + "\n"
 
 
