@@ -23,7 +23,7 @@ SHAPE = Shape(2, 2, (400, 200))
 
 
 def test_every_command_stays_inside_the_labs_namespaces() -> None:
-    """Each command names a namespace of this lab for all that it makes: nothing appears on the machine's own network."""
+    """Each command names a namespace of this lab for all that it makes: nothing is made on the machine's network."""
     commands = plan.network("abc", Shape(3, 1, (400, 200, 100)))
     assert commands
     ours = re.compile(r"mcrlab-abc-[hs]\d+")

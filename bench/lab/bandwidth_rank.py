@@ -33,7 +33,7 @@ def sent(nics: int) -> list[int]:
     return [int(Path(f"/sys/class/net/eth{nic}/statistics/tx_bytes").read_text()) for nic in range(nics)]
 
 
-def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], None]) -> float:
+def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], object]) -> float:
     """Seconds that plain TCP takes from host 0 to the receiver's host on a NIC; 0.0 on the other ranks."""
     me = dist.get_rank()
     where = (plan.address(receiver // _launch.local_size(), nic), _PORT + nic)
@@ -77,6 +77,7 @@ def calls(tensors: dict[str, torch.Tensor]) -> dict[str, Callable[[], None]]:
         def go() -> None:
             works = [dist.all_reduce(part, backend=backend, async_op=True) for part in parts]
             for work in works:
+                assert work is not None
                 work.wait()
 
         return go
@@ -88,6 +89,7 @@ def calls(tensors: dict[str, torch.Tensor]) -> dict[str, Callable[[], None]]:
     def together() -> None:
         works = [dist.all_reduce(tensors[backend], backend=backend, async_op=True) for backend in _BACKENDS]
         for work in works:
+            assert work is not None
             work.wait()
 
     found = {backend: alone(backend) for backend in _BACKENDS}

@@ -115,7 +115,7 @@ def find() -> list[Found]:
 
 
 def kill(inodes: Iterable[int], lab: str | None = None) -> int:
-    """End all processes in these namespaces or with the lab's mark; how many there were. Children of this are reaped."""
+    """End all processes in these namespaces or with the lab's mark; how many there were."""
     numbers, ended = list(inodes), set()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while left := processes(numbers, lab):

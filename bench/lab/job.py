@@ -100,7 +100,7 @@ class Job:
     def wait(self, limit: float, grace: float | None = 5.0) -> Result:
         """Wait for the end of all ranks, at most `limit` seconds from now; what is left then is ended.
 
-        Once a rank has failed the others get `grace` seconds, as they might wait for it forever (None: up to the limit).
+        Once a rank has failed the others get `grace` seconds, as they might wait for it forever (None: all the time).
         """
         end, timed_out = time.monotonic() + limit, False
         ended: tuple[int, ...] = ()

@@ -17,11 +17,11 @@ FIRST_PORT = 29500
 # A packet of the sender's TCP is at most this long before it is cut into frames. Small enough for a small BURST, and
 # still ten frames in one go, so that shaping costs little of a core.
 PACKET_BYTES = 16 << 10
-# What tbf lets pass at once after a pause. It must hold two packets; more would let short messages pass unshaped (32 KiB
-# are 0.7 ms of a NIC of 400 Mbit/s).
+# What tbf lets pass at once after a pause. It must hold two packets; more would let short messages pass unshaped
+# (32 KiB are 0.7 ms of a NIC of 400 Mbit/s).
 BURST_BYTES = 32 << 10
-# The longest a packet waits in a queue. Long enough that several hosts may send to one without losing packets: TCP would
-# then stand still for 200 ms, and the figures would be about that.
+# The longest a packet waits in a queue. Long enough that several hosts may send to one without losing packets: TCP
+# would then stand still for 200 ms, and the figures would be about that.
 QUEUE_MS = 50
 
 
@@ -156,7 +156,7 @@ def boot(lab: str, shape: Shape, host: int) -> list[str]:
 def cores_of(shape: Shape, host: int, available: Sequence[int]) -> list[int]:
     """The cores of a host: an equal share where there are enough, else one in turn.
 
-    Without it every host would have all cores, and programs that bind local rank 0 to the first core would all meet there.
+    Else every host would have all cores, and programs that bind local rank 0 to the first core would all meet there.
     """
     share = len(available) // shape.hosts
     if share == 0:

@@ -28,7 +28,7 @@ def chosen(world: int, each: int = EACH) -> list[Case]:
 
 
 def spread(cases: list[Case], each: int, turn: int) -> list[Case]:
-    """`each` of them at even distances (all, if there are no more), the first one at place `turn` of the first stretch."""
+    """`each` of them at even distances (all, if there are no more), from place `turn` on."""
     if len(cases) <= each:
         return cases
     return [cases[(turn + index * len(cases) // each) % len(cases)] for index in range(each)]
