@@ -71,9 +71,9 @@ def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, 
     """
     first, second = sorted(backends, key=lambda name: seconds[name])
     share = seconds[second] / (seconds[first] + seconds[second])
-    found: list[dict[str, Route]] = []
-    for part in (share, (1 + share) / 2):  # the second: for a faster one that slows down less than its time says
-        cut = Split(first, second, round(part, 2))
-        ways: list[tuple[Route, ...]] = list(product((cut, *backends), repeat=len(kinds)))
-        found += [dict(zip(kinds, routes, strict=True)) for routes in ways if cut in routes]
-    return found
+    cut = Split(first, second, round(share, 2))
+    ways: list[tuple[Route, ...]] = [ways for ways in product((cut, *backends), repeat=len(kinds)) if cut in ways]
+    # For a faster one that slows down more, or less, than its time alone says.
+    for other in ((share + 0.5) / 2, (share + 1) / 2):
+        ways.append((Split(first, second, round(other, 2)),) * len(kinds))
+    return [dict(zip(kinds, routes, strict=True)) for routes in ways]

@@ -39,15 +39,14 @@ CODEC_TOLERANCE = 0.02  # as Workload.tolerance, for codecs: other roundings are
 class Trainer(program.Trainer):
     """One model in training, whose collectives use one choice of backends."""
 
-    def __init__(
-        self, mode: str, comm: Comm, shape: Shape, corpus: text.Corpus, windows: int, bucket_bytes: int
-    ) -> None:
+    def __init__(self, mode: str, comm: Comm, workload: Workload, bucket_bytes: int) -> None:
         super().__init__(mode, comm)
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        self.model = LanguageModel(shape, comm, program.SEED)
+        shape, corpus = workload.shape, workload.corpus
+        self.model = LanguageModel(shape, comm, workload.seed)
         self.gradients = GradientAverage(self.model, comm, bucket_bytes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95))
-        self.batches = text.Batches(corpus.shard(rank, ranks), windows, shape.context, program.SEED + rank)
+        self.batches = text.Batches(corpus.shard(rank, ranks), workload.windows, shape.context, workload.seed + rank)
         self.held_out = corpus.held_out_windows(shape.context, rank, ranks)
 
     def train(self) -> torch.Tensor:
@@ -77,6 +76,7 @@ class Workload(program.Workload):
         windows: of text per step, all ranks together.
         source: files to read; None: Python's standard library.
         megabytes: how much of them.
+        seed: of the first values and of the choice of text.
 
     Raises program.WorkloadError if there is too little text.
     """
@@ -85,12 +85,21 @@ class Workload(program.Workload):
     tolerance = 1e-5
     least_gain = 2.0
 
-    def __init__(self, shape: Shape, windows: int, source: Path | None = None, megabytes: float = 4.0) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        windows: int,
+        source: Path | None = None,
+        megabytes: float = 4.0,
+        *,
+        seed: int = program.SEED,
+    ) -> None:
         ranks = dist.get_world_size()
         self.shape = replace(shape, experts=-(-shape.experts // ranks) * ranks)
         self.windows = max(1, windows // ranks)
+        self.seed = seed
         self.corpus = text.load(source, limit=int(megabytes * 1e6), least=100 * ranks * shape.context)
-        model = LanguageModel(self.shape, Comm({}), program.SEED)
+        model = LanguageModel(self.shape, Comm({}), seed)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.gradients = GradientAverage(model, Comm({}), program.BUCKET_BYTES)
         self.exchanges = 4 * self.shape.expert_blocks  # there and back, forward and backward
@@ -103,7 +112,7 @@ class Workload(program.Workload):
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
         """A model in its first state."""
-        return Trainer(mode, comm, self.shape, self.corpus, self.windows, bucket_bytes)
+        return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
         """The exchanges one after the other; the all_reduces are started among those of the backward pass."""

@@ -13,6 +13,7 @@ import torch
 
 from mcr_dl.examples.program import WorkloadError
 
+BYTES = 256
 HELD_OUT = 0.05  # the share of the text, at its end, that is never trained on
 HELD_OUT_WINDOWS = 48  # of all ranks together
 
