@@ -72,7 +72,8 @@ def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, 
     first, second = sorted(backends, key=lambda name: seconds[name])
     share = seconds[second] / (seconds[first] + seconds[second])
     cut = Split(first, second, round(share, 2))
-    ways: list[tuple[Route, ...]] = [ways for ways in product((cut, *backends), repeat=len(kinds)) if cut in ways]
+    choices: tuple[Route, ...] = (cut, *backends)
+    ways = [way for way in product(choices, repeat=len(kinds)) if cut in way]
     # For a faster one that slows down more, or less, than its time alone says.
     for other in ((share + 0.5) / 2, (share + 1) / 2):
         ways.append((Split(first, second, round(other, 2)),) * len(kinds))
