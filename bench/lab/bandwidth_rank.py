@@ -12,7 +12,7 @@ import json
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,10 @@ def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], object]) 
     return seconds
 
 
-def calls(tensors: dict[str, torch.Tensor]) -> dict[str, Callable[[], None]]:
-    """What is timed: each library alone, several calls of it at once, both one after the other, both at once."""
+def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, Callable[[], None]]:
+    """What is timed: each library alone, several calls of it at once, both one after the other, both at once, and one
+    message cut over both in proportion to the rates of their NICs.
+    """
 
     def alone(backend: str) -> Callable[[], None]:
         return lambda: dist.all_reduce(tensors[backend], backend=backend)
@@ -86,21 +88,28 @@ def calls(tensors: dict[str, torch.Tensor]) -> dict[str, Callable[[], None]]:
         for backend in _BACKENDS:
             dist.all_reduce(tensors[backend], backend=backend)
 
-    def together() -> None:
-        works = [dist.all_reduce(tensors[backend], backend=backend, async_op=True) for backend in _BACKENDS]
-        for work in works:
-            assert work is not None
-            work.wait()
+    def together(parts: dict[str, torch.Tensor]) -> Callable[[], None]:
+        def go() -> None:
+            works = [dist.all_reduce(part, backend=backend, async_op=True) for backend, part in parts.items()]
+            for work in works:
+                assert work is not None
+                work.wait()
+
+        return go
+
+    whole = tensors[_BACKENDS[0]]
+    place = whole.numel() * rates[0] // (rates[0] + rates[-1])
+    cut = dict(zip(_BACKENDS, (whole[:place], whole[place:]), strict=True))
 
     found = {backend: alone(backend) for backend in _BACKENDS}
     found |= {f"{backend}, 4 calls at once": in_flight(backend) for backend in _BACKENDS}
-    return {**found, "one after the other": after, "both at once": together}
+    return {**found, "one after the other": after, "both at once": together(tensors), "cut over both": together(cut)}
 
 
-def measure(nbytes: int, nics: int, rounds: int) -> dict[str, Any]:
+def measure(nbytes: int, rates: Sequence[int], rounds: int) -> dict[str, Any]:
     """Times of all ways, which take turns; a round's time is that of the slowest rank."""
     tensors = {backend: torch.zeros(nbytes // 4) for backend in _BACKENDS}
-    ways = calls(tensors)
+    ways, nics = calls(tensors, rates), len(rates)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     carried: dict[str, list[list[int]]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
@@ -126,15 +135,16 @@ def measure(nbytes: int, nics: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """One rank."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nics", type=int, default=2)
+    parser.add_argument("--rates", default="400,200", help="of the NICs, in Mbit/s")
     parser.add_argument("--bytes", type=int, default=8 << 20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
+    rates = plan.parse_rates(given.rates)
     dist.init_process_group(list(_BACKENDS), timeout=timedelta(seconds=60), tuning_table="none")
     last = dist.get_world_size() - 1
-    tcp = [stream(nic, given.bytes, last, lambda: dist.barrier(backend="gloo")) for nic in range(given.nics)]
-    found = {"bytes": given.bytes, "tcp": tcp, "all_reduce": measure(given.bytes, given.nics, given.rounds)}
+    tcp = [stream(nic, given.bytes, last, lambda: dist.barrier(backend="gloo")) for nic in range(len(rates))]
+    found = {"bytes": given.bytes, "tcp": tcp, "all_reduce": measure(given.bytes, rates, given.rounds)}
     if dist.get_rank() == 0:
         given.out.write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -62,8 +62,8 @@ def _bars(axes: Any, documents: Mapping[str, Mapping[str, float]], errors: Mappi
     _plain(axes)
 
 
-def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], path: Path) -> None:
-    """Throughput by row and cluster, and the efficiency of each row."""
+def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], cores: int, path: Path) -> None:
+    """Throughput by row and cluster, and the scaling efficiency of each row."""
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(13, 4.5), layout="constrained", gridspec_kw={"width_ratios": [2.2, 1]}
     )
@@ -79,16 +79,16 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], p
     left.set(ylabel=f"{unit} per second", xlabel="hosts x ranks on each")
     left.set_title("(a) throughput; lines: quartiles", fontsize=10, loc="left")
     left.legend(frameon=False, fontsize=7, ncols=2)
-    efficiencies = {shape: figures.efficiencies(document) for shape, document in measured.items()}
-    order = [shape for shape in ("1x1", *clusters) if shape in measured]
+    order = clusters if "1x1" in measured else []
+    efficiencies = {shape: figures.efficiencies(measured[shape], measured["1x1"], cores) for shape in order}
     for row in (*figures.SINGLE, *figures.MIXED, *figures.PEERS):
         points = [(place, efficiencies[shape][row]) for place, shape in enumerate(order) if row in efficiencies[shape]]
         if points:
             x, y = zip(*points, strict=True)
             right.plot(x, y, "o-", color=_ROW_COLOURS[row], label=row, linewidth=1.4)
     right.set_xticks(range(len(order)), order)
-    right.set(ylim=(0, 1.1), xlabel="hosts x ranks on each", ylabel="step without communication / step")
-    right.set_title("(b) efficiency", fontsize=10, loc="left")
+    right.set(ylim=(0, 1.1), xlabel="hosts x ranks on each", ylabel="throughput / (cores x one rank alone)")
+    right.set_title("(b) scaling efficiency", fontsize=10, loc="left")
     right.legend(frameon=False, fontsize=7)
     _plain(right)
     figure.suptitle(f"{figures.TITLES[name]}; NICs of 400 (gloo) and 200 Mbit/s (MPI)", fontsize=11)

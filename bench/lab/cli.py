@@ -37,8 +37,7 @@ def parser() -> argparse.ArgumentParser:
     clean = commands.add_parser("clean", help="remove what labs have left whose own process is gone")
     clean.add_argument("labs", nargs="*", metavar="ID", help="remove these, running or not")
     commands.add_parser("status", help="list the labs of this machine")
-    suite = commands.add_parser("suite", help="what `make lab` runs", add_help=False)
-    suite.add_argument("rest", nargs=argparse.REMAINDER)
+    commands.add_parser("suite", help="what `make lab` runs: suite --help")
     return top
 
 
@@ -100,7 +99,8 @@ def _leave(number: int, frame: object) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Exit code 1: a rank or a stage failed; 2: wrong arguments, or no lab can be made here."""
-    given = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    given = parser().parse_args(words[:1] if words[:1] == ["suite"] else words)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return clean(given.labs)
         if given.command == "status":
             return status()
-        return int(importlib.import_module("lab.suite").main(given.rest))
+        return int(importlib.import_module("lab.suite").main(words[1:]))
     except LabError as error:
         _say(str(error))
         return WRONG

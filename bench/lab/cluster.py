@@ -57,16 +57,24 @@ class Lab:
         ranks_per_host: how many ranks a job has on each.
         nics: the rate of each of a host's NICs in Mbit/s, both directions.
         multi_rail: every library may use all NICs; else gloo has the first and MPI the second.
+        cores: at most so many for each host; by default the hosts share all that there are.
 
     Raises:
         LabError: something is missing on this machine, or cannot be made; the text says what.
     """
 
     def __init__(
-        self, hosts: int = 2, ranks_per_host: int = 1, nics: Sequence[int] = (400, 200), *, multi_rail: bool = False
+        self,
+        hosts: int = 2,
+        ranks_per_host: int = 1,
+        nics: Sequence[int] = (400, 200),
+        *,
+        multi_rail: bool = False,
+        cores: int | None = None,
     ) -> None:
         self.shape = Shape(hosts, ranks_per_host, tuple(nics))
         self.multi_rail = multi_rail
+        self.cores = cores
         lacking = missing()
         if lacking:
             raise LabError(f"a lab cannot be made here; missing: {'; '.join(lacking)}")
@@ -127,6 +135,7 @@ class Lab:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
             **plan.library_settings(self.shape, multi_rail=self.multi_rail),
+            **self._sharing(),
             **(environment or {}),
             plan.MARK: self.id,
         }
@@ -145,13 +154,24 @@ class Lab:
         self._jobs.append(job)
         return job
 
+    def _cores(self, host: int) -> list[int]:
+        return plan.cores_of(self.shape, host, plan.available_cores(), self.cores)
+
+    def _sharing(self) -> dict[str, str]:
+        """What MPI must be told where a host has more ranks than cores. Ranks count the machine's cores, and would not
+        see it."""
+        if self.shape.ranks_per_host <= len(self._cores(0)):
+            return {}
+        from mcr_dl import _backends
+
+        return _backends.SHARED_CORES
+
     def _host(self, rank: int) -> int:
         return rank // self.shape.ranks_per_host
 
     def _popen(self, host: int, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        cores = plan.cores_of(self.shape, host, plan.available_cores())
         return subprocess.Popen(
-            plan.enter(self._holders[host].pid, cores, str(Path.cwd()), command),
+            plan.enter(self._holders[host].pid, self._cores(host), str(Path.cwd()), command),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

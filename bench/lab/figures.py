@@ -73,10 +73,11 @@ def gain(document: Document, rails: Document | None) -> Gain:
     return Gain(single, mix, found[mix] / found[single] - 1, rails_name, rails_gain, AIMS[document["workload"]])
 
 
-def efficiencies(document: Document) -> dict[str, float]:
-    """By row: the time of a step without any communication over the row's. 1: communication costs nothing.
+def efficiencies(document: Document, alone: Document, cores: int) -> dict[str, float]:
+    """By row: throughput against that of one rank alone on one core, times the cores that are at work.
 
-    Both are of one run. The usual measure, N ranks against N times one, would say here how many share a core.
+    The usual measure, N ranks against N times one, would be bounded by how many ranks share a core here.
     """
-    alone = float(document["compute_alone_seconds"]["median"])
-    return {row["row"]: alone / row["step_seconds"]["median"] for row in document["rows"]}
+    busy = min(int(document["setting"]["ranks"]), cores)
+    base = max(throughputs(alone).values()) * busy
+    return {row: rate / base for row, rate in throughputs(document).items()}

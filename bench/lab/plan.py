@@ -153,15 +153,15 @@ def boot(lab: str, shape: Shape, host: int) -> list[str]:
     return ["ip", "netns", "exec", host_space(lab, host), *keep, *script]
 
 
-def cores_of(shape: Shape, host: int, available: Sequence[int]) -> list[int]:
-    """The cores of a host: an equal share where there are enough, else one in turn.
+def cores_of(shape: Shape, host: int, available: Sequence[int], most: int | None = None) -> list[int]:
+    """The cores of a host: an equal share where there are enough (`most` at most), else one in turn.
 
     Else every host would have all cores, and programs that bind local rank 0 to the first core would all meet there.
     """
     share = len(available) // shape.hosts
     if share == 0:
         return [available[host % len(available)]]
-    return list(available[host * share : (host + 1) * share])
+    return list(available[host * share : (host + 1) * share][:most])
 
 
 def enter(holder: int, cores: Sequence[int], folder: str, command: Sequence[str]) -> list[str]:

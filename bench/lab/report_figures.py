@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ RAIL_WAYS = ("gloo", "gloo, 4 calls at once", "mpi", "mpi, 4 calls at once")
 _RAILS = "-rails"
 
 
-def section(measured: Mapping[str, Mapping[str, Any]], work: Path, images: Path, link: str) -> list[str]:
+def section(measured: Mapping[str, Mapping[str, Any]], cores: int, images: Path, link: str) -> list[str]:
     """Gains, then each workload, then the frameworks."""
-    del work
     lines = ["## The paper's Figures 8 to 11", ""]
     clusters = [str(shape) for shape in stages.SHAPES]
     found = {
@@ -39,7 +38,7 @@ def section(measured: Mapping[str, Mapping[str, Any]], work: Path, images: Path,
     }
     lines += gains(found, rails)
     for name, documents in found.items():
-        lines += workload(name, documents, rails[name], images, link)
+        lines += workload(name, documents, rails[name], cores, images, link)
     lines += frameworks(found, images, link)
     return lines
 
@@ -68,7 +67,9 @@ def gains(found: Mapping[str, Any], rails: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def workload(name: str, documents: Mapping[str, Any], rails: Mapping[str, Any], images: Path, link: str) -> list[str]:
+def workload(
+    name: str, documents: Mapping[str, Any], rails: Mapping[str, Any], cores: int, images: Path, link: str
+) -> list[str]:
     """One workload: its rows on all clusters, and where the time of a step goes."""
     from lab import charts
 
@@ -85,15 +86,29 @@ def workload(name: str, documents: Mapping[str, Any], rails: Mapping[str, Any], 
         cells.append([f"{row}, every NIC", *(f"{each[row]:,.0f}" if row in each else "" for each in several)])
     lines = [f"### {figures.TITLES[name]}", "", *_sizes(documents), ""]
     lines += table([f"{unit} per second", *clusters], cells)
+    lines += scaling(documents, rows, cores)
     lines += _mixes(documents)
     lines += where(documents)
     lines += [f"![{figures.TITLES[name]}]({link}/lab-{name}.png)", ""]
-    charts.workload(name, documents, rails, images / f"lab-{name}.png")
+    charts.workload(name, documents, rails, cores, images / f"lab-{name}.png")
     return lines
 
 
+def scaling(documents: Mapping[str, Any], rows: Sequence[str], cores: int) -> list[str]:
+    """Throughput against one rank alone."""
+    clusters = [shape for shape in documents if shape != "1x1"]
+    if "1x1" not in documents:
+        return ["One rank alone was not measured, so that there is no scaling efficiency.", ""]
+    found = [figures.efficiencies(documents[shape], documents["1x1"], cores) for shape in clusters]
+    cells = [[row, *(f"{each[row]:.0%}" if row in each else "" for each in found)] for row in rows]
+    return table([f"of one rank alone on a core, times the cores at work (at most {cores})", *clusters], cells)
+
+
 def _sizes(documents: Mapping[str, Any]) -> list[str]:
-    return [f"- {shape}: {' '.join(document['setting']['lines'])}" for shape, document in documents.items()]
+    return [
+        f"- {shape}: {document['setting']['title']}; {document['steps']} steps."
+        for shape, document in documents.items()
+    ]
 
 
 def _mixes(documents: Mapping[str, Any]) -> list[str]:

@@ -140,7 +140,7 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
         return str(folder / f"{shape}-{name}.json")
 
     def bandwidth(name: str) -> list[str]:
-        return _rank("lab.bandwidth_rank", "--nics", str(len(shape.rates)), "--out", out(name))
+        return _rank("lab.bandwidth_rank", "--rates", ",".join(map(str, shape.rates)), "--out", out(name))
 
     table = str(folder / "table.json")
     tune = ("--quick", "--dtypes", "float32", "--max", "1M", "--factor", "8", "--budget", "0.12", "--output", table)

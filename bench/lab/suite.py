@@ -81,7 +81,8 @@ class Runner:
         shape = chosen[0].shape
         done = len(self.records)
         try:
-            with Lab(shape.hosts, shape.ranks_per_host, shape.rates) as lab:
+            cores = 1 if shape == stages.ALONE else None  # as many as a rank has in the smallest cluster
+            with Lab(shape.hosts, shape.ranks_per_host, shape.rates, cores=cores) as lab:
                 for stage in chosen:
                     self.stage(lab, stage)
         except LabError as error:

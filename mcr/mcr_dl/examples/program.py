@@ -111,9 +111,9 @@ def rise(optimizer: torch.optim.Optimizer, rate: float, step: int) -> None:
 
 
 def threads() -> int:
-    """Computing threads of a rank: the cores divided by the ranks of this host."""
+    """Computing threads of a rank: the cores that it may use, divided by the ranks of this host."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-    return max(1, (os.cpu_count() or 1) // local)
+    return max(1, len(os.sched_getaffinity(0)) // local)
 
 
 def sum_over_ranks(value: torch.Tensor) -> float:
