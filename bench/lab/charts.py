@@ -78,7 +78,8 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
     unit = figures.unit(next(iter(measured.values())))
     left.set(ylabel=f"{unit} per second", xlabel="hosts x ranks on each")
     left.set_title("(a) throughput; lines: quartiles", fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=7, ncols=2)
+    left.margins(y=0.3)
+    left.legend(frameon=False, fontsize=7, ncols=5, loc="upper left")
     order = clusters if "1x1" in measured else []
     efficiencies = {shape: figures.efficiencies(measured[shape], measured["1x1"], cores) for shape in order}
     for row in (*figures.SINGLE, *figures.MIXED, *figures.PEERS):
