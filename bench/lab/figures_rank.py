@@ -53,8 +53,7 @@ class Entry:
         """The row's next steps."""
         dist.barrier()
         if not measured:
-            for _ in range(TURN):
-                self.trainer.step(measured=False)
+            self.trainer.step(measured=False)
             self.trainer.comm.nbytes.clear()
             return
         with dist.trace.region(self.row):
@@ -157,7 +156,7 @@ def problems(workload: program.Workload, records: Sequence[report.Record]) -> li
 
 
 def measure(entries: Sequence[Entry], steps: int, console: Console) -> None:
-    """All rows in turns; the first turn of each warms up."""
+    """All rows in turns; the first turn of each, one step, warms up."""
     rounds = max(1, round(steps / TURN))
     start = time.perf_counter()
     for number in range(rounds + 1):
@@ -261,7 +260,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure a training on several libraries, as one rank of a job.")
     parser.add_argument("--workload", choices=tuple(WORKLOADS), required=True)
     parser.add_argument("--rows", default=",".join(ROWS), help=f"default: {','.join(ROWS)}")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps of each row (default: 8)")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each row (default: 6)")
     parser.add_argument("--seed", type=int, default=program.SEED)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     given = parser.parse_args(arguments)

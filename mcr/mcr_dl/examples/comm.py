@@ -38,7 +38,7 @@ class Split:
         """How many of `length` elements of a row go to the first backend; equal on all ranks, as sizes are."""
         if tensor.nbytes < _LEAST_CUT:
             return length if self.share >= 0.5 else 0
-        return round(length * self.share / _GRAIN) * _GRAIN
+        return min(length, round(length * self.share / _GRAIN) * _GRAIN)
 
 
 Route = str | Split  # a backend, "auto", or two backends
