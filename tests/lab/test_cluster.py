@@ -153,7 +153,9 @@ def test_a_signal_removes_everything(number: signal.Signals, code: int) -> None:
 def started() -> Iterator[subprocess.Popen[str]]:
     """A lab at work: each rank has started a process that has gone its own ways, and does not end."""
     script = "setsid sleep 300 & echo at work; exec sleep 300"
-    process = subprocess.Popen([*COMMAND, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    # Who starts the tests in the background may have made them deaf to Ctrl-C, and with them this.
+    command = ["env", "--default-signal=INT", *COMMAND, "run", "--", "sh", "-c", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]
