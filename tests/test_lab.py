@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.append(str(BENCH))
 
 from calls import SIGNATURES  # noqa: E402
-from lab import LabError, Result, Shape, cleaning, cli, plan, selection  # noqa: E402
+from lab import LabError, Result, Shape, cleaning, cli, figures, plan, selection, stages, suite  # noqa: E402
 from mcr_dl import _C  # noqa: E402
 from ranks import session  # noqa: E402
+
+Found = dict[str, Any]
 
 SHAPE = Shape(2, 2, (400, 200))
 
@@ -169,3 +172,99 @@ def test_every_function_backend_and_type_is_chosen(world: int) -> None:
     large = {(case.function, case.backend) for case in cases if case.count == selection.LARGE}
     assert large == {(name, backend) for name in SIGNATURES for backend in session.BACKENDS}
     assert len(set(cases)) == len(cases)
+
+
+def test_stages() -> None:
+    """Every cluster has every stage, each with a name, a limit and a file of its own; the tables share one."""
+    found = stages.all_stages(Path("work"))
+    assert len({stage.key for stage in found}) == len(found)
+    by_shape = [{stage.name for stage in found if stage.shape == shape} for shape in stages.SHAPES]
+    assert by_shape[0] >= {"bandwidth", "rails", "operations", "tune", "demo", *stages.WORKLOADS}
+    assert all(names == by_shape[0] for names in by_shape)
+    assert {stage.name for stage in found if stage.shape == stages.ALONE} == set(stages.WORKLOADS)
+    outs = [stage.out for stage in found if stage.name != "tune"]
+    assert len(set(outs)) == len(outs)
+    assert {stage.multi_rail for stage in found if stage.name.endswith("rails")} == {True}
+    some = suite.selected(found, ["4x1"], ["tune", "moe"])
+    assert [stage.key for stage in some] == ["4x1-tune", "4x1-moe"]
+
+
+def bandwidths(**changes: Any) -> Found:
+    """What a sound lab of 400 and 200 Mbit/s gives for 5 MB."""
+    ways = {
+        "gloo": {"seconds": 0.1, "sent": [5e6, 0]},
+        "mpi": {"seconds": 0.2, "sent": [0, 5e6]},
+        "one after the other": {"seconds": 0.3, "sent": [5e6, 5e6]},
+        "both at once": {"seconds": 0.2, "sent": [5e6, 5e6]},
+    }
+    return {"bytes": 5e6, "tcp": [0.105, 0.21], "all_reduce": ways} | changes
+
+
+def test_what_a_sound_lab_carries() -> None:
+    """Nothing is wrong with it."""
+    assert stages.check_bandwidth(bandwidths(), Shape(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (bandwidths(tcp=[0.05, 0.21]), "plain TCP on eth0: expected up to 400 Mbit/s, got 800"),
+        (bandwidths(tcp=[0.105, 1.0]), "plain TCP on eth1: expected up to 200 Mbit/s, got 40"),
+        (
+            bandwidths(all_reduce=bandwidths()["all_reduce"] | {"mpi": {"seconds": 0.1, "sent": [5e6, 0]}}),
+            "mpi: expected its bytes on eth1",
+        ),
+        (
+            bandwidths(all_reduce=bandwidths()["all_reduce"] | {"both at once": {"seconds": 0.3, "sent": [5e6, 5e6]}}),
+            "they do not overlap",
+        ),
+    ],
+)
+def test_a_lab_that_is_not_sound_is_seen(found: Found, words: str) -> None:
+    """A NIC that is not shaped or too slow, a library on the other's NIC, no overlap."""
+    (problem,) = stages.check_bandwidth(found, Shape(2))
+    assert words in problem
+
+
+def test_a_table_without_the_cluster_is_seen() -> None:
+    """Another scale does not do; nor one from which a candidate was left out."""
+    scale = {"ranks": 4, "nodes": 2, "excluded": [], "winners": []}
+    assert stages.check_table({"scales": [scale]}, Shape(2, 2)) == []
+    assert stages.check_table({"scales": [scale]}, Shape(4)) == [
+        "table: expected one scale of 4 ranks on 4 nodes, got 0"
+    ]
+    gone = {"candidate": "mpi", "operation": "scatter", "reason": "2 wrong elements"}
+    assert stages.check_table({"scales": [scale | {"excluded": [gone]}]}, Shape(2, 2)) == [
+        "left out: mpi for scatter: 2 wrong elements"
+    ]
+
+
+def measured(ranks: int = 2, **rates: float) -> Found:
+    """A document of figures_rank.py, as far as it is needed here."""
+    rows = [
+        {"row": name.replace("_", "+"), "tokens_per_second": rate, "per_second_quartiles": [rate, rate]}
+        for name, rate in rates.items()
+    ]
+    return {"workload": "dlrm", "setting": {"unit": "tokens", "ranks": ranks}, "rows": rows}
+
+
+def test_gains() -> None:
+    """The best mix over the best library, fusion included on both sides, and over libraries with every NIC."""
+    document = measured(gloo=100.0, gloo_fuse=120.0, mpi=60.0, mixed=140.0, auto_fuse=156.0, torch=200.0)
+    alone = figures.gain(document, None)
+    assert (alone.single, alone.mix, alone.met) == ("gloo+fuse", "auto+fuse", True)
+    assert alone.gain == pytest.approx(0.30)
+    assert alone.rails_gain is None
+    both = figures.gain(document, measured(gloo=100.0, mpi=130.0))
+    assert (both.rails, both.met) == ("mpi", False)
+    assert both.rails_gain == pytest.approx(0.20)
+    with pytest.raises(ValueError, match="rows: expected one of mixed, split, auto, got gloo"):
+        figures.gain(measured(gloo=1.0), None)
+
+
+def test_scaling_efficiency() -> None:
+    """Against one rank alone, times the cores at work."""
+    alone = measured(1, gloo=100.0)
+    assert figures.efficiencies(measured(2, gloo=150.0), alone, 2) == {"gloo": 0.75}
+    assert figures.efficiencies(measured(4, gloo=150.0), alone, 2) == {"gloo": 0.75}
+    assert figures.efficiencies(measured(4, gloo=150.0), alone, 8) == {"gloo": 0.375}

@@ -113,6 +113,9 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
     results, images = (docs / "results", docs / "images") if docs != work else (work, work)
     measured = {str(shape): results_of(work, shape) for shape in (*stages.SHAPES, stages.ALONE)}
     link = os.path.relpath(images, results)
+    from lab import drawing
+
+    drawing.topology(stages.SHAPES[-1], images / _IMAGE.format("topology"))
     parts = [introduction(document)]
     for section in (bandwidths, operations, choices, demo):
         parts.append("\n".join(section(measured, work, images, link)))

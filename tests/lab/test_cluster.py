@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.append(str(BENCH))
 
-from lab import Job, Lab, LabError, cleaning, cli, plan  # noqa: E402
+from lab import Job, Lab, LabError, cleaning, cli, plan, stages, suite  # noqa: E402
 
 COMMAND = [sys.executable, str(BENCH / "lab")]
 PYTHON = sys.executable
@@ -237,3 +238,36 @@ def test_a_removed_host_is_silence() -> None:
         assert again.wait(20).codes == {1: 0}
         with pytest.raises(LabError, match=r"host: expected one of \[1\], got 0"):
             lab.remove_host(0)
+
+
+def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `make lab`: each failure is recorded with its stage, for each of its reasons, and the rest still runs."""
+    shape = plan.Shape(2)
+
+    def stage(name: str, script: str, limit: float = 20, problems: tuple[str, ...] = ()) -> stages.Stage:
+        out = str(tmp_path / f"{name}.json")
+        program = ["sh", "-c", script.format(out=out)]
+        return stages.Stage(name, shape, program, out, limit, check=lambda *_: list(problems))
+
+    write = '[ $RANK != 0 ] || echo "{{}}" > {out}'
+    chosen = [
+        stage("dies", "[ $RANK = 0 ] || exit 3"),
+        stage("hangs", "sleep 300", limit=0.5),
+        stage("silent", "true"),
+        stage("wrong", write, problems=("expected 1, got 2",)),
+        stage("right", write),
+    ]
+    monkeypatch.setattr(suite, "WORK", tmp_path)
+    suite.run(chosen, 1, tests=False)
+    document = json.loads((tmp_path / "lab.json").read_text())
+    found = {record["stage"]: " ".join(record["problems"]) for record in document["stages"]}
+    assert list(found) == [f"2x1-{name}" for name in ("dies", "hangs", "silent", "wrong", "right")]
+    assert found["2x1-dies"].startswith("rank 1 (host 1) failed with exit code 3")
+    assert found["2x1-hangs"].startswith("not ready after")
+    assert found["2x1-silent"] == "it has written no silent.json"
+    assert found["2x1-wrong"] == "expected 1, got 2"
+    assert found["2x1-right"] == ""
+    assert not document["full"]
+    suite.run(chosen[-1:], 0, tests=False)
+    (late,) = json.loads((tmp_path / "lab.json").read_text())["stages"]
+    assert late["problems"] == ["not run: the time for all stages is over"]
