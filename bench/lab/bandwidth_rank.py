@@ -65,12 +65,12 @@ def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], object]) 
     return seconds
 
 
-def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, Callable[[], None]]:
+def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, Callable[[], object]]:
     """What is timed: each library alone, several calls of it at once, both one after the other, both at once, and one
     message cut over both in proportion to the rates of their NICs.
     """
 
-    def alone(backend: str) -> Callable[[], None]:
+    def alone(backend: str) -> Callable[[], object]:
         return lambda: dist.all_reduce(tensors[backend], backend=backend)
 
     def in_flight(backend: str) -> Callable[[], None]:
@@ -101,7 +101,7 @@ def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, C
     place = whole.numel() * rates[0] // (rates[0] + rates[-1])
     cut = dict(zip(_BACKENDS, (whole[:place], whole[place:]), strict=True))
 
-    found = {backend: alone(backend) for backend in _BACKENDS}
+    found: dict[str, Callable[[], object]] = {backend: alone(backend) for backend in _BACKENDS}
     found |= {f"{backend}, 4 calls at once": in_flight(backend) for backend in _BACKENDS}
     return {**found, "one after the other": after, "both at once": together(tensors), "cut over both": together(cut)}
 

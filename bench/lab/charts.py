@@ -11,6 +11,8 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.container import BarContainer
+from matplotlib.patches import Rectangle
 
 from lab import figures
 from markdown_text import size_text
@@ -106,7 +108,7 @@ def frameworks(measured: Mapping[str, Any], shape: str, path: Path) -> None:
         found[name] = {row: value / min(chosen.values()) for row, value in chosen.items()}
     _bars(axes, found, {name: {} for name in found})
     for container in axes.containers:
-        if hasattr(container, "patches"):
+        if isinstance(container, BarContainer):
             axes.bar_label(container, fmt="%.2f", fontsize=7, padding=2)
     axes.set(ylabel="throughput, multiples of the slowest")
     axes.legend(frameon=False, fontsize=8)
@@ -152,7 +154,7 @@ def choices(scales: Sequence[Any], path: Path) -> None:
         axes.set(xlim=(4, _LARGEST), xlabel="message")
         axes.set_title(scale.name, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in paint.values()]
+    handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in paint.values()]
     figure.legend(handles, list(paint), loc="outside lower center", ncols=len(paint), frameon=False, fontsize=9)
     panels[0][0].invert_yaxis()
     _save(figure, path)

@@ -21,7 +21,12 @@ _LIBRARIES = ("gloo; where the ranks meet", "MPI")
 def _box(axes: Any, place: tuple[float, float], size: tuple[float, float], text: str, **style: Any) -> None:
     x, y = place
     width, height = size
-    look = {"boxstyle": "round,pad=0,rounding_size=0.06", "linewidth": 1.2, "facecolor": "white", "edgecolor": "0.3"}
+    look: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=0.06",
+        "linewidth": 1.2,
+        "facecolor": "white",
+        "edgecolor": "0.3",
+    }
     axes.add_patch(FancyBboxPatch((x, y), width, height, **(look | style)))
     axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8)
 

@@ -58,7 +58,7 @@ given. `auto` goes by this table in all that follows.
 DEMO = """\
 ## The demo
 
-`python -m mcr_dl.examples.moe --steps 30 --batch 12`: tokens per second in each mode. The losses that it demands to
+`python -m mcr_dl.examples.moe --steps 20 --batch 12`: tokens per second in each mode. The losses that it demands to
 be equal are.
 """
 

@@ -144,7 +144,7 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
 
     table = str(folder / "table.json")
     tune = ("--quick", "--dtypes", "float32", "--max", "1M", "--factor", "8", "--budget", "0.12", "--output", table)
-    demo = ("--steps", "30", "--batch", "12", "--no-chart", "--chart", out("demo"))
+    demo = ("--steps", "20", "--batch", "12", "--no-chart", "--chart", out("demo"))
     stages = [
         Stage(
             "bandwidth", shape, bandwidth("bandwidth"), out("bandwidth"), 90, check=check_bandwidth, say=_say_bandwidth
@@ -179,7 +179,7 @@ def figures(shape: Shape, folder: Path) -> list[Stage]:
             chosen = RAIL_ROWS[:1] if shape == ALONE else rows
             if chosen:  # all of them, if not
                 program += ["--rows", ",".join(chosen)]
-            stages.append(Stage(name, shape, program, out, 150, multi_rail=rails, tuned=True, say=_say_figure))
+            stages.append(Stage(name, shape, program, out, 300, multi_rail=rails, tuned=True, say=_say_figure))
     return stages
 
 

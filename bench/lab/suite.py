@@ -32,31 +32,49 @@ _TAIL_LINES = 15
 
 
 class Runner:
-    """Runs stages and keeps what they found."""
+    """Runs stages and keeps what they found, in a file that is up to date after each."""
 
-    def __init__(self, folder: Path, minutes: float, total: int) -> None:
-        self.folder, self.total = folder, total
+    def __init__(self, folder: Path, minutes: float, keys: Sequence[str], *, full: bool, resume: bool) -> None:
+        self.folder, self.keys = folder, list(keys)
         self.end = time.monotonic() + 60 * minutes
-        self.records: list[dict[str, Any]] = []
+        self.summary = folder / "lab.json"
+        self.document: dict[str, Any] = {"full": full, "conditions": report.conditions(), "stages": []}
+        if resume:
+            self._resume()
         self.console = Console(highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bars = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
-        self.task = self.bars.add_task("starting", total=total)
+        self.task = self.bars.add_task("starting", total=len(self.keys), completed=len(self.records))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """How each stage has ended so far."""
+        return list(self.document["stages"])
+
+    def _resume(self) -> None:
+        """Take over what has passed in the last run."""
+        if not self.summary.exists():
+            raise LabError(f"--resume: expected {self.summary}, which the last run would have written")
+        old = json.loads(self.summary.read_text())
+        passed = [each for each in old["stages"] if not each["problems"] and each["stage"] in self.keys]
+        self.document |= {"stages": passed, "conditions": old["conditions"], "full": self.document["full"]}
+
+    def done(self, key: str) -> bool:
+        """Whether the stage has run."""
+        return any(record["stage"] == key for record in self.records)
 
     def note(self, key: str, seconds: float, problems: Sequence[str], text: str, load: float) -> None:
         """Keep and show how a stage ended."""
-        self.records.append(
-            {
-                "stage": key,
-                "seconds": round(seconds, 1),
-                "problems": list(problems),
-                "text": text,
-                "load": round(load, 2),
-            }
-        )
+        record = {"stage": key, "seconds": round(seconds, 1), "problems": list(problems), "text": text}
+        self.document["stages"].append({**record, "load": round(load, 2)})
+        self.document["stages"].sort(key=lambda each: self.keys.index(each["stage"]))
+        self.document["seconds"] = sum(each["seconds"] for each in self.records)
+        self.document["conditions"]["load_at_the_end"] = list(os.getloadavg())
+        self.summary.write_text(json.dumps(self.document, indent=1))
         self.bars.advance(self.task)
         verdict = "[green]ok[/]    " if not problems else "[red]FAILED[/]"
-        self.console.print(f"{len(self.records):3}/{self.total} {key:<18} {seconds:6.1f} s  {verdict} ", end="")
+        place = f"{self.keys.index(key) + 1:3}/{len(self.keys)}"
+        self.console.print(f"{place} {key:<18} {seconds:6.1f} s  {verdict} ", end="")
         self.console.print(text if not problems else "; ".join(problems), markup=False)
 
     def tests(self) -> None:
@@ -79,14 +97,18 @@ class Runner:
     def cluster(self, chosen: Sequence[Stage]) -> None:
         """The stages of one shape, in one lab."""
         shape = chosen[0].shape
-        done = len(self.records)
+        chosen = [stage for stage in chosen if not self.done(stage.key)]
+        if not chosen:
+            return
         try:
             cores = 1 if shape == stages.ALONE else None  # as many as a rank has in the smallest cluster
             with Lab(shape.hosts, shape.ranks_per_host, shape.rates, cores=cores) as lab:
                 for stage in chosen:
                     self.stage(lab, stage)
         except LabError as error:
-            for stage in chosen[len(self.records) - done :]:
+            for stage in chosen:
+                if self.done(stage.key):
+                    continue
                 self.note(stage.key, 0.0, [f"not run: {error}"], "", os.getloadavg()[0])
 
     def stage(self, lab: Lab, stage: Stage) -> None:
@@ -140,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
         "--only", nargs="+", choices=["tests", *names], metavar="STAGE", help=f"of {', '.join(names)} (all)"
     )
     found.add_argument("--minutes", type=float, default=30, help="stages that would begin later fail (30)")
+    found.add_argument("--resume", action="store_true", help="keep what has passed in the last run, and run the rest")
     found.add_argument(
         "--report", action="store_true", help="write the report of the last run again, and measure nothing"
     )
@@ -165,10 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         WORK.mkdir(parents=True, exist_ok=True)
         chosen = selected(stages.all_stages(WORK), given.shapes, given.only)
         tests = not given.only or "tests" in given.only
-        if full:
+        if full and not given.resume:
             for old in WORK.glob("*.json"):
                 old.unlink()
-        run(chosen, given.minutes, tests=tests)
+        run(chosen, given.minutes, tests=tests, resume=given.resume)
     document = json.loads(summary.read_text())
     failed = [record["stage"] for record in document["stages"] if record["problems"]]
     report.write(document, WORK, ROOT / "docs" if document["full"] else WORK)
@@ -181,18 +204,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(chosen: Sequence[Stage], minutes: float, *, tests: bool) -> None:
+def run(chosen: Sequence[Stage], minutes: float, *, tests: bool, resume: bool = False) -> None:
     """Run them and write down how they ended."""
-    full = len(chosen) == len(stages.all_stages(WORK))
-    runner = Runner(WORK, minutes, len(chosen) + tests)
-    conditions = report.conditions()
-    begin = time.monotonic()
+    keys = [*(["tests"] if tests else []), *(stage.key for stage in chosen)]
+    full = len(keys) == len(stages.all_stages(WORK)) + 1
+    runner = Runner(WORK, minutes, keys, full=full, resume=resume)
     with runner.bars:
-        if tests:
+        if tests and not runner.done("tests"):
             runner.tests()
+        load = os.getloadavg()[0]
+        if load > len(plan.available_cores()):
+            runner.console.print(
+                f"load average {load:.0f} before anything has begun: times will be those of a busy machine"
+            )
         for _, group in groupby(chosen, key=lambda stage: stage.shape):
             runner.cluster(list(group))
-    seconds = time.monotonic() - begin
-    conditions["load_at_the_end"] = list(os.getloadavg())
-    document = {"full": full, "seconds": seconds, "conditions": conditions, "stages": runner.records}
-    (WORK / "lab.json").write_text(json.dumps(document, indent=1))
