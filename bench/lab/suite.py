@@ -34,17 +34,19 @@ _TAIL_LINES = 15
 class Runner:
     """Runs stages and keeps what they found, in a file that is up to date after each."""
 
-    def __init__(self, folder: Path, minutes: float, keys: Sequence[str], *, full: bool, resume: bool) -> None:
+    def __init__(self, folder: Path, minutes: float, keys: Sequence[str], *, resume: bool) -> None:
         self.folder, self.keys = folder, list(keys)
+        self.everything = ["tests", *(stage.key for stage in stages.all_stages(folder))]
+        self.order = list(dict.fromkeys([*self.everything, *keys]))
         self.end = time.monotonic() + 60 * minutes
         self.summary = folder / "lab.json"
-        self.document: dict[str, Any] = {"full": full, "conditions": report.conditions(), "stages": []}
+        self.document: dict[str, Any] = {"full": False, "conditions": report.conditions(), "stages": []}
         if resume:
             self._resume()
         self.console = Console(highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.bars = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
-        self.task = self.bars.add_task("starting", total=len(self.keys), completed=len(self.records))
+        self.task = self.bars.add_task("starting", total=len(self.keys), completed=sum(map(self.done, self.keys)))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -52,12 +54,12 @@ class Runner:
         return list(self.document["stages"])
 
     def _resume(self) -> None:
-        """Take over what has passed in the last run."""
+        """Take over what has passed in earlier runs, of those too that are not asked for now."""
         if not self.summary.exists():
             raise LabError(f"--resume: expected {self.summary}, which the last run would have written")
         old = json.loads(self.summary.read_text())
-        passed = [each for each in old["stages"] if not each["problems"] and each["stage"] in self.keys]
-        self.document |= {"stages": passed, "conditions": old["conditions"], "full": self.document["full"]}
+        passed = [each for each in old["stages"] if not each["problems"] and each["stage"] in self.order]
+        self.document |= {"stages": passed, "conditions": old["conditions"]}
 
     def done(self, key: str) -> bool:
         """Whether the stage has run."""
@@ -67,7 +69,8 @@ class Runner:
         """Keep and show how a stage ended."""
         record = {"stage": key, "seconds": round(seconds, 1), "problems": list(problems), "text": text}
         self.document["stages"].append({**record, "load": round(load, 2)})
-        self.document["stages"].sort(key=lambda each: self.keys.index(each["stage"]))
+        self.document["stages"].sort(key=lambda each: self.order.index(each["stage"]))
+        self.document["full"] = all(map(self.done, self.everything))
         self.document["seconds"] = sum(each["seconds"] for each in self.records)
         self.document["conditions"]["load_at_the_end"] = list(os.getloadavg())
         self.summary.write_text(json.dumps(self.document, indent=1))
@@ -207,8 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(chosen: Sequence[Stage], minutes: float, *, tests: bool, resume: bool = False) -> None:
     """Run them and write down how they ended."""
     keys = [*(["tests"] if tests else []), *(stage.key for stage in chosen)]
-    full = len(keys) == len(stages.all_stages(WORK)) + 1
-    runner = Runner(WORK, minutes, keys, full=full, resume=resume)
+    runner = Runner(WORK, minutes, keys, resume=resume)
     with runner.bars:
         if tests and not runner.done("tests"):
             runner.tests()

@@ -268,6 +268,14 @@ def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
     assert found["2x1-wrong"] == "expected 1, got 2"
     assert found["2x1-right"] == ""
     assert not document["full"]
+    (tmp_path / "right.json").unlink()
+    suite.run([stage("wrong", write), chosen[-1]], 1, tests=False, resume=True)
+    document = json.loads((tmp_path / "lab.json").read_text())
+    assert [(record["stage"], record["problems"]) for record in document["stages"]] == [
+        ("2x1-wrong", []),
+        ("2x1-right", []),
+    ]
+    assert not (tmp_path / "right.json").exists(), "it had passed, and is not run again"
     suite.run(chosen[-1:], 0, tests=False)
     (late,) = json.loads((tmp_path / "lab.json").read_text())["stages"]
     assert late["problems"] == ["not run: the time for all stages is over"]
