@@ -73,6 +73,17 @@ def gain(document: Document, rails: Document | None) -> Gain:
     return Gain(single, mix, found[mix] / found[single] - 1, rails_name, rails_gain, AIMS[document["workload"]])
 
 
+def allowed(document: Document, speedup: float) -> float | None:
+    """The gain over gloo if all of a step's communication were so many times as fast, and nothing of it were hidden
+    behind computing; None if the communication alone was not measured.
+    """
+    compute = float(document["compute_alone_seconds"]["median"])
+    for mix, seconds in document.get("communication_alone_seconds", {}).items():
+        if all(part.endswith(" on gloo") for part in mix.split(" + ")):
+            return (compute + seconds) / (compute + seconds / speedup) - 1
+    return None
+
+
 def efficiencies(document: Document, alone: Document, cores: int) -> dict[str, float]:
     """By row: throughput against that of one rank alone on one core, times the cores that are at work.
 

@@ -17,6 +17,11 @@ of two steps in one run; *every NIC* (one library with both NICs) needs other se
 of 400 and 200 Mbit/s carry at most 1.5 times what the first one does, and computing takes its part of a step.
 """
 
+GAINS_READ = """\
+*The NICs allow*: over gloo, if the communication of a step were 1.5 times as fast and its computing as it is. The aims
+are the paper's. *Met*: against one library with its own NIC, and with every NIC.
+"""
+
 RAIL_WAYS = ("gloo", "gloo, 4 calls at once", "mpi", "mpi, 4 calls at once")
 _RAILS = "-rails"
 
@@ -53,18 +58,11 @@ def gains(found: Mapping[str, Any], rails: Mapping[str, Any]) -> list[str]:
             each = figures.gain(document, rails[name].get(shape))
             other = "" if each.rails_gain is None else f"{each.rails_gain:+.0%} ({each.rails})"
             verdict = "met" if each.met else "**missed**"
-            rows.append(
-                [f"{name}, {shape}", each.single, each.mix, f"{each.gain:+.0%}", other, f"{each.aim:.0%}", verdict]
-            )
-    return [
-        GAINS,
-        *table(
-            ["", "best single library", "best mix", "gain", "over one library with every NIC", "aim", ""],
-            rows,
-        ),
-        "The aims are the paper's. *Met*: against both.",
-        "",
-    ]
+            most = figures.allowed(document, sum(stages.NICS) / stages.NICS[0])
+            shares = [f"{each.gain:+.0%}", other, "" if most is None else f"{most:+.0%}", f"{each.aim:.0%}"]
+            rows.append([f"{name}, {shape}", each.single, each.mix, *shares, verdict])
+    others = ["gain", "over one library with every NIC", "the NICs allow", "aim", ""]
+    return [GAINS, *table(["", "best single library", "best mix", *others], rows), GAINS_READ]
 
 
 def workload(

@@ -27,7 +27,7 @@ from lab.needs import missing
 from lab.stages import Stage
 
 WORK = ROOT / "build" / "lab"
-_TEST_SECONDS = 240
+_TEST_SECONDS = 400
 _TAIL_LINES = 15
 
 
@@ -84,7 +84,7 @@ class Runner:
         """The lab's own tests."""
         self.bars.update(self.task, description="tests/lab")
         begin, load = time.monotonic(), os.getloadavg()[0]
-        command = [sys.executable, "-m", "pytest", "-q", "--timeout", "60", "-p", "no:cacheprovider", "tests/lab"]
+        command = [sys.executable, "-m", "pytest", "-q", "--timeout", "120", "-p", "no:cacheprovider", "tests/lab"]
         log = self.folder / "tests.log"
         with open(log, "w") as output:
             try:

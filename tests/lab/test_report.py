@@ -45,6 +45,11 @@ def figure(rows: dict[str, float], refused: dict[str, str] | None = None) -> dic
         "setting": {"unit": "tokens", "ranks": 2, "title": "A model"},
         "steps": 4,
         "compute_alone_seconds": {"median": 0.5},
+        "communication_alone_seconds": {
+            "a on gloo 60% + mpi 40%": 0.5,
+            "a on gloo + b on mpi": 0.6,
+            "a on gloo + b on gloo": 0.75,
+        },
         "rows": [row(*pair) for pair in rows.items()],
         "refused": refused or {},
         "mixes": {"mixed": "all_to_all on gloo + all_reduce on mpi"},
@@ -68,7 +73,7 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     text = (docs / "results" / "lab.md").read_text()
     assert "**Failed: 4x1-moe.**" in text
     assert "| 4x1-moe | 9 | 2.0 | **failed**: rank 3 (host 3) failed |" in text
-    assert "| moe, 2x1 | gloo | mixed | +50% | +20% (mpi) | 31% | **missed** |" in text
+    assert "| moe, 2x1 | gloo | mixed | +50% | +20% (mpi) | +25% | 31% | **missed** |" in text
     assert "2x1, `mpi4py` not measured: not installed." in text
     assert "| mixed | 75% |" in text
     assert "Not run." in text
