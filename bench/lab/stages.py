@@ -18,6 +18,7 @@ ALONE = Shape(1, 1, NICS)  # what scaling is measured against
 WORKLOADS = ("moe", "dlrm", "dense")
 RAIL_ROWS = ("gloo", "mpi")  # of the runs in which a library has every NIC
 STEPS = "4"  # measured steps of each row
+LIMIT = 420.0  # seconds of a stage: on a quiet machine none takes a third of it
 _LIBRARIES = ("gloo", "mpi")
 
 Found = Mapping[str, Any]
@@ -147,20 +148,26 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
     demo = ("--steps", "20", "--batch", "12", "--no-chart", "--chart", out("demo"))
     stages = [
         Stage(
-            "bandwidth", shape, bandwidth("bandwidth"), out("bandwidth"), 90, check=check_bandwidth, say=_say_bandwidth
+            "bandwidth",
+            shape,
+            bandwidth("bandwidth"),
+            out("bandwidth"),
+            LIMIT,
+            check=check_bandwidth,
+            say=_say_bandwidth,
         ),
-        Stage("rails", shape, bandwidth("rails"), out("rails"), 90, multi_rail=True, say=_say_rails),
+        Stage("rails", shape, bandwidth("rails"), out("rails"), LIMIT, multi_rail=True, say=_say_rails),
         Stage(
             "operations",
             shape,
             _rank("lab.operations_rank", "--out", out("operations")),
             out("operations"),
-            180,
+            LIMIT,
             check=check_operations,
             say=_say_operations,
         ),
-        Stage("tune", shape, _rank("mcr_dl.tuning", *tune), table, 240, check=check_table, say=_say_table),
-        Stage("demo", shape, _rank("mcr_dl.examples.moe", *demo), out("demo"), 240, tuned=True, say=_say_demo),
+        Stage("tune", shape, _rank("mcr_dl.tuning", *tune), table, LIMIT, check=check_table, say=_say_table),
+        Stage("demo", shape, _rank("mcr_dl.examples.moe", *demo), out("demo"), LIMIT, tuned=True, say=_say_demo),
     ]
     return [*stages, *figures(shape, folder)]
 
@@ -179,7 +186,7 @@ def figures(shape: Shape, folder: Path) -> list[Stage]:
             chosen = RAIL_ROWS[:1] if shape == ALONE else rows
             if chosen:  # all of them, if not
                 program += ["--rows", ",".join(chosen)]
-            stages.append(Stage(name, shape, program, out, 300, multi_rail=rails, tuned=True, say=_say_figure))
+            stages.append(Stage(name, shape, program, out, LIMIT, multi_rail=rails, tuned=True, say=_say_figure))
     return stages
 
 
