@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lab import ROOT, figures, plan, report_figures, stages
+from lab import figures, plan, report_figures, stages
 from lab.plan import Shape
 from markdown_text import size_text, table
 
@@ -95,7 +95,7 @@ def conditions() -> dict[str, Any]:
         "date": str(date.today()),
         "cores": len(plan.available_cores()),
         "cpu": host().cpu,
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "torch": str(torch.__version__),
         "load_at_the_start": list(os.getloadavg()),
         "rates": list(stages.NICS),
@@ -134,9 +134,10 @@ def results_of(work: Path, shape: Shape) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """Without long lists, which a report does not need."""
+    """Without long lists and the numbers of processes, which a report does not need."""
     if isinstance(value, dict):
-        return {key: _short(each) for key, each in value.items() if not (isinstance(each, list) and _long(each))}
+        kept = {key: each for key, each in value.items() if key != "provenance"}
+        return {key: _short(each) for key, each in kept.items() if not (isinstance(each, list) and _long(each))}
     return [_short(each) for each in value] if isinstance(value, list) else value
 
 
@@ -285,4 +286,4 @@ def stage_table(document: Mapping[str, Any]) -> list[str]:
 def _verdict(record: Mapping[str, Any]) -> str:
     if not record["problems"]:
         return str(record["text"])
-    return "**failed**: " + "; ".join(record["problems"]).replace(str(ROOT) + "/", "").replace("|", "\\|")
+    return "**failed**: " + "; ".join(record["problems"]).replace("|", "\\|")

@@ -94,7 +94,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 code = -1
         last = log.read_text().strip().splitlines()[-1:]
-        problems = [] if code == 0 else [f"{' '.join(last)}; see {log}"]
+        problems = [] if code == 0 else [f"{' '.join(last)}; see {os.path.relpath(log, ROOT)}"]
         self.note("tests", time.monotonic() - begin, problems, " ".join(last), load)
 
     def cluster(self, chosen: Sequence[Stage]) -> None:
@@ -131,7 +131,7 @@ class Runner:
                 stage.program, self.environment(stage), sink=lambda rank, line: print(rank, line, file=output)
             )
             result = job.wait(min(stage.limit, left))
-        problems = [] if result.ok else [f"{result.text()}; see {log}"]
+        problems = [] if result.ok else [f"{result.text()}; see {os.path.relpath(log, ROOT)}"]
         found: dict[str, Any] = {}
         if result.ok and (not out.exists() or out.stat().st_mtime_ns == before):
             problems = [f"it has written no {out.name}"]
