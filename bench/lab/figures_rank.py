@@ -155,15 +155,23 @@ def problems(workload: program.Workload, records: Sequence[report.Record]) -> li
     return found
 
 
-def measure(entries: Sequence[Entry], steps: int, console: Console) -> None:
-    """All rows in turns; the first turn of each, one step, warms up."""
+def measure(entries: Sequence[Entry], steps: int, deadline: float, console: Console) -> None:
+    """All rows in turns; the first turn of each, one step, warms up. Ends early, after one measured round at least, if
+    another round would not end before the deadline (of `time.time()`, on rank 0).
+    """
     rounds = max(1, round(steps / TURN))
-    start = time.perf_counter()
     for number in range(rounds + 1):
+        start = time.time()
         first = number % len(entries)
         for entry in [*entries[first:], *entries[:first]]:
             entry.turn(measured=number > 0)
-        console.print(f"round {number} of {rounds}: {time.perf_counter() - start:.0f} s")
+        took = time.time() - start
+        console.print(f"round {number} of {rounds}: {took:.0f} s")
+        late = [number > 0 and time.time() + took > deadline]
+        dist.broadcast_object_list(late, src=0)
+        if late[0] and number < rounds:
+            console.print(f"no time for another round (--seconds): {entries[0].measured} steps of {steps} are measured")
+            break
 
 
 def show(console: Console, setting: report.Setting, rows: Sequence[dict[str, Any]], unit: str) -> None:
@@ -201,7 +209,7 @@ def run(given: argparse.Namespace) -> int:
     torch.set_num_threads(program.threads())
     begin = time.time()
     before = conditions()
-    workload = WORKLOADS[given.workload](given.seed)
+    workload = WORKLOADS[given.workload](given.seed, given.scale)
     setting = workload.setting()
     rows = Rows(workload)
     console.print(f"[bold]{setting.title}[/]")
@@ -215,7 +223,7 @@ def run(given: argparse.Namespace) -> int:
     bare = Entry(COMPUTE, workload.trainer(COMPUTE, rows.compute()))
     for entry in entries:
         entry.trainer.record.loss_start = entry.trainer.held_out_loss()
-    measure([*entries, bare], given.steps, console)
+    measure([*entries, bare], given.steps, begin + given.seconds, console)
     records = []
     for entry in entries:
         entry.sent = dict(entry.trainer.comm.nbytes)
@@ -231,7 +239,9 @@ def run(given: argparse.Namespace) -> int:
     document = {
         "workload": given.workload,
         "seed": given.seed,
+        "scale": given.scale,
         "steps": entries[0].measured,
+        "steps_wanted": given.steps,
         "turn": TURN,
         "setting": {name: value for name, value in vars(setting).items() if name not in ("lines", "turn")},
         "tolerance": workload.tolerance,
@@ -261,6 +271,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=tuple(WORKLOADS), required=True)
     parser.add_argument("--rows", default=",".join(ROWS), help=f"default: {','.join(ROWS)}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each row (default: 6)")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="begin no round that would end later than this (default: 75)"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="times the usual batch (default: 1)")
     parser.add_argument("--seed", type=int, default=program.SEED)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     given = parser.parse_args(arguments)
@@ -268,6 +282,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name in given.rows:
         if name not in (*ROWS, *(other + FUSE for other in OTHERS)):
             parser.error(f"--rows: expected some of {', '.join(ROWS)}, got {name!r}")
+    if not given.scale > 0:
+        parser.error(f"--scale: expected more than 0, got {given.scale}")
     if given.steps < 1:
         parser.error(f"--steps: expected 1 or more, got {given.steps}")
     return given
