@@ -26,14 +26,14 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from figures_conditions import conditions
+from figures_conditions import conditions, load
 from figures_rows import COMPUTE, FUSE, OTHERS, OURS, Refused, Rows, bucket_bytes, describe
 from figures_sizes import WORKLOADS
 from rich.console import Console
 from rich.table import Table
 
 import mcr_dl as dist
-from mcr_dl.examples import mixes, program, report
+from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
@@ -203,13 +203,39 @@ def make_entries(workload: program.Workload, names: Sequence[str], rows: Rows) -
     return entries, refused
 
 
+def finish(entries: Sequence[Entry]) -> list[report.Record]:
+    """Each row's record with its final loss, averaged over ranks."""
+    records = []
+    for entry in entries:
+        entry.sent = dict(entry.trainer.comm.nbytes)
+        entry.trainer.record.loss_end = entry.trainer.held_out_loss()
+        records.append(entry.trainer.record.averaged())
+    return records
+
+
+def results(
+    entries: Sequence[Entry], records: Sequence[report.Record], setting: report.Setting
+) -> list[dict[str, Any]]:
+    """What the file says about all rows."""
+    parts, log = breakdowns(), carried()
+    return [
+        result(entry, record, setting, None if entry.row in OTHERS else parts[entry.row], sent_by(entry, log))
+        for entry, record in zip(entries, records, strict=True)
+    ]
+
+
 def run(given: argparse.Namespace) -> int:
     """Measure, as one rank. Returns the exit status, equal on all ranks."""
     console = report.console(quiet=dist.get_rank() != 0)
     torch.set_num_threads(program.threads())
     begin = time.time()
+    document: dict[str, Any] = {name: getattr(given, name) for name in ("workload", "seed", "scale")}
     before = conditions()
-    workload = WORKLOADS[given.workload](given.seed, given.scale)
+    try:
+        workload = WORKLOADS[given.workload](given.seed, given.scale)
+    except program.WorkloadError as error:
+        console.print(f"[red]{given.workload}: {error}[/]")
+        return 2
     setting = workload.setting()
     rows = Rows(workload)
     console.print(f"[bold]{setting.title}[/]")
@@ -224,40 +250,28 @@ def run(given: argparse.Namespace) -> int:
     for entry in entries:
         entry.trainer.record.loss_start = entry.trainer.held_out_loss()
     measure([*entries, bare], given.steps, begin + given.seconds, console)
-    records = []
-    for entry in entries:
-        entry.sent = dict(entry.trainer.comm.nbytes)
-        entry.trainer.record.loss_end = entry.trainer.held_out_loss()
-        records.append(entry.trainer.record.averaged())
-    parts, log = breakdowns(), carried()
-    found = [
-        result(entry, record, setting, None if entry.row in OTHERS else parts[entry.row], sent_by(entry, log))
-        for entry, record in zip(entries, records, strict=True)
-    ]
+    records = finish(entries)
     wrong = problems(workload, records)
     compute = bare.trainer.record.averaged().step_seconds
-    document = {
-        "workload": given.workload,
-        "seed": given.seed,
-        "scale": given.scale,
+    document |= {
         "steps": entries[0].measured,
         "steps_wanted": given.steps,
         "turn": TURN,
-        "setting": {name: value for name, value in vars(setting).items() if name not in ("lines", "turn")},
+        "setting": {name: getattr(setting, name) for name in ("title", "unit", "per_step", "loss_unit", "details")},
         "tolerance": workload.tolerance,
         "compute_alone_seconds": {"median": median(compute), "quartiles": list(quartiles(compute))},
         "communication_alone_seconds": rows.trials,
-        "mixes": {name: mixes.name_of(mix) for name, mix in rows._mixes.items()},
-        "rows": found,
+        "mixes": rows.chosen(),
+        "rows": results(entries, records, setting),
         "refused": refused,
         "problems": wrong,
-        "conditions": {**before, **{f"{name}_after": value for name, value in conditions(load_only=True).items()}},
+        "conditions": {**before, "load_average_after": load()},
         "seconds": time.time() - begin,
     }
     if dist.get_rank() == 0:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(document, indent=1) + "\n")
-        show(console, setting, found, setting.unit)
+        show(console, setting, document["rows"], setting.unit)
         console.print(f"{given.out}: {document['seconds']:.0f} s")
     for problem in wrong:
         console.print(f"[red]failed: {problem}[/]")

@@ -155,6 +155,10 @@ class Rows:
         """No communication at all."""
         return NoComm(self._all("none"), groups=self._made("plain"))
 
+    def chosen(self) -> dict[str, str]:
+        """In words, what `mixed` and `split` are here, as far as they were asked for."""
+        return {row: mixes.name_of(mix) for row, mix in self._mixes.items()}
+
     def _all(self, backend: str) -> mixes.Mix:
         return dict.fromkeys(self.workload.kinds, backend)
 
