@@ -24,6 +24,7 @@ from ranks import examples
 
 FIGURES = Path(__file__).parent.parent / "bench" / "lab" / "figures_rank.py"
 BETWEEN_MODES = 1e-6  # nats; sums of two ranks have one order, those of more are exact
+_LIMIT = 100.0  # seconds; they take a tenth of it on a quiet machine
 FROM_REFERENCE = 1e-5  # one process multiplies larger matrices, and rounds otherwise
 
 
@@ -106,6 +107,15 @@ def test_dlrm(pools: Pools, size: int) -> None:
     _check(pools.get("processes", size).run(examples.dlrm_losses), _dlrm_reference())
 
 
+def test_dlrm_overlap(pools: Pools) -> None:
+    """The next batch's vectors are on their way while the upper perceptron works, forward and backward."""
+    # Exchanges of the first step: its own batch, the next one's, gradients. So the second step starts number 3.
+    for events in pools.get("processes", 2).run(examples.dlrm_events):
+        begin = events.index("start")
+        assert set(events[:begin]) == {"wait 1"}  # once more, of what has come at the end of the step before
+        assert events[begin:] == ["start", "above", "above, backward", "start", "wait 4", "wait 3"]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_gpt(pools: Pools, size: int) -> None:
     """A model on two ranks, and two of them on four, train as on one."""
@@ -150,7 +160,7 @@ def test_groups_of_kinds() -> None:
 def _program(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", f"mcr_dl.examples.{name}", *arguments]
     environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False, env=environment)
 
 
 def _modes(chart: Path) -> dict[str, dict[str, Any]]:
@@ -201,7 +211,7 @@ def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:
     log = folder / "log"
     ranks = launchers.start("processes", 2, [str(FIGURES), *arguments], log, {"MCR_DL_TUNING_TABLE": "none"})
     try:
-        codes = [rank.wait(timeout=60) for rank in ranks]
+        codes = [rank.wait(timeout=_LIMIT) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -213,7 +223,8 @@ def test_figures(tmp_path: Path) -> None:
     """Rows differ in the libraries that carry their bytes, and in nothing else."""
     out = tmp_path / "figures.json"
     rows = ["gloo", "mpi", "mixed+fuse", "split", "torch", "mpi4py", "torch+fuse"]
-    codes, log = _figures(tmp_path, "--workload", "dense", "--rows", ",".join(rows), "--steps", "2", "--out", str(out))
+    given = ["--workload", "dense", "--rows", ",".join(rows), "--scale", "0.2"]
+    codes, log = _figures(tmp_path, *given, "--steps", "40", "--seconds", "0", "--out", str(out))
     assert codes == [0, 0], log
     found = json.loads(out.read_text())
     assert set(found["refused"]) == {"split", "torch+fuse"}
@@ -233,7 +244,7 @@ def test_figures(tmp_path: Path) -> None:
         assert row["bytes_per_step"] == whole, name
         assert sum(libraries[name].values()) == sum(whole.values()) > 0, name
         seconds = row["step_seconds"]
-        assert len(seconds["all"]) == found["steps"] == 2
+        assert len(seconds["all"]) == found["steps"] == 2  # of 40: there was no time for another round
         low, high = seconds["quartiles"]
         assert 0 < low <= seconds["median"] <= high
         assert row["tokens_per_second"] == pytest.approx(found["setting"]["per_step"] / seconds["median"])

@@ -17,19 +17,17 @@ from mcr_dl.trace import _files
 _PREFIXES = ("GLOO_", "UCX_", "MPIR_CVAR_", "MCR_DL_", "OMP_NUM_THREADS", "FI_")
 
 
-def load() -> dict[str, Any]:
+def load() -> list[float]:
     """The machine's load average now."""
-    return {"load_average": list(os.getloadavg())}
+    return list(os.getloadavg())
 
 
-def conditions(*, load_only: bool = False) -> dict[str, Any]:
-    """Ranks, hosts, cores, versions, settings. All ranks call this together, unless only the load is wanted."""
-    if load_only:
-        return load()
+def conditions() -> dict[str, Any]:
+    """Ranks, hosts, cores, versions, settings. All ranks call this together."""
     hosts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())
     return {
-        **load(),
+        "load_average": load(),
         "ranks": dist.get_world_size(),
         "hosts": len(set(hosts)),
         "ranks_per_host": max(hosts.count(host) for host in hosts),

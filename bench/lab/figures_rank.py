@@ -26,14 +26,14 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from figures_conditions import conditions
+from figures_conditions import conditions, load
 from figures_rows import COMPUTE, FUSE, OTHERS, OURS, Refused, Rows, bucket_bytes, describe
 from figures_sizes import WORKLOADS
 from rich.console import Console
 from rich.table import Table
 
 import mcr_dl as dist
-from mcr_dl.examples import mixes, program, report
+from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
 
 ROWS = (*OURS, *(name + FUSE for name in OURS), *OTHERS)
@@ -155,15 +155,23 @@ def problems(workload: program.Workload, records: Sequence[report.Record]) -> li
     return found
 
 
-def measure(entries: Sequence[Entry], steps: int, console: Console) -> None:
-    """All rows in turns; the first turn of each, one step, warms up."""
+def measure(entries: Sequence[Entry], steps: int, deadline: float, console: Console) -> None:
+    """All rows in turns; the first turn of each, one step, warms up. Ends early, after one measured round at least, if
+    another round would not end before the deadline (of `time.time()`, on rank 0).
+    """
     rounds = max(1, round(steps / TURN))
-    start = time.perf_counter()
     for number in range(rounds + 1):
+        start = time.time()
         first = number % len(entries)
         for entry in [*entries[first:], *entries[:first]]:
             entry.turn(measured=number > 0)
-        console.print(f"round {number} of {rounds}: {time.perf_counter() - start:.0f} s")
+        took = time.time() - start
+        console.print(f"round {number} of {rounds}: {took:.0f} s")
+        late = [number > 0 and time.time() + took > deadline]
+        dist.broadcast_object_list(late, src=0)
+        if late[0] and number < rounds:
+            console.print(f"no time for another round (--seconds): {entries[0].measured} steps of {steps} are measured")
+            break
 
 
 def show(console: Console, setting: report.Setting, rows: Sequence[dict[str, Any]], unit: str) -> None:
@@ -195,13 +203,39 @@ def make_entries(workload: program.Workload, names: Sequence[str], rows: Rows) -
     return entries, refused
 
 
+def finish(entries: Sequence[Entry]) -> list[report.Record]:
+    """Each row's record with its final loss, averaged over ranks."""
+    records = []
+    for entry in entries:
+        entry.sent = dict(entry.trainer.comm.nbytes)
+        entry.trainer.record.loss_end = entry.trainer.held_out_loss()
+        records.append(entry.trainer.record.averaged())
+    return records
+
+
+def results(
+    entries: Sequence[Entry], records: Sequence[report.Record], setting: report.Setting
+) -> list[dict[str, Any]]:
+    """What the file says about all rows."""
+    parts, log = breakdowns(), carried()
+    return [
+        result(entry, record, setting, None if entry.row in OTHERS else parts[entry.row], sent_by(entry, log))
+        for entry, record in zip(entries, records, strict=True)
+    ]
+
+
 def run(given: argparse.Namespace) -> int:
     """Measure, as one rank. Returns the exit status, equal on all ranks."""
     console = report.console(quiet=dist.get_rank() != 0)
     torch.set_num_threads(program.threads())
     begin = time.time()
+    document: dict[str, Any] = {name: getattr(given, name) for name in ("workload", "seed", "scale")}
     before = conditions()
-    workload = WORKLOADS[given.workload](given.seed)
+    try:
+        workload = WORKLOADS[given.workload](given.seed, given.scale)
+    except program.WorkloadError as error:
+        console.print(f"[red]{given.workload}: {error}[/]")
+        return 2
     setting = workload.setting()
     rows = Rows(workload)
     console.print(f"[bold]{setting.title}[/]")
@@ -215,39 +249,29 @@ def run(given: argparse.Namespace) -> int:
     bare = Entry(COMPUTE, workload.trainer(COMPUTE, rows.compute()))
     for entry in entries:
         entry.trainer.record.loss_start = entry.trainer.held_out_loss()
-    measure([*entries, bare], given.steps, console)
-    records = []
-    for entry in entries:
-        entry.sent = dict(entry.trainer.comm.nbytes)
-        entry.trainer.record.loss_end = entry.trainer.held_out_loss()
-        records.append(entry.trainer.record.averaged())
-    parts, log = breakdowns(), carried()
-    found = [
-        result(entry, record, setting, None if entry.row in OTHERS else parts[entry.row], sent_by(entry, log))
-        for entry, record in zip(entries, records, strict=True)
-    ]
+    measure([*entries, bare], given.steps, begin + given.seconds, console)
+    records = finish(entries)
     wrong = problems(workload, records)
     compute = bare.trainer.record.averaged().step_seconds
-    document = {
-        "workload": given.workload,
-        "seed": given.seed,
+    document |= {
         "steps": entries[0].measured,
+        "steps_wanted": given.steps,
         "turn": TURN,
-        "setting": {name: value for name, value in vars(setting).items() if name not in ("lines", "turn")},
+        "setting": {name: getattr(setting, name) for name in ("title", "unit", "per_step", "loss_unit", "details")},
         "tolerance": workload.tolerance,
         "compute_alone_seconds": {"median": median(compute), "quartiles": list(quartiles(compute))},
         "communication_alone_seconds": rows.trials,
-        "mixes": {name: mixes.name_of(mix) for name, mix in rows._mixes.items()},
-        "rows": found,
+        "mixes": rows.chosen(),
+        "rows": results(entries, records, setting),
         "refused": refused,
         "problems": wrong,
-        "conditions": {**before, **{f"{name}_after": value for name, value in conditions(load_only=True).items()}},
+        "conditions": {**before, "load_average_after": load()},
         "seconds": time.time() - begin,
     }
     if dist.get_rank() == 0:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(document, indent=1) + "\n")
-        show(console, setting, found, setting.unit)
+        show(console, setting, document["rows"], setting.unit)
         console.print(f"{given.out}: {document['seconds']:.0f} s")
     for problem in wrong:
         console.print(f"[red]failed: {problem}[/]")
@@ -261,6 +285,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=tuple(WORKLOADS), required=True)
     parser.add_argument("--rows", default=",".join(ROWS), help=f"default: {','.join(ROWS)}")
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each row (default: 6)")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="begin no round that would end later than this (default: 75)"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="times the usual batch (default: 1)")
     parser.add_argument("--seed", type=int, default=program.SEED)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     given = parser.parse_args(arguments)
@@ -268,6 +296,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for name in given.rows:
         if name not in (*ROWS, *(other + FUSE for other in OTHERS)):
             parser.error(f"--rows: expected some of {', '.join(ROWS)}, got {name!r}")
+    if not given.scale > 0:
+        parser.error(f"--scale: expected more than 0, got {given.scale}")
     if given.steps < 1:
         parser.error(f"--steps: expected 1 or more, got {given.steps}")
     return given

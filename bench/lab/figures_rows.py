@@ -155,6 +155,10 @@ class Rows:
         """No communication at all."""
         return NoComm(self._all("none"), groups=self._made("plain"))
 
+    def chosen(self) -> dict[str, str]:
+        """In words, what `mixed` and `split` are here, as far as they were asked for."""
+        return {row: mixes.name_of(mix) for row, mix in self._mixes.items()}
+
     def _all(self, backend: str) -> mixes.Mix:
         return dict.fromkeys(self.workload.kinds, backend)
 
@@ -182,7 +186,7 @@ class Rows:
         if dist.get_world_size() == 1:
             raise Refused("one rank has nobody to communicate with")
         if MIXED not in self._mixes:
-            self._mixes[MIXED], seconds = program.choose(self.workload, self._made("plain"), rounds=1)
+            self._mixes[MIXED], seconds = program.choose(self.workload, self._made("plain"), rounds=1, repeats=2)
             self.trials.update(seconds)
         if row == MIXED:
             return self._mixes[MIXED]
@@ -195,7 +199,7 @@ class Rows:
     def _best_split(self) -> mixes.Mix:
         alone = {name: self.trials[mixes.name_of(self._all(name))] for name in program.BACKENDS}
         tried = mixes.splits(self.workload.kinds, program.BACKENDS, alone)
-        seconds = mixes.measure(self.workload.rehearse, tried, self._made("plain"), rounds=1)
+        seconds = mixes.measure(self.workload.rehearse, tried, self._made("plain"), rounds=1, repeats=2)
         self.trials.update({mixes.name_of(mix): value for mix, value in zip(tried, seconds, strict=True)})
         best, _ = min(zip(tried, seconds, strict=True), key=lambda pair: pair[1])
         return best

@@ -15,25 +15,31 @@ DENSE_WINDOWS = 6
 MEGABYTES = 1.0  # of text
 
 
-def moe_workload(seed: int) -> program.Workload:
+def _scaled(number: int, scale: float) -> int:
+    return max(1, round(number * scale))
+
+
+def moe_workload(seed: int, scale: float) -> program.Workload:
     """Mixture of experts, two experts for each token."""
     shape = moe_model.Shape(width=128, hidden=128, choices=2)
-    return moe.Workload(shape, MOE_WINDOWS * dist.get_world_size(), megabytes=MEGABYTES, seed=seed)
+    return moe.Workload(shape, _scaled(MOE_WINDOWS, scale) * dist.get_world_size(), megabytes=MEGABYTES, seed=seed)
 
 
-def dlrm_workload(seed: int) -> program.Workload:
+def dlrm_workload(seed: int, scale: float) -> program.Workload:
     """The paper's recommendation model. Sums as the libraries make them: exact ones would double the bytes."""
-    return dlrm.Workload(dlrm_model.Shape(), DLRM_SAMPLES * dist.get_world_size(), exact=False, seed=seed)
+    return dlrm.Workload(
+        dlrm_model.Shape(), _scaled(DLRM_SAMPLES, scale) * dist.get_world_size(), exact=False, seed=seed
+    )
 
 
-def dense_workload(seed: int) -> program.Workload:
+def dense_workload(seed: int, scale: float) -> program.Workload:
     """Dense model, two ranks for each copy of it."""
     copies = gpt.Grid(dist.get_rank(), dist.get_world_size()).copies
     shape = gpt_model.Shape(width=256, heads=4, hidden=1024)
-    return gpt.Workload(shape, DENSE_WINDOWS * copies, megabytes=MEGABYTES, seed=seed)
+    return gpt.Workload(shape, _scaled(DENSE_WINDOWS, scale) * copies, megabytes=MEGABYTES, seed=seed)
 
 
-WORKLOADS: dict[str, Callable[[int], program.Workload]] = {
+WORKLOADS: dict[str, Callable[[int, float], program.Workload]] = {
     "moe": moe_workload,
     "dlrm": dlrm_workload,
     "dense": dense_workload,

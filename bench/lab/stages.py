@@ -17,7 +17,7 @@ SHAPES = (Shape(2, 1, NICS), Shape(4, 1, NICS), Shape(2, 2, NICS))
 ALONE = Shape(1, 1, NICS)  # what scaling is measured against
 WORKLOADS = ("moe", "dlrm", "dense")
 RAIL_ROWS = ("gloo", "mpi")  # of the runs in which a library has every NIC
-STEPS = "4"  # measured steps of each row
+SECONDS = {False: "60", True: "25"}  # by multi-rail: a measurement begins no round of all rows that would end later
 LIMIT = 420.0  # seconds of a stage: on a quiet machine none takes a third of it
 _LIBRARIES = ("gloo", "mpi")
 
@@ -182,7 +182,7 @@ def figures(shape: Shape, folder: Path) -> list[Stage]:
             name = f"{workload}{suffix}"
             out = str(folder / f"{shape}-{name}.json")
             program = [sys.executable, str(ROOT / "bench" / "lab" / "figures_rank.py"), "--workload", workload]
-            program += ["--out", out, "--steps", STEPS]
+            program += ["--out", out, "--seconds", SECONDS[rails]]
             chosen = RAIL_ROWS[:1] if shape == ALONE else rows
             if chosen:  # all of them, if not
                 program += ["--rows", ",".join(chosen)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -61,6 +62,39 @@ def dlrm_losses() -> Result:
         trainer.table_optimizer = torch.optim.SGD(trainer.tables.parameters(), lr=TABLE_RATE)
 
     return _losses(dlrm.Workload(DLRM, SAMPLES), STEPS, prepare)
+
+
+class _Recording(Comm):
+    """Writes down when all_to_alls are started and waited for."""
+
+    def __init__(self, routes: dict[str, Route], events: list[str]) -> None:
+        super().__init__(routes)
+        self.events = events
+
+    def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
+        work, events = super().start_all_to_all(output, input, group, backend), self.events
+        number = events.count("start")
+        events.append("start")
+
+        class Recorded:
+            def wait(self) -> None:
+                work.wait()
+                events.append(f"wait {number}")
+
+        return Recorded()
+
+
+def dlrm_events() -> list[str]:
+    """What the second step of the recommendation model does in which order; exchanges are numbered from 0 on."""
+    session.start()
+    workload, events = dlrm.Workload(DLRM, SAMPLES), list[str]()
+    trainer = workload.trainer("gloo", _Recording(dict.fromkeys(workload.kinds, "gloo"), events))
+    trainer.dense.above.register_forward_hook(lambda *_: events.append("above"))
+    trainer.dense.above[0].weight.register_hook(lambda _: events.append("above, backward"))
+    trainer.step(measured=False)
+    seen = len(events)
+    trainer.step(measured=False)
+    return events[seen:]
 
 
 def gpt_losses() -> Result:
