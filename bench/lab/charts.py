@@ -92,7 +92,8 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
     right.set_xticks(range(len(order)), order)
     right.set(ylim=(0, 1.1), xlabel="hosts x ranks on each", ylabel="throughput / (cores x one rank alone)")
     right.set_title("(b) scaling efficiency", fontsize=10, loc="left")
-    right.legend(frameon=False, fontsize=7)
+    if order:
+        right.legend(frameon=False, fontsize=7)
     _plain(right)
     figure.suptitle(f"{figures.TITLES[name]}; NICs of 400 (gloo) and 200 Mbit/s (MPI)", fontsize=11)
     _save(figure, path)
