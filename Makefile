@@ -23,7 +23,8 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak demo bench gpu-check lint format generate clean
+.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak demo bench lab gpu-check lint format \
+  generate clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -67,6 +68,9 @@ demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes
 
 bench: build ## Measure the overhead over plain MPI (ARGS= goes to it)
 	$(PY) bench/overhead.py $(ARGS)
+
+lab: build ## Check and measure on clusters of network namespaces; needs root; results: docs/results/lab.md (ARGS= goes to it)
+	$(PY) bench/lab suite $(ARGS)
 
 gpu-check: ## Check and measure on a GPU; results go to build/gpu-check (ARGS=--rehearse: on the CPU, no result)
 	bench/gpu_check.sh $(ARGS) build/gpu-check

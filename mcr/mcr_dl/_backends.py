@@ -45,6 +45,11 @@ def _module(stem: str) -> str:
     return str(path)
 
 
+SHARED_CORES = {
+    f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "mpir" for operation in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+}
+
+
 def _share_cores() -> None:
     """Let MPICH's ranks take turns where a host has more of them than cores (each variable can be set by hand).
 
@@ -52,10 +57,9 @@ def _share_cores() -> None:
     8 ms, and 14 µs with the general ones (bench/oversubscribed.py). The algorithm is that of the ranks of one host,
     which all see the same two numbers.
     """
-    if _launch.local_size() <= (os.cpu_count() or 1):
-        return
-    for operation in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE"):
-        os.environ.setdefault(f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM", "mpir")
+    if _launch.local_size() > (os.cpu_count() or 1):
+        for name, value in SHARED_CORES.items():
+            os.environ.setdefault(name, value)
 
 
 def is_stand_in(name: str) -> bool:

@@ -68,9 +68,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def without_launcher() -> dict[str, str]:
+    """The environment without any launcher's variables."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+
+
 def environment(**extra: str) -> dict[str, str]:
-    """The environment without any launcher's variables; one computing thread per rank, as ranks share the cores."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    """The same for ranks of the tests; one computing thread per rank, as ranks share the cores."""
+    clean = without_launcher()
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs on the public interface of MCR-DL.
+"""Whole programs on the public interface of MCR-DL: the paper's three workloads.
 
-``python -m mcr_dl.examples.moe`` trains a mixture-of-experts language model with gloo, with MPI, and with both at once.
+``python -m mcr_dl.examples.moe`` trains a mixture-of-experts language model, ``...dlrm`` a recommendation model and
+``...gpt`` a dense language model; each with gloo, with MPI, with both at once, and with `auto`.
+
+`comm` is what their communication goes through, `parallel` what makes a model parallel, `mixes` measures which backend
+to give what, and `program` is the rest that they share: the modes' turns, the ranks and the command line.
 """

@@ -16,247 +16,202 @@ the training compressed; their losses must be close.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import os
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import mcr_dl as dist
-from mcr_dl import _launch
-from mcr_dl.examples import moe_data, moe_report
+from mcr_dl.examples import program, report, text
+from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, Pending
 from mcr_dl.examples.moe_model import LanguageModel, Shape
-from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL, Comm, GradientAverage, best_mix, measure
+from mcr_dl.examples.parallel import GradientAverage
 
-BACKENDS = ("gloo", "mpi")
-SEED = 2023
-BUCKET_BYTES = 1 << 20
 RATE = 3e-3
-WARM_UP = 20  # steps in which the learning rate rises
 BALANCE = 0.01  # weight of the load-balance loss
-HELD_OUT_WINDOWS = 48  # of all ranks together
-TOLERANCE = 1e-5  # nats per byte by which the modes' final losses may differ
-CODEC_TOLERANCE = 0.02  # the same for codecs: other roundings are other courses of training
-LEAST_GAIN = 2.0  # nats per byte by which each mode's loss must fall
+CODEC_TOLERANCE = 0.02  # as Workload.tolerance, for codecs: other roundings are other courses of training
 
 
-class Trainer:
+class Trainer(program.Trainer):
     """One model in training, whose collectives use one choice of backends."""
 
-    def __init__(self, mode: str, comm: Comm, shape: Shape, corpus: moe_data.Corpus, windows: int) -> None:
+    def __init__(self, mode: str, comm: Comm, workload: Workload, bucket_bytes: int) -> None:
+        super().__init__(mode, comm)
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        self.comm = comm
-        self.model = LanguageModel(shape, comm, SEED)
-        self.gradients = GradientAverage(self.model, comm, BUCKET_BYTES)
+        shape, corpus = workload.shape, workload.corpus
+        self.model = LanguageModel(shape, comm, workload.seed)
+        self.gradients = GradientAverage(self.model, comm, bucket_bytes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95))
-        self.batches = moe_data.Batches(corpus.shard(rank, ranks), windows, shape.context, SEED + rank)
-        each = max(1, HELD_OUT_WINDOWS // ranks)
-        starts = moe_data.evenly(corpus.held_out, each * ranks, shape.context)
-        self.held_out = moe_data.windows(corpus.held_out, starts[rank::ranks], shape.context)
-        self.record = moe_report.Record(mode, dict(comm.backends))
-        self.steps = 0
+        self.batches = text.Batches(corpus.shard(rank, ranks), workload.windows, shape.context, workload.seed + rank)
+        self.held_out = corpus.held_out_windows(shape.context, rank, ranks)
 
-    def step(self, *, measured: bool) -> None:
-        """Train on one batch; `measured`: keep the times."""
+    def train(self) -> torch.Tensor:
+        """Train on one batch."""
         inputs, targets = self.batches.next()
-        self.comm.seconds.clear()
-        start = time.perf_counter()
-        self.steps += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, self.steps / WARM_UP)
+        program.rise(self.optimizer, RATE, self.steps)
         loss, balance = self.model(inputs, targets)
         (loss + BALANCE * balance).backward()
         self.gradients.finish()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        seconds = time.perf_counter() - start
-        self.record.curve.append(loss.item())
-        if measured:
-            self.record.add(seconds, self.comm.seconds)
+        result: torch.Tensor = loss.detach()
+        return result
 
     def held_out_loss(self) -> float:
         """Mean loss in nats per byte on text that is never trained on, over all ranks."""
         with torch.no_grad():
             loss, _ = self.model(*self.held_out)
-        total = loss.double()
-        dist.all_reduce(total, codec="none")
-        return float(total) / dist.get_world_size()
+        return program.sum_over_ranks(loss) / dist.get_world_size()
+
+
+class Workload(program.Workload):
+    """The language model and its text.
+
+    Args:
+        shape: the experts are made a multiple of the ranks.
+        windows: of text per step, all ranks together.
+        source: files to read; None: Python's standard library.
+        megabytes: how much of them.
+        seed: of the first values and of the choice of text.
+
+    Raises program.WorkloadError if there is too little text.
+    """
+
+    title = "a mixture-of-experts language model on several communication libraries"
+    tolerance = 1e-5
+    least_gain = 2.0
+
+    def __init__(
+        self,
+        shape: Shape,
+        windows: int,
+        source: Path | None = None,
+        megabytes: float = 4.0,
+        *,
+        seed: int = program.SEED,
+    ) -> None:
+        ranks = dist.get_world_size()
+        self.shape = replace(shape, experts=-(-shape.experts // ranks) * ranks)
+        self.windows = max(1, windows // ranks)
+        self.seed = seed
+        self.corpus = text.load(source, limit=int(megabytes * 1e6), least=100 * ranks * shape.context)
+        model = LanguageModel(self.shape, Comm({}), seed)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.gradients = GradientAverage(model, Comm({}), program.BUCKET_BYTES)
+        self.exchanges = 4 * self.shape.expert_blocks  # there and back, forward and backward
+        self.exchange_elements = self.shape.experts * self.shape.slots(self.windows * shape.context) * shape.width
+
+    def layout(self) -> Layout:
+        """Both kinds of operations run over all ranks."""
+        everyone = [list(range(dist.get_world_size()))]
+        return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
+
+    def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
+        """A model in its first state."""
+        return Trainer(mode, comm, self, bucket_bytes)
+
+    def rehearse(self, comm: Comm) -> None:
+        """The exchanges one after the other; the all_reduces are started among those of the backward pass."""
+        tokens = torch.zeros(self.exchange_elements)
+        output = torch.empty_like(tokens)
+        pending: list[Pending] = []
+        forward = self.exchanges // 2
+        for index in range(self.exchanges):
+            if index >= forward:
+                share = self.gradients.buckets[index - forward :: self.exchanges - forward]
+                pending += [comm.all_reduce(torch.zeros_like(bucket.flat)) for bucket in share]
+            comm.all_to_all(output, tokens).wait()
+        for work in pending:
+            work.wait()
+
+    def setting(self) -> report.Setting:
+        """What is trained and on what."""
+        ranks = dist.get_world_size()
+        flat = [bucket.flat for bucket in self.gradients.buckets]
+        tokens = ranks * self.windows * self.shape.context
+        details: dict[str, Any] = {
+            "text": self.corpus.name,
+            "text_bytes": self.corpus.train.numel() + self.corpus.held_out.numel(),
+            "parameters": self.parameters,
+            "experts": self.shape.experts,
+            "exchanges": self.exchanges,
+            "exchange_bytes": 4 * self.exchange_elements,
+            "buckets": len(flat),
+            "largest_bucket_bytes": max(each.nbytes for each in flat),
+            "reduce_bytes": sum(each.nbytes for each in flat),
+            "reduce_dtype": str(self.gradients.dtype).removeprefix("torch."),
+        }
+        lines = [
+            f"{details['text_bytes'] / 1e6:.1f} MB of {self.corpus.name}",
+            f"{self.parameters / 1e6:.2f} M parameters a rank, {self.shape.experts} experts over all ranks, "
+            f"{tokens} tokens a step",
+            f"Each step and rank: {self.exchanges} all_to_all of {details['exchange_bytes'] / 1e6:.2f} MB, "
+            f"{len(flat)} all_reduce of {details['reduce_bytes'] / 1e6:.2f} MB together ({details['reduce_dtype']})",
+        ]
+        return report.Setting(
+            title=f"Mixture-of-experts language model, {ranks} ranks, {self.shape.experts} experts, "
+            f"{tokens:,} bytes of text a step",
+            ranks=ranks,
+            threads=torch.get_num_threads(),
+            unit="tokens",
+            per_step=tokens,
+            loss_unit="nats per byte",
+            turn=0,
+            trial_seconds={},
+            lines=lines,
+            details=details,
+        )
 
 
 @dataclass
-class Options:
+class Options(program.Options):
     """What the command line says."""
 
-    nproc: int = 2
     text: Path | None = None
     megabytes: float = 4.0
-    steps: int = 120
-    turn: int = 10
     windows: int = 24
     shape: Shape = field(default_factory=Shape)
     codecs: tuple[str, ...] = ()
-    chart: Path | None = Path("demo-results/moe.png")
-    json: Path = Path("demo-results/moe.json")
-    trace: Path | None = None
 
 
-def rounded_up(number: int, factor: int) -> int:
-    """The next multiple of a factor."""
-    return -(-number // factor) * factor
+class _Explained(Workload):
+    """The same, which says before the training what auto does with its messages."""
 
-
-def choose(shape: Shape, windows: int, console: Console) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
-    """The modes; which backend carries what in the mixed one is measured at the model's own sizes."""
-    tokens = windows * shape.context
-    buckets = GradientAverage(
-        LanguageModel(shape, Comm("gloo", "gloo"), SEED), Comm("gloo", "gloo"), BUCKET_BYTES
-    ).buckets
-    seconds = measure(
-        BACKENDS,
-        tokens=shape.experts * shape.slots(tokens) * shape.width,
-        exchanges=4 * shape.expert_blocks,  # there and back, forward and backward
-        buckets=[bucket.flat for bucket in buckets],
-    )
-    mix = best_mix(seconds)
-    moe_report.show_choice(console, seconds, mix)
-    modes = {"gloo": ("gloo", "gloo"), "mpi": ("mpi", "mpi"), "mixed": mix, "auto": ("auto", "auto")}
-    return {mode: Comm(*names) for mode, names in modes.items()}, seconds
-
-
-def compressed(codecs: Sequence[str]) -> tuple[dict[str, Comm], dict[tuple[str, str], float]]:
-    """The modes that compare codecs with none."""
-    dist.set_passes(["compress"])
-    return {"auto": Comm("auto", "auto"), **{codec: Comm("auto", "auto", codec) for codec in codecs}}, {}
-
-
-def train(trainers: Sequence[Trainer], options: Options, console: Console) -> None:
-    """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
-    for trainer in trainers:
-        trainer.record.loss_start = trainer.held_out_loss()
-    turns = max(2, options.steps // options.turn)
-    with moe_report.Progress(console, [trainer.record for trainer in trainers], turns * options.turn) as progress:
-        for turn in range(turns):
-            first = turn % len(trainers)
-            for trainer in [*trainers[first:], *trainers[:first]]:
-                # The first turn has no region: summaries of the trace then leave it out, as the report does.
-                with dist.trace.region(trainer.record.mode) if turn > 0 else nullcontext():
-                    for _ in range(options.turn):
-                        trainer.step(measured=turn > 0)
-                        progress.advance(trainer.record)
-    for trainer in trainers:
-        trainer.record.loss_end = trainer.held_out_loss()
-
-
-def describe(
-    trainer: Trainer,
-    corpus: moe_data.Corpus,
-    shape: Shape,
-    windows: int,
-    options: Options,
-    seconds: dict[tuple[str, str], float],
-) -> moe_report.Setting:
-    """What is trained and on what, for the report."""
-    ranks = dist.get_world_size()
-    buckets = trainer.gradients.buckets
-    return moe_report.Setting(
-        ranks=ranks,
-        threads=torch.get_num_threads(),
-        text=corpus.name,
-        text_bytes=corpus.train.numel() + corpus.held_out.numel(),
-        tokens_per_step=ranks * windows * shape.context,
-        parameters=sum(parameter.numel() for parameter in trainer.model.parameters()),
-        experts=shape.experts,
-        exchanges=4 * shape.expert_blocks,
-        exchange_bytes=4 * shape.experts * shape.slots(windows * shape.context) * shape.width,
-        buckets=len(buckets),
-        largest_bucket_bytes=max(bucket.flat.nbytes for bucket in buckets),
-        reduce_bytes=sum(bucket.flat.nbytes for bucket in buckets),
-        reduce_dtype=str(trainer.gradients.dtype).removeprefix("torch."),
-        turn=options.turn,
-        trial_seconds={f"{first} + {second}": value for (first, second), value in seconds.items()},
-    )
-
-
-def save_trace(trace: Path, console: Console) -> None:
-    """Save every rank's log beside `trace`; rank 0 merges them, says where the time went, and draws it.
-
-    The files of all ranks must be visible to rank 0.
-    """
-    folder = trace.with_suffix("")
-    dist.trace.save(folder)
-    dist.barrier()
-    if dist.get_rank() != 0:
-        return
-    from mcr_dl.trace import cli
-    from mcr_dl.trace._show import show
-
-    traces = dist.trace.read_all(folder)
-    show(traces, console)
-    cli.merge(traces, trace)
-    if importlib.util.find_spec("matplotlib") is not None:
-        from mcr_dl.trace._plot import plot
-
-        plot(traces, trace.with_suffix(".png"))
-        console.print(f"{trace.with_suffix('.png')}: where the time went", highlight=False)
+    def setting(self) -> report.Setting:
+        found = super().setting()
+        for kind, name in ((ALL_TO_ALL, "exchange_bytes"), (ALL_REDUCE, "largest_bucket_bytes")):
+            explanation = dist.explain(kind, found.details[name], dtype=self.gradients.dtype)
+            found.lines.append(f"auto: {explanation}")
+        return found
 
 
 def run(options: Options) -> int:
     """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    console = moe_report.console(quiet=rank != 0)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
-    shape = replace(options.shape, experts=rounded_up(options.shape.experts, ranks))
-    windows = max(1, options.windows // ranks)
+    make = partial(_Explained, options.shape, options.windows, options.text, options.megabytes)
+    if not options.codecs:
+        return program.run(make, options)
+    torch.set_num_threads(program.threads())
     try:
-        corpus = moe_data.load(options.text, limit=int(options.megabytes * 1e6), least=100 * ranks * shape.context)
-    except moe_data.TextError as error:
-        console.print(f"[red]{error}[/]")
+        workload = make()
+    except program.WorkloadError as error:
+        report.console(quiet=dist.get_rank() != 0).print(f"[red]{error}[/]")
         return 2
-    modes, seconds = compressed(options.codecs) if options.codecs else choose(shape, windows, console)
-    tolerance = CODEC_TOLERANCE if options.codecs else TOLERANCE
-    trainers = [Trainer(mode, comm, shape, corpus, windows) for mode, comm in modes.items()]
-    setting = describe(trainers[0], corpus, shape, windows, options, seconds)
-    moe_report.show_setting(console, setting)
-    for operation, nbytes in ((ALL_TO_ALL, setting.exchange_bytes), (ALL_REDUCE, setting.largest_bucket_bytes)):
-        console.print(f"auto: {dist.explain(operation, nbytes, dtype=trainers[0].gradients.dtype)}", highlight=False)
-    if options.trace is not None:
-        dist.configure(enabled=True)
-        dist.reset_log()
-    train(trainers, options, console)
-    if options.trace is not None:
-        save_trace(options.trace, console)
-    records = [trainer.record.averaged() for trainer in trainers]
-    problems = moe_report.problems(records, tolerance=tolerance, least_gain=LEAST_GAIN)
-    if rank == 0:
-        moe_report.show(console, setting, records)
-        moe_report.save(console, setting, records, options.json, options.chart)
-    moe_report.show_verdict(console, records, problems, tolerance=tolerance, least_gain=LEAST_GAIN)
-    dist.barrier()  # rank 0 may have been busy with the chart
-    return 1 if problems else 0
-
-
-# ---- the command line and the ranks
+    workload.tolerance = CODEC_TOLERANCE
+    dist.set_passes(["compress"])
+    auto = dict.fromkeys((ALL_TO_ALL, ALL_REDUCE), "auto")
+    modes = {"auto": Comm(auto), **{codec: Comm(auto, codec=codec) for codec in options.codecs}}
+    return program.compare(workload, modes, {}, options)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; ends the program with a message if something in it is wrong."""
     summary = "Train a mixture-of-experts language model with gloo, with MPI, with both at once, and with auto."
-    parser = argparse.ArgumentParser(prog="python -m mcr_dl.examples.moe", description=summary)
-    parser.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
-    parser.add_argument(
-        "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
-    )
-    parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
-    parser.add_argument("--steps", type=int, default=120, help="training steps of each mode (default: 120)")
+    parser = program.parser("mcr_dl.examples.moe", summary, steps=120)
+    text.add_arguments(parser)
     parser.add_argument(
         "--batch", type=int, default=24, help="windows of 128 bytes per step, all ranks together (default: 24)"
     )
@@ -264,64 +219,16 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--codec", action="append", default=[], help="compare training with this codec to none; may be given repeatedly"
     )
-    parser.add_argument(
-        "--chart", type=Path, default=Path("demo-results/moe.png"), metavar="PNG", help="where the chart goes"
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="JSON", help="log all modes; the trace, a summary and its chart (.png) go there"
-    )
-    parser.add_argument("--no-chart", action="store_true", help="write the figures as JSON only, without matplotlib")
-    given = parser.parse_args(arguments)
-    for name in ("nproc", "steps", "batch", "megabytes"):
-        if getattr(given, name) <= 0:
-            parser.error(f"--{name}: expected more than 0, got {getattr(given, name)}")
-    if not given.no_chart and importlib.util.find_spec("matplotlib") is None:
-        parser.error("matplotlib is not installed: run `pip install 'mcr-dl[examples]'`, or say --no-chart")
+    given = program.parse(parser, arguments, positive=("batch", "megabytes"))
     return Options(
-        nproc=given.nproc,
+        **program.common(given),
         text=given.text,
         megabytes=given.megabytes,
-        steps=given.steps,
         windows=given.batch,
         shape=Shape(choices=given.top_k),
         codecs=tuple(given.codec),
-        chart=None if given.no_chart else given.chart,
-        json=given.chart.with_suffix(".json"),
-        trace=given.trace,
     )
 
 
-def start_and_run(rank: int, ranks: int, port: int, options: Options) -> None:
-    """A rank that this program has started itself; ``port`` is where the ranks meet."""
-    store = dist.TCPStore("localhost", port, timeout=timedelta(minutes=2))
-    dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=ranks)
-    status = run(options)
-    dist.destroy_process_group()
-    sys.exit(status)
-
-
-def main() -> int:
-    """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status."""
-    options = parse()
-    for name, condition in dist.available_backends().items():
-        if name in BACKENDS and not condition.startswith("ok"):
-            print(f"{name} is needed here, and is {condition}", file=sys.stderr)
-            return 2
-    if _launch.detect().launcher != "none":
-        dist.init_process_group(list(BACKENDS))
-        status = run(options)
-        dist.destroy_process_group()
-        return status
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    try:
-        start_processes(start_and_run, (options.nproc, store.port, options), options.nproc)  # type: ignore[no-untyped-call]
-    except ProcessRaisedException as error:
-        print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
-        return 1
-    except ProcessExitedException as error:
-        return error.exit_code if error.exit_code > 0 else 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program.main(run, parse()))

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 
 import mcr_dl as dist
-from mcr_dl.examples.moe_parallel import Comm, Exchange, mark_expert
-
-BYTES = 256
+from mcr_dl.examples.comm import Comm
+from mcr_dl.examples.parallel import Exchange, mark_expert
+from mcr_dl.examples.text import BYTES
 
 
 @dataclass(frozen=True)

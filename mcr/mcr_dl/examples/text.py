@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from mcr_dl.examples.program import WorkloadError
+
+BYTES = 256
 HELD_OUT = 0.05  # the share of the text, at its end, that is never trained on
-
-
-class TextError(ValueError):
-    """The text is missing or too short; says what to do about it."""
+HELD_OUT_WINDOWS = 48  # of all ranks together
 
 
 @dataclass
@@ -30,6 +31,20 @@ class Corpus:
         """The piece of the training part that one rank draws from: different on each rank, equally long on all."""
         length = self.train.numel() // ranks
         return self.train[rank * length : (rank + 1) * length]
+
+    def held_out_windows(self, length: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of one rank's share of windows that are never trained on."""
+        each = max(1, HELD_OUT_WINDOWS // ranks)
+        starts = evenly(self.held_out, each * ranks, length)
+        return windows(self.held_out, starts[rank::ranks], length)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What text to read."""
+    parser.add_argument(
+        "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
+    )
+    parser.add_argument("--megabytes", type=float, default=4.0, help="how much of the text to read (default: 4)")
 
 
 def standard_library() -> list[Path]:
@@ -64,17 +79,17 @@ def load(directory: Path | None, *, limit: int, least: int) -> Corpus:
         limit: how many bytes to read at most.
         least: how many bytes there must be for the job to make sense.
 
-    Raises TextError if there are fewer.
+    Raises WorkloadError if there are fewer, or the directory is none.
     """
     if directory is None:
         name, paths = "Python's standard library", standard_library()
     elif directory.is_dir():
         name, paths = str(directory), files_under(directory)
     else:
-        raise TextError(f"--text: expected a directory, got {directory}")
+        raise WorkloadError(f"--text: expected a directory, got {directory}")
     files, text = _read(paths, limit)
     if len(text) < least:
-        raise TextError(f"{name}: expected at least {least:,} bytes of text, got {len(text):,} in {files} files")
+        raise WorkloadError(f"{name}: expected at least {least:,} bytes of text, got {len(text):,} in {files} files")
     everything = torch.frombuffer(text, dtype=torch.uint8)
     border = int(len(text) * (1 - HELD_OUT))
     return Corpus(name, files, everything[:border], everything[border:])

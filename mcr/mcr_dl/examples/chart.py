@@ -8,14 +8,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl.examples.moe_parallel import ALL_REDUCE, ALL_TO_ALL
-from mcr_dl.examples.moe_report import Record, Setting, spread, tokens_per_second
+from mcr_dl.examples.report import Record, Setting, speed, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
-SHADES = {ALL_TO_ALL: 1.0, ALL_REDUCE: 0.55}
+SHADES = (1.0, 0.55)  # of the kinds of operations
 INK = "#333333"
 
 
@@ -39,17 +38,11 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         "ytick.color": INK,
     }
     with pyplot.rc_context(style):
-        figure, (speed, communication, loss) = pyplot.subplots(1, 3, figsize=(12, 4.2), width_ratios=(1, 1.15, 1.25))
-        _draw_speed(speed, setting, records)
-        _draw_communication(communication, records)
-        _draw_loss(loss, records)
-        figure.suptitle(
-            f"Mixture-of-experts language model, {setting.ranks} ranks, {setting.experts} experts, "
-            f"{setting.tokens_per_step:,} bytes of text a step",
-            x=0.01,
-            ha="left",
-            fontsize=12,
-        )
+        figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(12, 4.2), width_ratios=(1, 1.15, 1.25))
+        _draw_speed(left, setting, records)
+        _draw_communication(middle, records)
+        _draw_loss(right, setting, records)
+        figure.suptitle(setting.title, x=0.01, ha="left", fontsize=12)
         figure.tight_layout(rect=(0, 0, 1, 0.99))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
@@ -62,7 +55,7 @@ def _color(mode: str, index: int) -> str:
 
 
 def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None:
-    values = [tokens_per_second(setting, record) for record in records]
+    values = [speed(setting, record) for record in records]
     quartiles = [spread(setting, record) for record in records]
     below = [max(0.0, value - low) for value, (low, _) in zip(values, quartiles, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(values, quartiles, strict=True)]
@@ -73,21 +66,23 @@ def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None
         axes.annotate(f"{value:,.0f}", (index, value + above[index]), (0, 4), textcoords="offset points", ha="center")
     axes.set_ylim(0, max(value + up for value, up in zip(values, above, strict=True)) * 1.12)
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_ylabel("tokens per second")
+    axes.set_ylabel(f"{setting.unit} per second")
     axes.set_title("Speed: median, quartiles")
 
 
 def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
-    times = [{name: record.communication_seconds(name) * 1e3 for name in SHADES} for record in records]
+    kinds = list(records[0].backends)
+    times = [{kind: record.communication_seconds(kind) * 1e3 for kind in kinds} for record in records]
     highest = max(sum(parts.values()) for parts in times)
     for index, (record, parts) in enumerate(zip(records, times, strict=True)):
         below = 0.0
-        for operation, shade in SHADES.items():
-            value, backend = parts[operation], record.backends[operation]
-            axes.bar(index, value, bottom=below, width=0.78, color=COLORS[backend], alpha=shade)
+        for kind, shade in zip(kinds, SHADES, strict=False):
+            value, backend = parts[kind], record.backends[kind]
+            colour = COLORS.get(backend, COLORS["mixed"])  # of two backends: the colour of mixing
+            axes.bar(index, value, bottom=below, width=0.78, color=colour, alpha=shade)
             if value > 0.08 * highest:  # else the text would not fit
                 between, ink = "\n" if value > 0.12 * highest else ", ", "white" if shade == 1 else INK
-                text = f"{operation}{between}{backend} {value:.1f}"
+                text = f"{kind}{between}{backend} {value:.1f}"
                 axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)
             below += value
         axes.annotate(f"{below:.1f}", (index, below), (0, 4), textcoords="offset points", ha="center")
@@ -97,13 +92,13 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
     axes.set_title("Communication")
 
 
-def _draw_loss(axes: Axes, records: Sequence[Record]) -> None:
+def _draw_loss(axes: Axes, setting: Setting, records: Sequence[Record]) -> None:
     styles = (("-", 3.5), ("--", 2.0), (":", 2.0), ("-.", 1.0))
     for index, (record, (line, width)) in enumerate(zip(records, cycle(styles), strict=False)):
         steps = range(1, len(record.curve) + 1)
         axes.plot(steps, record.curve, line, color=_color(record.mode, index), linewidth=width, label=record.mode)
     axes.set_xlabel("training step")
-    axes.set_ylabel("training loss, nats per byte")
+    axes.set_ylabel(f"training loss, {setting.loss_unit}")
     axes.legend(frameon=False)
     same = all(record.curve == records[0].curve for record in records)
     axes.set_title("Loss: equal in all modes" if same else "Loss")

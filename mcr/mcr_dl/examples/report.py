@@ -17,8 +17,6 @@ from rich.table import Table
 
 import mcr_dl as dist
 
-GREETING = "MCR-DL: a mixture-of-experts language model on several communication libraries"
-
 
 def console(*, quiet: bool) -> Console:
     """Where a rank writes; nowhere, if quiet."""
@@ -30,21 +28,16 @@ def console(*, quiet: bool) -> Console:
 class Setting:
     """What was trained, and on what."""
 
+    title: str
     ranks: int
     threads: int
-    text: str
-    text_bytes: int
-    tokens_per_step: int
-    parameters: int
-    experts: int
-    exchange_bytes: int
-    exchanges: int
-    reduce_bytes: int
-    buckets: int
-    largest_bucket_bytes: int
-    reduce_dtype: str
+    unit: str  # what a step has many of: tokens, samples
+    per_step: int  # of all ranks together
+    loss_unit: str
     turn: int
-    trial_seconds: dict[str, float]
+    trial_seconds: dict[str, float]  # a step's communication alone, by mix
+    lines: list[str]  # sizes, in words
+    details: dict[str, Any]  # sizes, as numbers
 
 
 @dataclass
@@ -52,18 +45,18 @@ class Record:
     """The course of one mode's training."""
 
     mode: str
-    backends: dict[str, str]
+    backends: dict[str, str]  # by kind of operation
     loss_start: float = 0.0
     loss_end: float = 0.0
     curve: list[float] = field(default_factory=list)  # training loss, every step
     step_seconds: list[float] = field(default_factory=list)  # measured steps only, as the two below
-    communication: dict[str, list[float]] = field(default_factory=dict)  # by operation
+    communication: dict[str, list[float]] = field(default_factory=dict)  # by kind of operation
 
     def add(self, seconds: float, communication: Mapping[str, float]) -> None:
         """Keep the times of a step."""
         self.step_seconds.append(seconds)
-        for operation in self.backends:
-            self.communication.setdefault(operation, []).append(communication[operation])
+        for kind in self.backends:
+            self.communication.setdefault(kind, []).append(communication[kind])
 
     def averaged(self) -> Record:
         """The mean over the ranks, step by step. (The held-out losses are of all ranks already.)"""
@@ -73,18 +66,18 @@ class Record:
         mean = {name: _mean([one[name] for one in communications]) for name in self.backends}
         return Record(self.mode, self.backends, self.loss_start, self.loss_end, _mean(curves), _mean(steps), mean)
 
-    def communication_seconds(self, operation: str) -> float:
+    def communication_seconds(self, kind: str) -> float:
         """Median over the measured steps."""
-        return median(self.communication[operation])
+        return median(self.communication[kind])
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
     return [sum(column) / len(column) for column in zip(*rows, strict=True)]
 
 
-def tokens_per_second(setting: Setting, record: Record) -> float:
-    """Tokens of all ranks per second, in the median step."""
-    return setting.tokens_per_step / median(record.step_seconds)
+def speed(setting: Setting, record: Record) -> float:
+    """Tokens, or samples, of all ranks per second, in the median step."""
+    return setting.per_step / median(record.step_seconds)
 
 
 def _turns(setting: Setting, record: Record) -> list[float]:
@@ -94,8 +87,8 @@ def _turns(setting: Setting, record: Record) -> list[float]:
 
 
 def spread(setting: Setting, record: Record) -> tuple[float, float]:
-    """Lower and upper quartile of tokens per second over the measured turns."""
-    speeds = [setting.tokens_per_step / seconds for seconds in _turns(setting, record)]
+    """Lower and upper quartile of the speed over the measured turns."""
+    speeds = [setting.per_step / seconds for seconds in _turns(setting, record)]
     if len(speeds) < 2:
         return speeds[0], speeds[0]
     low, _, high = quantiles(speeds, n=4, method="inclusive")
@@ -112,7 +105,7 @@ def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float,
     return middle, low, high
 
 
-def problems(records: Sequence[Record], *, tolerance: float, least_gain: float) -> list[str]:
+def problems(setting: Setting, records: Sequence[Record], *, tolerance: float, least_gain: float) -> list[str]:
     """What is wrong with the result, if anything."""
     found = []
     first = records[0]
@@ -127,7 +120,7 @@ def problems(records: Sequence[Record], *, tolerance: float, least_gain: float) 
         gain = record.loss_start - record.loss_end
         if not gain >= least_gain:
             found.append(
-                f"the loss of {record.mode} fell by {gain:.3f} nats/byte, from {record.loss_start:.3f} to "
+                f"the loss of {record.mode} fell by {gain:.3f} {setting.loss_unit}, from {record.loss_start:.3f} to "
                 f"{record.loss_end:.3f}, less than {least_gain}; with more --steps it falls further"
             )
     return found
@@ -136,24 +129,19 @@ def problems(records: Sequence[Record], *, tolerance: float, least_gain: float) 
 # ---- the terminal
 
 
-def show_choice(console: Console, seconds: Mapping[tuple[str, str], float], mix: tuple[str, str]) -> None:
+def show_choice(console: Console, seconds: Mapping[str, float], chosen: str) -> None:
     """Print what was measured to choose the backends of the mixed mode."""
-    console.print(f"[bold]{GREETING}[/]\n")
-    console.print("A step's communication alone, measured at the model's sizes (all_to_all on + all_reduce on):")
-    for (first, second), value in sorted(seconds.items(), key=lambda item: item[1]):
-        chosen = "  <- mixed" if (first, second) == mix else ""
-        console.print(f"  {first:>5} + {second:<5} {value * 1e3:6.2f} ms{chosen}")
+    console.print("A step's communication alone, measured at the model's sizes:")
+    for name, value in sorted(seconds.items(), key=lambda item: item[1]):
+        console.print(f"  {value * 1e3:7.2f} ms  {name}{'  <- mixed' if name == chosen else ''}")
 
 
 def show_setting(console: Console, setting: Setting) -> None:
     """Print what is about to be trained."""
+    threads = f"{setting.threads} thread{'s' * (setting.threads > 1)}"
+    console.print(f"\n{setting.ranks} rank{'s' * (setting.ranks > 1)} with {threads} each, ", end="")
+    console.print("\n".join(setting.lines))
     console.print(
-        f"\n{setting.ranks} ranks with {setting.threads} thread{'s' * (setting.threads > 1)} each, "
-        f"{setting.text_bytes / 1e6:.1f} MB of {setting.text}\n"
-        f"{setting.parameters / 1e6:.2f} M parameters a rank, {setting.experts} experts over all ranks, "
-        f"{setting.tokens_per_step} tokens a step\n"
-        f"Each step and rank: {setting.exchanges} all_to_all of {setting.exchange_bytes / 1e6:.2f} MB, "
-        f"{setting.buckets} all_reduce of {setting.reduce_bytes / 1e6:.2f} MB together ({setting.reduce_dtype})\n"
         f"The modes take turns of {setting.turn} steps; who begins changes; the first turn of each is not measured\n"
     )
 
@@ -204,19 +192,18 @@ def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
     """Print the table of results."""
     table = Table(title="\nMedians of the measured steps; in brackets: quartiles over the turns", title_justify="left")
     table.add_column("mode")
-    for title in ("tokens/s", "times gloo", "ms/step", "in all_to_all", "in all_reduce", "held-out loss"):
+    kinds = list(records[0].backends)
+    for title in (f"{setting.unit}/s", f"times {records[0].mode}", "ms/step", *(f"in {kind}" for kind in kinds)):
         table.add_column(title, justify="right")
+    table.add_column("held-out loss", justify="right")
     for record in records:
         middle, low, high = ratio(setting, record, records[0])
         table.add_row(
             record.mode,
-            f"{tokens_per_second(setting, record):,.0f}",
+            f"{speed(setting, record):,.0f}",
             "" if record is records[0] else f"{middle:.2f} ({low:.2f} to {high:.2f})",
             f"{median(record.step_seconds) * 1e3:.1f}",
-            *(
-                f"{record.communication_seconds(operation) * 1e3:.1f} {backend}"
-                for operation, backend in record.backends.items()
-            ),
+            *(f"{record.communication_seconds(kind) * 1e3:.1f} {backend}" for kind, backend in record.backends.items()),
             f"{record.loss_end:.7f}",
         )
     console.print(table)
@@ -224,7 +211,13 @@ def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
 
 
 def show_verdict(
-    console: Console, records: Sequence[Record], problems: Sequence[str], *, tolerance: float, least_gain: float
+    console: Console,
+    setting: Setting,
+    records: Sequence[Record],
+    problems: Sequence[str],
+    *,
+    tolerance: float,
+    least_gain: float,
 ) -> None:
     """Print whether the losses are as they must be."""
     losses = [record.loss_end for record in records]
@@ -232,7 +225,7 @@ def show_verdict(
         gain = min(record.loss_start - record.loss_end for record in records)
         console.print(
             f"[green]Final losses differ by {max(losses) - min(losses):.1e} (allowed {tolerance:.0e}); "
-            f"each fell by {gain:.2f} nats/byte (wanted {least_gain}).[/]"
+            f"each fell by {gain:.2f} {setting.loss_unit} (wanted {least_gain}).[/]"
         )
     for problem in problems:
         console.print(f"[red]failed: {problem}[/]")
@@ -246,7 +239,7 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     modes = [
         {
-            "tokens_per_second": tokens_per_second(setting, record),
+            f"{setting.unit}_per_second": speed(setting, record),
             "quartiles": spread(setting, record),
             "communication_ms": {name: record.communication_seconds(name) * 1e3 for name in record.backends},
             **asdict(record),
@@ -256,7 +249,7 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
     path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
     console.print(f"Figures: {path}")
     if chart is not None:
-        from mcr_dl.examples import moe_chart
+        from mcr_dl.examples import chart as picture
 
-        moe_chart.draw(setting, records, chart)
+        picture.draw(setting, records, chart)
         console.print(f"Chart: {chart}")

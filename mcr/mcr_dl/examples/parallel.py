@@ -1,70 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes the model parallel: who carries which operation, the exchange of tokens, the average of gradients."""
+"""What makes models parallel: an exchange that gradients pass through, and the average of gradients over ranks."""
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-import mcr_dl as dist
-
-ALL_TO_ALL = "all_to_all"
-ALL_REDUCE = "all_reduce"
-
-
-class Pending:
-    """A started operation. The time that its wait() takes is time lost to communication."""
-
-    def __init__(self, work: Any, operation: str, comm: Comm) -> None:
-        self._work = work
-        self._operation = operation
-        self._comm = comm
-
-    def wait(self) -> None:
-        """Return once the result is there."""
-        with self._comm.timed(self._operation):
-            self._work.wait()
-
-
-class Comm:
-    """The collectives of the training, each on the backend that this mode gives it, and the time they take. With a
-    codec they travel compressed.
-
-    ``seconds`` holds, by operation, how long the program has been in calls and waits since it was last cleared; what
-    passes while the program computes is not in it.
-    """
-
-    def __init__(self, all_to_all: str, all_reduce: str, codec: str = "none") -> None:
-        self.backends = {ALL_TO_ALL: all_to_all, ALL_REDUCE: all_reduce}
-        self.codec = codec
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def timed(self, operation: str) -> Iterator[None]:
-        """Add the time of the block to the operation's."""
-        start = time.perf_counter()
-        yield
-        self.seconds[operation] += time.perf_counter() - start
-
-    def all_to_all(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start sending block i of the input to rank i, and receiving block j of the output from rank j."""
-        with self.timed(ALL_TO_ALL):
-            backend = self.backends[ALL_TO_ALL]
-            work = dist.all_to_all_single(output, input, async_op=True, backend=backend, codec=self.codec)
-        return Pending(work, ALL_TO_ALL, self)
-
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
-        """Start replacing the tensor by its sum over the ranks."""
-        with self.timed(ALL_REDUCE):
-            work = dist.all_reduce(tensor, async_op=True, backend=self.backends[ALL_REDUCE], codec=self.codec)
-        return Pending(work, ALL_REDUCE, self)
-
+from mcr_dl.examples.comm import ALL_REDUCE, Comm, Pending
 
 # ---- tokens to their experts and back
 
@@ -157,12 +102,22 @@ class GradientAverage:
     one order. With more, the sums are taken in float64, in which adding a few float32 numbers is exact unless one of
     them is 2**27 times another. (In float32, on four ranks, gloo and MPI differ in every third element, and weights are
     apart by 2e-4 after 30 steps.)
+
+    Args:
+        model: all its parameters are averaged, but for those of experts.
+        comm: what carries them.
+        bucket_bytes: how much goes into a bucket, counted in the parameters' own type; 0: one parameter each.
+        kind: as what kind of operation they travel, and so over which group.
+        exact: whether sums must not depend on their order. False: float32 on any number of ranks, half the bytes.
     """
 
-    def __init__(self, model: torch.nn.Module, comm: Comm, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, comm: Comm, bucket_bytes: int, *, kind: str = ALL_REDUCE, exact: bool = True
+    ) -> None:
         self._comm = comm
-        self._ranks = dist.get_world_size()
-        self.dtype = torch.float32 if self._ranks <= 2 else torch.float64
+        self._kind = kind
+        self._ranks = comm.ranks(kind)
+        self.dtype = torch.float64 if exact and self._ranks > 2 else torch.float32
         self._experts = [parameter for parameter in model.parameters() if is_expert(parameter)]
         dense = [parameter for parameter in model.parameters() if not is_expert(parameter)]
         self.buckets = [_Bucket(group, self.dtype) for group in _grouped(reversed(dense), bucket_bytes)]
@@ -177,7 +132,7 @@ class GradientAverage:
         bucket.places[parameter].copy_(parameter.grad)  # type: ignore[index]
         bucket.missing -= 1
         if bucket.missing == 0:
-            bucket.pending = self._comm.all_reduce(bucket.flat)
+            bucket.pending = self._comm.all_reduce(bucket.flat, self._kind)
 
     def finish(self) -> None:
         """Wait until every gradient is the average over the ranks. Called once after each backward pass."""
@@ -218,60 +173,3 @@ def _grouped(parameters: Iterable[torch.nn.Parameter], limit: int) -> Iterator[l
         size += bytes_
     if group:
         yield group
-
-
-# ---- which backend for which operation
-
-
-def step_seconds(
-    comm: Comm, tokens: torch.Tensor, exchanges: int, buckets: Sequence[torch.Tensor], repeats: int
-) -> float:
-    """Median time of the communication of one training step, without the computation in between.
-
-    The all_reduces are started among the exchanges of the backward pass, as training does.
-    """
-    output = torch.empty_like(tokens)
-    times = []
-    for _ in range(repeats):
-        dist.barrier()
-        start = time.perf_counter()
-        pending = []
-        for index in range(exchanges):
-            if index >= exchanges // 2:
-                share = buckets[index - exchanges // 2 :: exchanges - exchanges // 2]
-                pending += [comm.all_reduce(bucket) for bucket in share]
-            comm.all_to_all(output, tokens).wait()
-        for work in pending:
-            work.wait()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
-
-
-def measure(
-    backends: Sequence[str], tokens: int, exchanges: int, buckets: Sequence[torch.Tensor], *, repeats: int = 7
-) -> dict[tuple[str, str], float]:
-    """Communication time of a step in seconds by (backend of all_to_all, backend of all_reduce), equal on all ranks.
-
-    Args:
-        backends: the names to combine.
-        tokens: float32 elements of one exchange.
-        exchanges: how many exchanges a step has.
-        buckets: tensors of the sizes of the gradient buckets.
-
-    Rank 0's figures are taken, as two ranks that trusted their own watches could choose differently, and hang.
-    """
-    data = torch.zeros(tokens)
-    zeros = [torch.zeros_like(bucket) for bucket in buckets]
-    pairs = [(first, second) for first in backends for second in backends]
-    rounds: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
-    for _ in range(3):
-        for pair in pairs:
-            rounds[pair].append(step_seconds(Comm(*pair), data, exchanges, zeros, repeats))
-    figures = [{pair: min(times) for pair, times in rounds.items()}]
-    dist.broadcast_object_list(figures, src=0)
-    return figures[0]
-
-
-def best_mix(seconds: dict[tuple[str, str], float]) -> tuple[str, str]:
-    """The fastest pair of two different backends."""
-    return min((pair for pair in seconds if pair[0] != pair[1]), key=lambda pair: seconds[pair])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the measurements of the paper's Figures 8 to 11 come to: gains over one library, and efficiency.
+
+A measurement is the JSON document of `figures_rank.py`. Everything that is compared is of one run, in which the rows
+take turns, but for the libraries with every NIC, which need other settings and so a run of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Document = Mapping[str, Any]
+
+TITLES = {"moe": "Figure 8: mixture of experts", "dlrm": "Figure 9: DLRM", "dense": "Figure 10: dense, tensor-parallel"}
+AIMS = {"moe": 0.31, "dlrm": 0.25, "dense": 0.20}  # the paper's gains over the best single backend
+FUSE = "+fuse"
+SINGLE = ("gloo", "mpi")
+MIXED = ("mixed", "split", "auto")
+PEERS = {"torch": "torch.distributed, gloo", "mpi4py": "mpi4py"}
+
+
+def unit(document: Document) -> str:
+    """What throughput counts: tokens, samples."""
+    return str(document["setting"]["unit"])
+
+
+def throughputs(document: Document) -> dict[str, float]:
+    """By row, at the median step."""
+    return {row["row"]: float(row[f"{unit(document)}_per_second"]) for row in document["rows"]}
+
+
+def quartiles(document: Document) -> dict[str, tuple[float, float]]:
+    """By row, of the throughput."""
+    return {row["row"]: (row["per_second_quartiles"][0], row["per_second_quartiles"][1]) for row in document["rows"]}
+
+
+def best(found: Mapping[str, float], names: tuple[str, ...]) -> str:
+    """The fastest of these rows, with fusion and without."""
+    chosen = [name for name in found if name.removesuffix(FUSE) in names]
+    if not chosen:
+        raise ValueError(f"rows: expected one of {', '.join(names)}, got {', '.join(found) or 'none'}")
+    return max(chosen, key=lambda name: found[name])
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The best mix against the best single library, as shares: 0.31 is 31 % more in the same time."""
+
+    single: str
+    mix: str
+    gain: float
+    rails: str | None  # the best single library with every NIC
+    rails_gain: float | None
+    aim: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the aim is reached against the best single library, with every NIC too where that was measured."""
+        return self.gain >= self.aim and (self.rails_gain is None or self.rails_gain >= self.aim)
+
+
+def gain(document: Document, rails: Document | None) -> Gain:
+    """The gain of mixing in one workload on one cluster."""
+    found = throughputs(document)
+    single, mix = best(found, SINGLE), best(found, MIXED)
+    rails_name, rails_gain = None, None
+    if rails is not None:
+        others = throughputs(rails)
+        rails_name = best(others, SINGLE)
+        rails_gain = found[mix] / others[rails_name] - 1
+    return Gain(single, mix, found[mix] / found[single] - 1, rails_name, rails_gain, AIMS[document["workload"]])
+
+
+def allowed(document: Document, speedup: float) -> float | None:
+    """The gain over gloo if all of a step's communication were so many times as fast, and nothing of it were hidden
+    behind computing; None if the communication alone was not measured.
+    """
+    compute = float(document["compute_alone_seconds"]["median"])
+    for mix, seconds in document.get("communication_alone_seconds", {}).items():
+        if all(part.endswith(" on gloo") for part in mix.split(" + ")):
+            return (compute + seconds) / (compute + seconds / speedup) - 1
+    return None
+
+
+def efficiencies(document: Document, alone: Document, cores: int) -> dict[str, float]:
+    """By row: throughput against that of one rank alone on one core, times the cores that are at work.
+
+    The usual measure, N ranks against N times one, would be bounded by how many ranks share a core here.
+    """
+    busy = min(int(document["setting"]["ranks"]), cores)
+    base = max(throughputs(alone).values()) * busy
+    return {row: rate / base for row, rate in throughputs(document).items()}

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lab consists of, as plain values: names, addresses, commands, and the environment of each rank.
+
+Nothing here touches the system.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PREFIX = "mcrlab"
+MARK = "MCR_LAB"  # in the environment of every process of a lab: its id
+FIRST_PORT = 29500
+
+# A packet of the sender's TCP is at most this long before it is cut into frames. Small enough for a small BURST, and
+# still ten frames in one go, so that shaping costs little of a core.
+PACKET_BYTES = 16 << 10
+# What tbf lets pass at once after a pause. It must hold two packets; more would let short messages pass unshaped
+# (32 KiB are 0.7 ms of a NIC of 400 Mbit/s).
+BURST_BYTES = 32 << 10
+# The longest a packet waits in a queue. Long enough that several hosts may send to one without losing packets: TCP
+# would then stand still for 200 ms, and the figures would be about that.
+QUEUE_MS = 50
+
+
+class LabError(RuntimeError):
+    """The lab, or a program in it, cannot do what was asked; the text says what and why."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many hosts, ranks on each, and the rate of each of a host's NICs in Mbit/s."""
+
+    hosts: int
+    ranks_per_host: int = 1
+    rates: tuple[int, ...] = (400, 200)
+
+    def __post_init__(self) -> None:
+        for name, value, largest in (("hosts", self.hosts, 250), ("ranks per host", self.ranks_per_host, 64)):
+            if not 1 <= value <= largest:
+                raise LabError(f"{name}: expected 1 to {largest}, got {value}")
+        if not 1 <= len(self.rates) <= 8 or min(self.rates) < 1:
+            raise LabError(f"NICs: expected 1 to 8 rates of at least 1 Mbit/s, got {self.rates}")
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.ranks_per_host}"
+
+    @property
+    def ranks(self) -> int:
+        """The size of the job."""
+        return self.hosts * self.ranks_per_host
+
+
+def parse_rates(text: str) -> tuple[int, ...]:
+    """`400,200` as (400, 200)."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise LabError(f"NICs: expected rates in Mbit/s such as 400,200, got {text!r}") from None
+
+
+def host_space(lab: str, host: int) -> str:
+    """The network namespace of a host."""
+    return f"{PREFIX}-{lab}-h{host}"
+
+
+def switch_space(lab: str, nic: int) -> str:
+    """The network namespace that holds the switch to which NIC number `nic` of every host is plugged in."""
+    return f"{PREFIX}-{lab}-s{nic}"
+
+
+def lab_of(space: str) -> str | None:
+    """The id of the lab that a namespace belongs to; None for one that is not a lab's."""
+    parts = space.split("-")
+    return parts[1] if len(parts) == 3 and parts[0] == PREFIX and parts[2][:1] in ("h", "s") else None
+
+
+def host_name(host: int) -> str:
+    """What the host calls itself."""
+    return f"host{host}"
+
+
+def address(host: int, nic: int) -> str:
+    """The address of a NIC: one subnet for each switch."""
+    return f"10.77.{nic}.{host + 1}"
+
+
+def hosts_file(shape: Shape) -> str:
+    """/etc/hosts of every host, so that names resolve without a name server."""
+    lines = ["127.0.0.1 localhost"]
+    for host in range(shape.hosts):
+        # Also as torch's store asks, which listens on IPv6 and sees IPv4 addresses in this form.
+        lines += [f"{prefix}{address(host, 0)} {host_name(host)}" for prefix in ("", "::ffff:")]
+    return "\n".join(lines) + "\n"
+
+
+def network(lab: str, shape: Shape) -> list[list[str]]:
+    """The commands that make the network, in order. Both ends of every cable are born in namespaces of the lab."""
+    switches = [switch_space(lab, nic) for nic in range(len(shape.rates))]
+    hosts = [host_space(lab, host) for host in range(shape.hosts)]
+    commands = [["ip", "netns", "add", space] for space in (*switches, *hosts)]
+    for space in switches:
+        commands.append(["ip", "-n", space, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0"])
+        commands.append(["ip", "-n", space, "link", "set", "br0", "up"])
+    for host, space in enumerate(hosts):
+        commands.append(["ip", "-n", space, "link", "set", "lo", "up"])
+        for nic, (switch, rate) in enumerate(zip(switches, shape.rates, strict=True)):
+            commands += cable(space, f"eth{nic}", switch, f"h{host}", rate)
+            commands.append(["ip", "-n", space, "address", "add", f"{address(host, nic)}/24", "dev", f"eth{nic}"])
+    return commands
+
+
+def cable(space: str, device: str, switch: str, port: str, rate: int) -> list[list[str]]:
+    """A cable from a host's NIC to a switch's port, shaped to the rate where it leaves either end: both directions."""
+    add = ["ip", "link", "add", device, "netns", space, "type", "veth", "peer", "name", port, "netns", switch]
+    commands = [add]
+    for place, end in ((space, device), (switch, port)):
+        commands.append(["ip", "-n", place, "link", "set", end, "gso_max_size", str(PACKET_BYTES)])
+        shaping = ["tbf", "rate", f"{rate}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
+        commands.append(["tc", "-n", place, "qdisc", "add", "dev", end, "root", *shaping])
+    commands.append(["ip", "-n", switch, "link", "set", port, "master", "br0", "up"])
+    commands.append(["ip", "-n", space, "link", "set", device, "up"])
+    return commands
+
+
+def link(lab: str, host: int, nic: int, state: str) -> list[str]:
+    """Pull a NIC's cable (`down`) or put it back (`up`).
+
+    It is the switch's port that goes: the host's NIC stays as it was set up and sees no carrier, and nobody sends
+    anything that would end a connection, which is what a pulled cable looks like from both sides.
+    """
+    return ["ip", "-n", switch_space(lab, nic), "link", "set", f"h{host}", state]
+
+
+# The first process of a host: keeps its namespaces, and is in the way of nothing. $1: its name, $2: /etc/hosts.
+_BOOT = """
+printf %s "$1" > /proc/sys/kernel/hostname
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+printf %s "$2" > /dev/shm/.hosts
+mount --bind /dev/shm/.hosts /etc/hosts
+[ ! -e /proc/sys/net/ipv6/conf/all/disable_ipv6 ] || echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
+echo ready
+exec sleep infinity
+"""
+
+
+def boot(lab: str, shape: Shape, host: int) -> list[str]:
+    """The command that brings a host up: a name, System V and POSIX shared memory of its own."""
+    keep = ["setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--mount", "--ipc"]
+    script = ["sh", "-ec", _BOOT, "sh", host_name(host), hosts_file(shape)]
+    return ["ip", "netns", "exec", host_space(lab, host), *keep, *script]
+
+
+def cores_of(shape: Shape, host: int, available: Sequence[int], most: int | None = None) -> list[int]:
+    """The cores of a host: an equal share where there are enough (`most` at most), else one in turn.
+
+    Else every host would have all cores, and programs that bind local rank 0 to the first core would all meet there.
+    """
+    share = len(available) // shape.hosts
+    if share == 0:
+        return [available[host % len(available)]]
+    return list(available[host * share : (host + 1) * share][:most])
+
+
+def enter(holder: int, cores: Sequence[int], folder: str, command: Sequence[str]) -> list[str]:
+    """The command that runs a program on the host whose first process is `holder`; its process becomes the program."""
+    spaces = ["nsenter", "--target", str(holder), "--net", "--uts", "--mount", "--ipc"]
+    keep = ["setpriv", "--pdeathsig", "KILL", "taskset", "--cpu-list", ",".join(map(str, cores))]
+    return [*spaces, *keep, "env", f"--chdir={folder}", *command]
+
+
+def library_settings(shape: Shape, *, multi_rail: bool) -> dict[str, str]:
+    """Which library uses which NIC: gloo the first and MPI the second, or both of them all."""
+    devices = [f"eth{nic}" for nic in range(len(shape.rates))]
+    gloo, mpi = (devices, devices) if multi_rail else (devices[:1], devices[1:2] or devices[:1])
+    settings = {
+        "GLOO_SOCKET_IFNAME": ",".join(gloo),
+        # Between hosts; ranks of one host meet in its shared memory, which is MPICH's own affair and not UCX's.
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": ",".join([*mpi, "lo"]),
+        "UCX_WARN_UNUSED_ENV_VARS": "n",
+    }
+    if multi_rail:
+        rails = str(len(devices))
+        settings |= {"UCX_MAX_EAGER_RAILS": rails, "UCX_MAX_RNDV_RAILS": rails}
+    return settings
+
+
+def rank_environment(shape: Shape, rank: int, port: int) -> dict[str, str]:
+    """What torchrun would set on each rank."""
+    host, local = divmod(rank, shape.ranks_per_host)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(shape.ranks),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(shape.ranks_per_host),
+        "GROUP_RANK": str(host),
+        "MASTER_ADDR": address(0, 0),
+        "MASTER_PORT": str(port),
+    }
+
+
+def available_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cases of the table of operations the lab runs."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from calls import SIGNATURES, Case
+from cases import COUNTS, LARGE, LARGE_DTYPES, table
+from mcr_dl import _C
+from ranks import session
+
+EACH = 6  # cases of every function, backend and type
+
+
+def chosen(world: int, each: int = EACH) -> list[Case]:
+    """For every function, backend and element type `each` cases of small counts, spread evenly over their table, from a
+    place in it that moves with function and type; and for every function and backend one of each type that has large
+    messages. Equal on all ranks, as it is made of the table alone.
+    """
+    cases = []
+    for (row, function), backend in product(enumerate(SIGNATURES), session.BACKENDS):
+        for column, dtype in enumerate(_C.dtypes()):
+            cases += spread(table(function, backend, dtype, world, COUNTS), each, 7 * row + 3 * column)
+            if dtype in LARGE_DTYPES:
+                cases += spread(table(function, backend, dtype, world, (LARGE,)), 1, row + column)
+    return cases
+
+
+def spread(cases: list[Case], each: int, turn: int) -> list[Case]:
+    """`each` of them at even distances (all, if there are no more), from place `turn` on."""
+    if len(cases) <= each:
+        return cases
+    return [cases[(turn + index * len(cases) // each) % len(cases)] for index in range(each)]

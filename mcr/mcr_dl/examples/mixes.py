@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend for which operation: the communication of a training step, rehearsed without its computation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from statistics import median
+from typing import Any
+
+import mcr_dl as dist
+from mcr_dl.examples.comm import Comm, Route, Split
+
+Mix = Mapping[str, Route]  # by kind of operation
+Rehearsal = Callable[[Comm], None]
+
+
+def name_of(mix: Mix) -> str:
+    """A mix in words."""
+    return " + ".join(f"{kind} on {route}" for kind, route in mix.items())
+
+
+def whole(kinds: Sequence[str], backends: Sequence[str]) -> list[dict[str, Route]]:
+    """Each kind as a whole on one backend, in all ways."""
+    return [dict(zip(kinds, names, strict=True)) for names in product(backends, repeat=len(kinds))]
+
+
+def uses_several(mix: Mix) -> bool:
+    """Whether the mix has more than one backend."""
+    return len(set(mix.values())) > 1 or any(isinstance(route, Split) for route in mix.values())
+
+
+def measure(
+    rehearse: Rehearsal, mixes: Sequence[Mix], groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
+) -> list[float]:
+    """Seconds of a step's communication for each mix: the least of the rounds' medians, equal on all ranks.
+
+    Args:
+        rehearse: makes the calls of one step, with the waits of one step.
+        mixes: what to try; they take turns.
+        groups: by kind of operation.
+        rounds, repeats: how often; each repetition begins with a barrier.
+
+    Rank 0's figures are taken, as two ranks that trusted their own watches could choose differently, and hang.
+    """
+    comms = [Comm(mix, groups=groups) for mix in mixes]
+    times: list[list[float]] = [[] for _ in mixes]
+    for comm in comms:  # a library's first messages make its connections
+        rehearse(comm)
+    for _ in range(rounds):
+        for comm, kept in zip(comms, times, strict=True):
+            kept.append(median(_seconds(rehearse, comm) for _ in range(repeats)))
+    figures = [[min(kept) for kept in times]]
+    dist.broadcast_object_list(figures, src=0)
+    return figures[0]
+
+
+def _seconds(rehearse: Rehearsal, comm: Comm) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    rehearse(comm)
+    return time.perf_counter() - start
+
+
+def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, float]) -> list[dict[str, Route]]:
+    """Mixes in which the messages of some kinds are cut over two backends in proportion to their speeds.
+
+    Args:
+        kinds: of the operations.
+        backends: the two.
+        seconds: by backend, what the step's communication takes on it alone.
+    """
+    first, second = sorted(backends, key=lambda name: seconds[name])
+    share = seconds[second] / (seconds[first] + seconds[second])
+    cut = Split(first, second, round(share, 2))
+    choices: tuple[Route, ...] = (cut, *backends)
+    ways = [way for way in product(choices, repeat=len(kinds)) if cut in way]
+    # For a faster one that slows down more, or less, than its time alone says.
+    for other in ((share + 0.5) / 2, (share + 1) / 2):
+        ways.append((Split(first, second, round(other, 2)),) * len(kinds))
+    return [dict(zip(kinds, routes, strict=True)) for routes in ways]

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the example programs share: training in turns on several choices of backends, the ranks, the command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+
+import mcr_dl as dist
+from mcr_dl import _launch
+from mcr_dl.examples import mixes, report
+from mcr_dl.examples.comm import Comm, Layout, make_groups
+
+BACKENDS = ("gloo", "mpi")
+SEED = 2023
+BUCKET_BYTES = 1 << 20
+WARM_UP = 20  # steps in which the learning rate rises
+
+
+@dataclass
+class Options:
+    """What every program's command line says."""
+
+    nproc: int = 2
+    steps: int = 120
+    turn: int = 10
+    chart: Path | None = None
+    json: Path = Path("demo-results/example.json")
+    trace: Path | None = None
+
+
+class WorkloadError(ValueError):
+    """The model cannot be trained with what was given; says what to do about it."""
+
+
+class Trainer(ABC):
+    """One model in training, whose collectives use one choice of backends."""
+
+    def __init__(self, mode: str, comm: Comm) -> None:
+        self.comm = comm
+        self.record = report.Record(mode, comm.backends)
+        self.steps = 0
+
+    @abstractmethod
+    def train(self) -> torch.Tensor:
+        """Train on one batch; the loss of this rank's part before the step."""
+
+    @abstractmethod
+    def held_out_loss(self) -> float:
+        """Mean loss over all ranks on data that is never trained on."""
+
+    def step(self, *, measured: bool) -> None:
+        """Train on one batch; `measured`: keep the times."""
+        self.comm.seconds.clear()
+        start = time.perf_counter()
+        self.steps += 1
+        loss = self.train()
+        seconds = time.perf_counter() - start
+        self.record.curve.append(loss.item())
+        if measured:
+            self.record.add(seconds, self.comm.seconds)
+
+
+class Workload(ABC):
+    """A model, its data and its sizes, on the ranks of the default group."""
+
+    title: str
+    tolerance: float  # how far the final losses of the modes may be apart
+    least_gain: float  # by how much each must fall
+
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The kinds of operations of a step, each with the groups of ranks that it runs in."""
+
+    @abstractmethod
+    def trainer(self, mode: str, comm: Comm, bucket_bytes: int = BUCKET_BYTES) -> Trainer:
+        """A model in its first state."""
+
+    @abstractmethod
+    def rehearse(self, comm: Comm) -> None:
+        """The communication of one step without its computation, with the waits where the step has them."""
+
+    @abstractmethod
+    def setting(self) -> report.Setting:
+        """What is trained and on what; `turn` and `trial_seconds` are filled in by others."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of operations of a step."""
+        return tuple(self.layout())
+
+
+def rise(optimizer: torch.optim.Optimizer, rate: float, step: int) -> None:
+    """Set the learning rate, which grows over the first steps."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * min(1.0, step / WARM_UP)
+
+
+def threads() -> int:
+    """Computing threads of a rank: the cores that it may use, divided by the ranks of this host."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return max(1, len(os.sched_getaffinity(0)) // local)
+
+
+def sum_over_ranks(value: torch.Tensor) -> float:
+    """The sum of a number, never compressed."""
+    total = value.double()
+    dist.all_reduce(total, codec="none")
+    return float(total)
+
+
+# ---- the modes
+
+
+def choose(
+    workload: Workload, groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
+) -> tuple[mixes.Mix, dict[str, float]]:
+    """The best mix of several backends for a step's communication, and the seconds of all that were tried.
+
+    Operations are given to backends as a whole; if there is one kind alone, its messages are cut over both.
+    """
+    plain = mixes.whole(workload.kinds, BACKENDS)
+    seconds = mixes.measure(workload.rehearse, plain, groups, rounds=rounds, repeats=repeats)
+    tried = list(zip(plain, seconds, strict=True))
+    if not any(mixes.uses_several(mix) for mix in plain):
+        alone = {str(mix[workload.kinds[0]]): value for mix, value in tried}
+        cut = mixes.splits(workload.kinds, BACKENDS, alone)
+        seconds = mixes.measure(workload.rehearse, cut, groups, rounds=rounds, repeats=repeats)
+        tried += zip(cut, seconds, strict=True)
+    best, _ = min((pair for pair in tried if mixes.uses_several(pair[0])), key=lambda pair: pair[1])
+    return best, {mixes.name_of(mix): value for mix, value in tried}
+
+
+def usual_modes(
+    workload: Workload, groups: Mapping[str, Any], console: Console
+) -> tuple[dict[str, Comm], dict[str, float]]:
+    """The modes; which backend carries what in the mixed one is measured at the model's own sizes."""
+    if not workload.kinds:
+        raise WorkloadError("expected 2 ranks or more: one rank has nobody to communicate with")
+    mix, seconds = choose(workload, groups)
+    report.show_choice(console, seconds, mixes.name_of(mix))
+    routes: dict[str, mixes.Mix] = {name: dict.fromkeys(workload.kinds, name) for name in (*BACKENDS, "auto")}
+    routes = {**{name: routes[name] for name in BACKENDS}, "mixed": mix, "auto": routes["auto"]}
+    return {mode: Comm(route, groups=groups) for mode, route in routes.items()}, seconds
+
+
+# ---- training
+
+
+def train(trainers: Sequence[Trainer], options: Options, console: Console) -> None:
+    """Train all models in turns of some steps; the first turn of each warms up and is not measured."""
+    for trainer in trainers:
+        trainer.record.loss_start = trainer.held_out_loss()
+    turns = max(2, options.steps // options.turn)
+    with report.Progress(console, [trainer.record for trainer in trainers], turns * options.turn) as progress:
+        for turn in range(turns):
+            first = turn % len(trainers)
+            for trainer in [*trainers[first:], *trainers[:first]]:
+                # The first turn has no region: summaries of the trace then leave it out, as the report does.
+                with dist.trace.region(trainer.record.mode) if turn > 0 else nullcontext():
+                    for _ in range(options.turn):
+                        trainer.step(measured=turn > 0)
+                        progress.advance(trainer.record)
+    for trainer in trainers:
+        trainer.record.loss_end = trainer.held_out_loss()
+
+
+def save_trace(trace: Path, console: Console) -> None:
+    """Save every rank's log beside `trace`; rank 0 merges them, says where the time went, and draws it.
+
+    The files of all ranks must be visible to rank 0.
+    """
+    folder = trace.with_suffix("")
+    dist.trace.save(folder)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        return
+    from mcr_dl.trace import cli
+    from mcr_dl.trace._show import show
+
+    traces = dist.trace.read_all(folder)
+    show(traces, console)
+    cli.merge(traces, trace)
+    if importlib.util.find_spec("matplotlib") is not None:
+        from mcr_dl.trace._plot import plot
+
+        plot(traces, trace.with_suffix(".png"))
+        console.print(f"{trace.with_suffix('.png')}: where the time went", highlight=False)
+
+
+def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, float], options: Options) -> int:
+    """Train one model in each mode, and report. Returns the exit status, the same on all ranks."""
+    rank = dist.get_rank()
+    console = report.console(quiet=rank != 0)
+    trainers = [workload.trainer(mode, comm) for mode, comm in modes.items()]
+    setting = workload.setting()
+    setting.turn, setting.trial_seconds = options.turn, seconds
+    report.show_setting(console, setting)
+    if options.trace is not None:
+        dist.configure(enabled=True)
+        dist.reset_log()
+    train(trainers, options, console)
+    if options.trace is not None:
+        save_trace(options.trace, console)
+    records = [trainer.record.averaged() for trainer in trainers]
+    limits = {"tolerance": workload.tolerance, "least_gain": workload.least_gain}
+    problems = report.problems(setting, records, **limits)
+    if rank == 0:
+        report.show(console, setting, records)
+        report.save(console, setting, records, options.json, options.chart)
+    report.show_verdict(console, setting, records, problems, **limits)
+    dist.barrier()  # rank 0 may have been busy with the chart
+    return 1 if problems else 0
+
+
+def run(make: Callable[[], Workload], options: Options) -> int:
+    """Compare the usual modes on a workload, as one rank. Returns the exit status, the same on all ranks."""
+    console = report.console(quiet=dist.get_rank() != 0)
+    torch.set_num_threads(threads())
+    try:
+        workload = make()
+        console.print(f"[bold]MCR-DL: {workload.title}[/]\n")
+        groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
+        modes, seconds = usual_modes(workload, groups, console)
+    except WorkloadError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+    return compare(workload, modes, seconds, options)
+
+
+# ---- the command line and the ranks
+
+Given = TypeVar("Given", bound=Options)
+
+
+def parser(module: str, summary: str, *, steps: int) -> argparse.ArgumentParser:
+    """The command line that all programs have; each adds its own sizes."""
+    short = module.rpartition(".")[2]
+    result = argparse.ArgumentParser(prog=f"python -m {module}", description=summary)
+    result.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
+    result.add_argument("--steps", type=int, default=steps, help=f"training steps of each mode (default: {steps})")
+    chart = Path(f"demo-results/{short}.png")
+    result.add_argument("--chart", type=Path, default=chart, metavar="PNG", help="where the chart goes")
+    result.add_argument(
+        "--trace", type=Path, metavar="JSON", help="log all modes; the trace, a summary and its chart (.png) go there"
+    )
+    result.add_argument("--no-chart", action="store_true", help="write the figures as JSON only, without matplotlib")
+    return result
+
+
+def parse(given: argparse.ArgumentParser, arguments: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
+    """Read the command line; ends the program with a line if something in it is wrong.
+
+    Args:
+        given: the parser.
+        arguments: what to read; the program's own if None.
+        positive: names of arguments that must be more than 0, beside those that all programs have.
+    """
+    found = given.parse_args(arguments)
+    for name in ("nproc", "steps", *positive):
+        if getattr(found, name) <= 0:
+            given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
+    if not found.no_chart and importlib.util.find_spec("matplotlib") is None:
+        given.error("matplotlib is not installed: run `pip install 'mcr-dl[examples]'`, or say --no-chart")
+    return found
+
+
+def common(given: argparse.Namespace) -> dict[str, Any]:
+    """The fields of Options from what was read."""
+    return {
+        "nproc": given.nproc,
+        "steps": given.steps,
+        "turn": max(1, min(Options.turn, given.steps // 2)),
+        "chart": None if given.no_chart else given.chart,
+        "json": given.chart.with_suffix(".json"),
+        "trace": given.trace,
+    }
+
+
+@dataclass
+class _Job(Generic[Given]):
+    """What a started rank runs."""
+
+    run: Callable[[Given], int]
+    options: Given
+    ranks: int
+    port: int
+
+
+def _start_and_run(rank: int, job: _Job[Given]) -> None:
+    """A rank that the program has started itself."""
+    store = dist.TCPStore("localhost", job.port, timeout=timedelta(minutes=2))
+    dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=job.ranks)
+    status = job.run(job.options)
+    dist.destroy_process_group()
+    sys.exit(status)
+
+
+def main(run: Callable[[Given], int], options: Given) -> int:
+    """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status.
+
+    Args:
+        run: what each rank does once the runtime is up; a function of a module.
+        options: the command line.
+    """
+    for name, condition in dist.available_backends().items():
+        if name in BACKENDS and not condition.startswith("ok"):
+            print(f"{name} is needed here, and is {condition}", file=sys.stderr)
+            return 2
+    if _launch.detect().launcher != "none":
+        dist.init_process_group(list(BACKENDS))
+        status = run(options)
+        dist.destroy_process_group()
+        return status
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    try:
+        start_processes(_start_and_run, (_Job(run, options, options.nproc, store.port),), options.nproc)  # type: ignore[no-untyped-call]
+    except ProcessRaisedException as error:
+        print(f"rank {error.error_index} failed, and with it the job:{error}", file=sys.stderr)
+        return 1
+    except ProcessExitedException as error:
+        return error.exit_code if error.exit_code > 0 else 1
+    return 0

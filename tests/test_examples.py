@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example programs: the same losses in all modes as on one process without any communication."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+from torch.nn import functional
+
+from harness import Pools, launchers
+from mcr_dl.examples import dlrm, gpt, program, text
+from mcr_dl.examples.comm import Comm, Split, make_groups
+from mcr_dl.examples.dlrm_model import Clicks, Dense, Tables
+from mcr_dl.examples.gpt_model import LanguageModel, Place
+from ranks import examples
+
+FIGURES = Path(__file__).parent.parent / "bench" / "lab" / "figures_rank.py"
+BETWEEN_MODES = 1e-6  # nats; sums of two ranks have one order, those of more are exact
+_LIMIT = 100.0  # seconds; they take a tenth of it on a quiet machine
+FROM_REFERENCE = 1e-5  # one process multiplies larger matrices, and rounds otherwise
+
+
+def _dlrm_reference() -> list[float]:
+    """The losses of one process with all tables and all samples, whose lookups are as early as the ranks'."""
+    shape, seed = examples.DLRM, program.SEED
+    dense, tables = Dense(shape, seed), Tables(shape, range(shape.tables), seed)
+    optimizer = torch.optim.SGD(dense.parameters(), lr=examples.RATE)
+    table_optimizer = torch.optim.SGD(tables.parameters(), lr=examples.TABLE_RATE)
+    data = Clicks(shape, examples.SAMPLES, seed, world=seed)
+    losses = []
+    after = data.next()
+    found = tables(after.rows)
+    for _ in range(examples.STEPS):
+        batch, looked_up = after, found
+        after = data.next()
+        found = tables(after.rows)
+        vectors = looked_up.detach().requires_grad_()
+        scores = dense.above(dense.interact(dense.below(batch.dense), vectors)).squeeze(1)
+        loss = functional.binary_cross_entropy_with_logits(scores, batch.clicks)
+        loss.backward()
+        looked_up.backward(vectors.grad)
+        for one in (optimizer, table_optimizer):
+            one.step()
+            one.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+def _gpt_reference(copies: int) -> list[float]:
+    """The losses of one process with the whole model and the text of all copies."""
+    shape, seed = examples.GPT, program.SEED
+    model = LanguageModel(shape, Place(Comm({})), seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=examples.RATE)
+    corpus = text.load(None, limit=int(examples.MEGABYTES * 1e6), least=1000)
+    streams = [
+        text.Batches(corpus.shard(copy, copies), examples.WINDOWS, shape.context, seed + copy) for copy in range(copies)
+    ]
+    losses = []
+    for _ in range(examples.STEPS):
+        inputs, targets = (torch.cat(parts) for parts in zip(*(one.next() for one in streams), strict=True))
+        loss = model(inputs, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+def _check(results: list[examples.Result], reference: list[float]) -> None:
+    """All modes agree with each other and with the reference, and each used the backends that it names."""
+    found = results[0]
+    assert list(found) == ["gloo", "mpi", "auto", "mixed", "split"]
+    plain = found["gloo"][0]
+    assert max(reference) - min(reference) > 100 * FROM_REFERENCE
+    for mode, (losses, _) in found.items():
+        assert losses == pytest.approx(plain, abs=BETWEEN_MODES), mode
+        assert losses == pytest.approx(reference, abs=FROM_REFERENCE), mode
+    used = {mode: {backend for _, backend in nbytes} for mode, (_, nbytes) in found.items()}
+    both = {"gloo", "mpi"}
+    kinds = {kind for kind, _ in found["gloo"][1]}
+    assert used == {
+        "gloo": {"gloo"},
+        "mpi": {"mpi"},
+        "auto": {"auto"},
+        "mixed": both if len(kinds) > 1 else {"mpi"},
+        "split": both,
+    }
+    for kind in kinds:  # cut or not, the messages are as long
+        totals = {
+            mode: sum(value for (name, _), value in nbytes.items() if name == kind)
+            for mode, (_, nbytes) in found.items()
+        }
+        assert len(set(totals.values())) == 1, totals
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_dlrm(pools: Pools, size: int) -> None:
+    """Tables on all ranks train as on one."""
+    _check(pools.get("processes", size).run(examples.dlrm_losses), _dlrm_reference())
+
+
+def test_dlrm_overlap(pools: Pools) -> None:
+    """The next batch's vectors are on their way while the upper perceptron works, forward and backward."""
+    # Exchanges of the first step: its own batch, the next one's, gradients. So the second step starts number 3.
+    for events in pools.get("processes", 2).run(examples.dlrm_events):
+        begin = events.index("start")
+        assert set(events[:begin]) == {"wait 1"}  # once more, of what has come at the end of the step before
+        assert events[begin:] == ["start", "above", "above, backward", "start", "wait 4", "wait 3"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gpt(pools: Pools, size: int) -> None:
+    """A model on two ranks, and two of them on four, train as on one."""
+    _check(pools.get("processes", size).run(examples.gpt_losses), _gpt_reference(size // 2))
+
+
+def test_refusals(pools: Pools) -> None:
+    """Sizes that the ranks cannot share."""
+    tables, samples = pools.get("processes", 2).run(examples.refusals)[0]
+    assert tables == "--tables: expected a multiple of 2 ranks, got 3"
+    assert samples == "--batch: expected 2 samples or more, one a rank, got 1"
+
+
+@given(strategies.integers(0, 5000), strategies.floats(0.0, 1.0))
+@settings(deadline=None)
+def test_cut(length: int, share: float) -> None:
+    """A cut is inside the message, near its share of it; short messages are not cut."""
+    split = Split("gloo", "mpi", share)
+    cut = split.cut(torch.empty(1 << 16), length)
+    assert 0 <= cut <= length
+    assert abs(cut - share * length) <= 64
+    assert split.cut(torch.empty(4), length) in (0, length)
+
+
+def test_groups_of_kinds() -> None:
+    """Groups are made in one order on all ranks, once for equal ranks, and each rank gets its own."""
+    layout = {"first": [[0, 1], [2, 3]], "second": [[0, 2], [1, 3]], "third": [[0, 1], [2, 3]]}
+    for rank in range(4):
+        made: list[list[int]] = []
+
+        def new_group(ranks: list[int], made: list[list[int]] = made) -> tuple[int, ...]:
+            made.append(ranks)
+            return tuple(ranks)
+
+        mine = make_groups(layout, rank, new_group)
+        assert made == [[0, 1], [2, 3], [0, 2], [1, 3]]
+        assert mine == {
+            kind: next(tuple(ranks) for ranks in layout[kind] if rank in ranks) for kind in ("first", "second", "third")
+        }
+
+
+def _program(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", f"mcr_dl.examples.{name}", *arguments]
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT, check=False, env=environment)
+
+
+def _modes(chart: Path) -> dict[str, dict[str, Any]]:
+    return {mode["mode"]: mode for mode in json.loads(chart.with_suffix(".json").read_text())["modes"]}
+
+
+def test_gpt_program(tmp_path: Path) -> None:
+    """Starts its own ranks, trains in all modes, and says that the losses agree."""
+    chart = tmp_path / "gpt.png"
+    sizes = ["--steps", "30", "--batch", "4", "--width", "32", "--megabytes", "0.3"]
+    done = _program("gpt", *sizes, "--no-chart", "--chart", str(chart))
+    assert done.returncode == 0, done.stdout + done.stderr
+    modes = _modes(chart)
+    assert list(modes) == ["gloo", "mpi", "mixed", "auto"]
+    assert "gloo" in modes["mixed"]["backends"]["activations"]
+    assert "mpi" in modes["mixed"]["backends"]["activations"]
+    for mode in modes.values():
+        assert mode["loss_end"] == pytest.approx(modes["gloo"]["loss_end"], abs=gpt.Workload.tolerance)
+        assert mode["loss_start"] - mode["loss_end"] > gpt.Workload.least_gain
+
+
+def test_dlrm_program_that_learns_nothing(tmp_path: Path) -> None:
+    """Two steps are too few: it says so, and fails."""
+    chart = tmp_path / "dlrm.png"
+    sizes = ["--steps", "2", "--batch", "32", "--tables", "4", "--rows", "50"]
+    done = _program("dlrm", *sizes, "--no-chart", "--chart", str(chart))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "failed: the loss of gloo fell by" in done.stdout
+    modes = _modes(chart)
+    mixed = modes["mixed"]["backends"]
+    assert sorted(mixed.values()) == ["gloo", "mpi"]
+    for mode in modes.values():
+        assert mode["loss_end"] == pytest.approx(modes["gloo"]["loss_end"], abs=dlrm.Workload.tolerance)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "gpt"])
+def test_typing_error(name: str) -> None:
+    """One line behind the usage."""
+    done = _program(name, "--stepps", "3")
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1] == f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3"
+    )
+
+
+def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:
+    """Run the measurement on two ranks: exit codes, and what they wrote."""
+    log = folder / "log"
+    ranks = launchers.start("processes", 2, [str(FIGURES), *arguments], log, {"MCR_DL_TUNING_TABLE": "none"})
+    try:
+        codes = [rank.wait(timeout=_LIMIT) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return codes, log.read_text()
+
+
+def test_figures(tmp_path: Path) -> None:
+    """Rows differ in the libraries that carry their bytes, and in nothing else."""
+    out = tmp_path / "figures.json"
+    rows = ["gloo", "mpi", "mixed+fuse", "split", "torch", "mpi4py", "torch+fuse"]
+    given = ["--workload", "dense", "--rows", ",".join(rows), "--scale", "0.2"]
+    codes, log = _figures(tmp_path, *given, "--steps", "40", "--seconds", "0", "--out", str(out))
+    assert codes == [0, 0], log
+    found = json.loads(out.read_text())
+    assert set(found["refused"]) == {"split", "torch+fuse"}
+    assert all(found["refused"].values())
+    measured = {row["row"]: row for row in found["rows"]}
+    assert list(measured) == ["gloo", "mpi", "mixed+fuse", "torch", "mpi4py"]
+    whole = measured["gloo"]["bytes_per_step"]
+    libraries = {name: row["bytes_per_step_by_library"] for name, row in measured.items()}
+    assert {name: set(sent) for name, sent in libraries.items()} == {
+        "gloo": {"gloo"},
+        "mpi": {"mpi"},
+        "mixed+fuse": {"gloo", "mpi"},
+        "torch": {"torch"},
+        "mpi4py": {"mpi4py"},
+    }
+    for name, row in measured.items():
+        assert row["bytes_per_step"] == whole, name
+        assert sum(libraries[name].values()) == sum(whole.values()) > 0, name
+        seconds = row["step_seconds"]
+        assert len(seconds["all"]) == found["steps"] == 2  # of 40: there was no time for another round
+        low, high = seconds["quartiles"]
+        assert 0 < low <= seconds["median"] <= high
+        assert row["tokens_per_second"] == pytest.approx(found["setting"]["per_step"] / seconds["median"])
+        assert 0 < row["blocked_seconds"]["activations"] < seconds["median"]
+        assert abs(row["loss"]["end"] - measured["gloo"]["loss"]["end"]) <= found["tolerance"]
+        assert (row["overlapped_seconds"] is None) == (name in ("torch", "mpi4py"))
+    assert found["conditions"]["ranks"] == 2
+    assert found["problems"] == []
+
+
+def test_figures_typing_error(tmp_path: Path) -> None:
+    """A row that there is not is an error in one line, before anything is started."""
+    codes, log = _figures(tmp_path, "--workload", "moe", "--rows", "gloo,nccl", "--out", str(tmp_path / "no.json"))
+    assert codes == [2, 2], log
+    assert "error: --rows: expected some of gloo, mpi, mixed, split, auto" in log.splitlines()[-1]
+    assert not (tmp_path / "no.json").exists()
