@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as torch_dist
 
@@ -26,10 +27,12 @@ from mcr_dl.watch._report import Report
 _LONG = timedelta(days=1)
 _PAUSE = 0.02  # between two looks for answers
 _POLL = 0.5  # between two looks for alarms, on stores that a waiting thread would close to the others
-ANSWERS = 1.0  # seconds that are granted to the other ranks' reports
+ANSWERS = 0.8  # seconds that are granted to the other ranks' reports
+INQUIRY = 1.2  # for all that an alarm needs
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that goes
 _LARGEST = 64 * _documents.MIB  # of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,18 +81,49 @@ class Exchange:
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached any more
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
 
     def start(self) -> None:
         """Listen from now on."""
+        self._asker.start()
         self._listener.start()
 
     def stop(self) -> None:
         """End the listener."""
         self._ending.set()
         with contextlib.suppress(*StoreError):
-            if self.lost is None and self._listener.is_alive():
-                self._mine.set(f"ring/{self._number}/{self._rank}", "")
+            if self._listener.is_alive():
+                self.ask(lambda: self._mine.set(f"ring/{self._number}/{self._rank}", ""))
         self._listener.join(1.0)
+
+    # ---- the thread that uses the store for the others: where a network has been cut, it never comes back
+
+    def _serve(self) -> None:
+        while True:
+            self._requests.get()()
+
+    def ask(self, action: Callable[[], T], limit: float = INQUIRY) -> T:
+        """What the action brings that uses the store; raises StoreError, also if that takes longer than the limit."""
+        if self.lost is not None:
+            raise RuntimeError(self.lost)
+        results: list[T | Exception] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                results.append(action())
+            except Exception as error:
+                results.append(error)
+            done.set()
+
+        self._requests.put(run)
+        if not done.wait(limit):
+            self.lost = "it does not answer"
+            raise RuntimeError(self.lost)
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
 
     # ---- the listener
 
@@ -156,52 +190,57 @@ class Exchange:
 
     def diagnosis(self, number: int, group: str) -> str | None:
         """What it has found out, if it is about the group; None if nothing comes. Raises StoreError."""
-        if not self._until([f"diagnosis/{number}"], ANSWERS + 0.5):
+        if not self._until([f"diagnosis/{number}"], INQUIRY - 0.1):
             return None
         found = decode(self._mine.get(f"diagnosis/{number}"))
         return str(found["text"]) if found["group"] == group else None
 
     def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether all ranks have come there, and well. False as soon as one has not."""
-        if self.lost is not None:
-            return False
         try:
-            if not well:
-                self._mine.set("failed", "")
-            count = self._mine.add("leaving", 1)
-            deadline = time.monotonic() + limit
-            while count < self._size and not self._mine.check(["failed"]) and time.monotonic() < deadline:
-                time.sleep(_PAUSE)
-                count = self._mine.add("leaving", 0)
-            return bool(count == self._size and not self._mine.check(["failed"]))
+            return self.ask(lambda: self._leave_together(well, limit), limit + INQUIRY)
         except StoreError:
             return False
+
+    def _leave_together(self, well: bool, limit: float) -> bool:
+        if not well:
+            self._mine.set("failed", "")
+        count = self._mine.add("leaving", 1)
+        deadline = time.monotonic() + limit
+        while count < self._size and not self._mine.check(["failed"]) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+            count = self._mine.add("leaving", 0)
+        return bool(count == self._size and not self._mine.check(["failed"]))
 
     def close(self, reason: str) -> None:
         """Take leave of the other listeners: the store goes with this process. (What waits at a store that goes away
         says so on stderr, at length.)
         """
         with contextlib.suppress(*StoreError):
-            listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
-            value = json.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
-            keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
-            if not keys:
-                return
-            self._mine.multi_set(keys, [value] * len(keys))
-            deadline = time.monotonic() + _FAREWELL
-            while self._mine.add("closed", 0) < len(listening) and time.monotonic() < deadline:
-                time.sleep(_PAUSE)
+            self.ask(lambda: self._close(reason))
+
+    def _close(self, reason: str) -> None:
+        listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
+        value = json.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
+        keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
+        if not keys:
+            return
+        self._mine.multi_set(keys, [value] * len(keys))
+        deadline = time.monotonic() + _FAREWELL
+        while self._mine.add("closed", 0) < len(listening) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
 
     def fail(self) -> None:
         """Ranks that are about to leave together shall not wait for this one."""
         with contextlib.suppress(*StoreError):
-            self._mine.set("failed", "")
+            self.ask(lambda: self._mine.set("failed", ""))
 
     # ---- what stays at the store
 
     def leave(self, key: str, value: Any) -> None:
-        """Leave a value for all, under this rank's number. Raises StoreError."""
-        self._mine.set(f"{key}/{self._rank}", json.dumps(value))
+        """Leave a value for all, under this rank's number, if the store can be reached."""
+        with contextlib.suppress(*StoreError):
+            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", json.dumps(value)))
 
     def left(self, key: str, rank: int) -> Any | None:
         """What a rank has left there, or None. Raises StoreError."""

@@ -26,6 +26,7 @@ _LAST = 0.3  # for a thread to leave its call when the communicator has been abo
 _PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis holds for the same call
 _FAREWELL = 10.0  # seconds for the other ranks to end too
+_COMPARISON = 5.0  # for one step of the comparison of calls
 _SPACING = 1.0  # between alarms over errors that the program may catch
 EXIT_TIMEOUT = 70  # codes of processes that are ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
@@ -50,17 +51,14 @@ class Watch:
 
     def start(self) -> None:
         """Begin, on two threads."""
-        with contextlib.suppress(*StoreError):
-            self._exchange.leave("member", _report.identity(self.rank))
         self._exchange.start()
+        self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
     def stop(self, reason: str) -> None:
         """End, and leave word why this process is no longer there."""
         self._ending.set()
-        with contextlib.suppress(*StoreError):
-            if self._exchange.lost is None:
-                self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
 
@@ -122,24 +120,22 @@ class Watch:
     def _compare(self) -> None:
         assert self._comparison is not None
         try:
-            found = self._comparison.step()
+            found = self._exchange.ask(self._comparison.step, _COMPARISON)
         except StoreError:
             return
         if found is not None:
             group, text = found
             _C.stop_desync(text)
             with contextlib.suppress(*StoreError):
-                self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
+                self._exchange.ask(lambda: self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text)))
 
     def _end_process(self, text: str, code: int) -> None:
         """Nothing else ends a thread that sits in a library: not even a signal's handler gets to run."""
         place = _report.place()
         print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
-        with contextlib.suppress(*StoreError):
-            if self._exchange.lost is None:
-                reason = f"it has ended itself: {text.partition('.')[0]}"
-                self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
-                self._exchange.fail()
+        reason = f"it has ended itself: {text.partition('.')[0]}"
+        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        self._exchange.fail()
         if self.rank == 0 and not store_outlives():
             self.close()
         os._exit(code)
@@ -171,29 +167,31 @@ class Watch:
 
     def _inquire(self, alarm: Alarm, ranks: list[int]) -> str:
         try:
-            if self._exchange.lost is not None:
-                raise RuntimeError(self._exchange.lost)
-            number, first = self._exchange.raise_alarm(alarm)
-            if not first:
-                told = self._exchange.diagnosis(number, alarm.group)
-                if told is not None:
-                    return told
-            answers = self._exchange.gather(number)
-            absences = {}
-            for rank in answers.silent:
-                ended = self._exchange.left("ended", rank)
-                if ended is not None:
-                    answers.reports[rank] = ended
-                else:
-                    absences[rank] = absent(self._exchange.left("member", rank))
-            self.broken = self.broken or bool(answers.silent)
-            told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
-            if first:
-                self._exchange.publish(number, alarm.group, told)
-            return told
+            return self._exchange.ask(lambda: self._find_out(alarm, ranks))
         except StoreError as error:
+            self.broken = True
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
+
+    def _find_out(self, alarm: Alarm, ranks: list[int]) -> str:
+        number, first = self._exchange.raise_alarm(alarm)
+        if not first:
+            told = self._exchange.diagnosis(number, alarm.group)
+            if told is not None:
+                return told
+        answers = self._exchange.gather(number)
+        self.broken = self.broken or bool(answers.silent)
+        absences = {}
+        for rank in answers.silent:
+            ended = self._exchange.left("ended", rank)
+            if ended is not None:
+                answers.reports[rank] = ended
+            else:
+                absences[rank] = absent(self._exchange.left("member", rank))
+        told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
+        if first:
+            self._exchange.publish(number, alarm.group, told)
+        return told
 
     def _answer(self, alarm: Alarm) -> _report.Report:
         return _report.make(self.rank, self._size, self._ages, alarm.group)
