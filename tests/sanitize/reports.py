@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-OURS = ("libmcr_dl_core", "/_backends/", "mcr_dl/_C.", "/src/")
+OURS = ("libmcr_dl_core", "mcr_dl/_backends/", "_backends/null.so", "mcr_dl/_C.")
 
 
 def _reports(text: str) -> list[str]:
@@ -36,7 +36,10 @@ def main(folder: str) -> int:
         for file in sorted(Path(folder).glob("report.*"))
         for report in _reports(file.read_text(errors="replace"))
     ]
-    places = Counter((report.partition("\n")[0].partition(":")[2].strip()[:80], _ours(report)) for report in reports)
+    places = Counter(
+        (report.partition("\n")[0].partition(":")[2].partition("(pid")[0].strip()[:80], _ours(report))
+        for report in reports
+    )
     ours = {key: count for key, count in places.items() if key[1] is not None}
     print(f"{folder}: {len(reports)} reports, {sum(ours.values())} with a frame of ours")
     for (what, where), count in sorted(ours.items(), key=lambda each: -each[1]):

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/reliability.md promises for cables that are pulled and hosts that vanish. `make lab` runs this, as root."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.append(str(TESTS.parent / "bench"))
+
+from lab import Job, Lab  # noqa: E402
+
+PROGRAM = TESTS / "programs" / "network.py"
+REPORTED, ENDED = 3, 70
+START_SECONDS = 60.0
+BOUND_SECONDS = 20.0  # the time limit of 2 s, 2 s more, and what starting and ending take on a machine that is loaded
+NICS = {"gloo": 0, "mpi": 1}  # what each library has in the lab
+
+
+def quiet(rank: int, line: str) -> None:
+    """Prints nothing."""
+
+
+def await_ready(job: Job, ranks: int) -> None:
+    """Until all ranks communicate."""
+    deadline = time.monotonic() + START_SECONDS
+    while not all("ready" in job.output(rank) for rank in range(ranks)):
+        assert time.monotonic() < deadline, [job.output(rank) for rank in range(ranks)]
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("phase", ["idle", "collective", "storm"])
+@pytest.mark.parametrize("fault", ["cut", "host"])
+@pytest.mark.parametrize("backend", NICS)
+def test_the_network_fails(backend: str, fault: str, phase: str) -> None:
+    """The ranks that are left raise, or end inside the library, within the bound, and say which call it was."""
+    with Lab(hosts=3, nics=(400, 200)) as lab:
+        job = lab.start([sys.executable, str(PROGRAM), backend, phase], sink=quiet)
+        await_ready(job, 3)
+        if fault == "cut":
+            lab.cut(1, NICS[backend])
+        else:
+            lab.remove_host(1)
+        deadline = time.monotonic() + BOUND_SECONDS
+        left = {0, 2} if fault == "host" else {0, 1, 2}
+        while left & set(job.running()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        outputs = {rank: job.output(rank) for rank in sorted(left)}
+        assert not left & set(job.running()), outputs
+        result = job.wait(5, grace=0)
+        for rank, text in outputs.items():
+            assert result.codes[rank] in (REPORTED, ENDED), (result.codes, text)
+            assert re.search(
+                rf"(CollectiveTimeoutError|BackendError): {backend}\.all_reduce \(group 'default'", text
+            ), text
+            told = re.search("Not arrived: |have arrived|cannot be reached|different calls", text)
+            assert told, text
