@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from lab import figures, plan, report_figures, stages
+from lab import ROOT, figures, plan, report_figures, stages
 from lab.plan import Shape
 from markdown_text import size_text, table
 
@@ -123,7 +123,8 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
     parts.append("\n".join(stage_table(document)))
     (results / "lab.md").write_text("\n".join(parts).rstrip() + "\n")
     whole = {**document, "results": measured}
-    (results / ("lab.json" if docs != work else "lab-results.json")).write_text(json.dumps(whole, indent=1) + "\n")
+    text = json.dumps(whole, indent=1).replace(f"{ROOT}/", "")
+    (results / ("lab.json" if docs != work else "lab-results.json")).write_text(text + "\n")
 
 
 def results_of(work: Path, shape: Shape) -> dict[str, Any]:
