@@ -2,6 +2,7 @@
 #include "position.h"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -25,16 +26,12 @@ Living& living() {
   return list;
 }
 
-uint64_t mixed(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-  return hash ^ (hash >> 32);
-}
-
 uint64_t digest(uint64_t before, const Entered& entered) {
   const auto form = static_cast<uint64_t>(entered.op) | static_cast<uint64_t>(entered.dtype) << 8 |
                     static_cast<uint64_t>(entered.red) << 16 | static_cast<uint64_t>(entered.vectored) << 24 |
                     static_cast<uint64_t>(static_cast<uint32_t>(entered.root)) << 32;
-  return mixed(mixed(before, form), static_cast<uint64_t>(entered.bytes));
+  const auto mixed = (before ^ form ^ std::rotl(static_cast<uint64_t>(entered.bytes), 40)) * 0x9e3779b97f4a7c15u;
+  return mixed ^ (mixed >> 29);
 }
 
 }  // namespace
@@ -85,23 +82,21 @@ const std::string*& Position::call_site() noexcept {
 bool Position::detail() noexcept { return in_detail.load(std::memory_order_relaxed); }
 
 int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes) {
-  if (row(call.op).is(kPeer)) {
-    const Lock lock(busy_);
-    return ++messages_;
-  }
-  Entered entered{.bytes = bytes,
-                  .backend = backend,
-                  .caller = detail() ? call_site() : nullptr,
-                  .root = row(call.op).is(kRooted) ? call.root : -1,
-                  .op = call.op,
-                  .dtype = call.dtype,
-                  .red = row(call.op).is(kReduces) ? call.red : RedOp::SUM,
-                  .vectored = call.vectored,
-                  .asynchronous = asynchronous && !call.any_form};
+  const auto& op = row(call.op);
   const Lock lock(busy_);
-  entered.seq = ++collectives_;
+  if (op.is(kPeer)) return ++messages_;
+  auto& entered = place_of(++collectives_);
+  entered.seq = collectives_;
+  entered.bytes = bytes;
+  entered.backend = backend;
+  entered.caller = detail() ? call_site() : nullptr;
+  entered.root = op.is(kRooted) ? call.root : -1;
+  entered.op = call.op;
+  entered.dtype = call.dtype;
+  entered.red = op.is(kReduces) ? call.red : RedOp::SUM;
+  entered.vectored = call.vectored;
+  entered.asynchronous = asynchronous && !call.any_form;
   entered.history = history_ = digest(history_, entered);
-  place_of(entered.seq) = entered;
   return entered.seq;
 }
 
