@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What MCR_DL_DEBUG=detail adds to a call: lives of the runtime with it and without it take turns, medians.
+
+    torchrun --nproc-per-node 2 bench/detail_cost.py
+
+With --json FILE the figures go there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import timeit
+from pathlib import Path
+
+import torch
+
+import mcr_dl
+
+_LIVES = 9
+# Statement, elements of the tensor, and calls in a life, by name.
+_WAYS = {
+    "mpi, 4 B, blocking": ('f("mpi", x)', 1, 3000),
+    "mpi, 4 B, asynchronous": ('f("mpi", x, async_op=True).wait()', 1, 2000),
+    "mpi, 1 MiB, blocking": ('f("mpi", x)', 1 << 18, 60),
+    "gloo, 4 B, blocking": ('f("gloo", x)', 1, 300),
+    "gloo, 1 MiB, blocking": ('f("gloo", x)', 1 << 18, 60),
+}
+
+
+def life(mode: str) -> dict[str, float]:
+    """Mean µs per call in one life of the runtime, by way."""
+    os.environ["MCR_DL_DEBUG"] = mode
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")
+    found = {}
+    for name, (statement, elements, calls) in _WAYS.items():
+        names = {"f": mcr_dl.all_reduce, "x": torch.zeros(elements)}
+        timer = timeit.Timer(statement, globals=names)
+        timer.timeit(calls // 10)
+        mcr_dl.barrier(backend="mpi")
+        found[name] = timer.timeit(calls) / calls * 1e6
+    mcr_dl.destroy_process_group()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    taken: dict[str, list[dict[str, float]]] = {"off": [], "detail": []}
+    for turn in range(_LIVES + 1):
+        for mode in ("off", "detail") if turn % 2 else ("detail", "off"):
+            found = life(mode)
+            if turn > 0:  # the first ones warm up
+                taken[mode].append(found)
+            if os.environ["RANK"] == "0":
+                print(f"life {turn} of {_LIVES}, {mode}", end="\r", flush=True)
+    figures = {
+        name: {mode: statistics.median(each[name] for each in lives) for mode, lives in taken.items()} for name in _WAYS
+    }
+    if os.environ["RANK"] != "0":
+        return
+    for name, both in figures.items():
+        off, detail = both["off"], both["detail"]
+        print(f"{name:24} {off:9.2f} µs off, {detail:9.2f} µs in detail: {detail / off:.2f}")
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
