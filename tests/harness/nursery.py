@@ -30,6 +30,7 @@ class Child:
     pid: int
     output: Path
     code: int | None = None
+    ended: float | None = None  # when that was seen, on time.monotonic()
 
     @property
     def text(self) -> str:
@@ -106,6 +107,7 @@ class Nursery:
         for pid, code in message["ended"]:
             if pid in self.children:
                 self.children[pid].code = code
+                self.children[pid].ended = time.monotonic()
         return message
 
 

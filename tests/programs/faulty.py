@@ -19,11 +19,13 @@ import torch
 import mcr_dl as dist
 
 LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
+DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; others are inside of the call, or outside, by then
 REPORTED = 3
 
 
 def fault(kind: str) -> None:
-    """What goes wrong."""
+    """What goes wrong; when is printed, for those who measure."""
+    print(f"fault {time.monotonic()}", flush=True)
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stop":
@@ -38,9 +40,10 @@ def storm(fails: str | None) -> None:
     """Calls under way on two groups, again and again; the fault comes in the middle of one round."""
     groups = [dist.group.WORLD, dist.new_group(list(range(dist.get_world_size())))]
     tensors = [torch.ones(size) for size in (1, 100, 30000, 100000)]
+    begin = time.monotonic()
     for turn in count():
         works = [dist.all_reduce(x, group=group, async_op=True, timeout=LIMIT) for x in tensors for group in groups]
-        if fails is not None and turn == 3:
+        if fails is not None and time.monotonic() > begin + DELAY and turn > 2:
             fault(fails)
         for work in works:
             work.wait()
@@ -59,17 +62,16 @@ def main(backend: str, phase: str, kind: str) -> None:
         storm(failing)
     if failing is not None:
         if phase == "collective":
-            time.sleep(0.3)  # the others are inside of the call then
+            time.sleep(DELAY)
         fault(failing)
     if phase == "idle":
-        time.sleep(0.3)  # the others are outside of it
+        time.sleep(DELAY)
     dist.all_reduce(x, timeout=LIMIT)
     if kind != "none":
         raise AssertionError("a call without rank 1 has ended well")
 
 
 if __name__ == "__main__":
-    begin = time.monotonic()
     try:
         main(*sys.argv[1:])
     except dist.McrError as error:

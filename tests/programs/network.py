@@ -37,7 +37,6 @@ def main(backend: str, phase: str) -> None:
 
 
 if __name__ == "__main__":
-    begin = time.monotonic()
     try:
         main(*sys.argv[1:])
     except dist.McrError as error:
