@@ -95,7 +95,8 @@ void check_counts(const char* side, std::span<const int64_t> counts, int size, i
     wrong(argument, to_string(size) + " entries (one per rank)", to_string(counts.size()));
   for (const auto count : counts) {
     if (count < 0) wrong(argument, "0 or more elements", to_string(count));
-    // Before anybody adds them up.
+  }
+  for (const auto count : counts) {  // before anybody adds them up
     if (count > extent) wrong(argument, "blocks inside the tensor's " + elements(extent), elements(count));
   }
 }

@@ -124,13 +124,13 @@ TEST(counts) {
   call.in_counts = three;
   CHECK(refused(validated(call), kInvalid, "input counts", "2 entries"));
 
-  // A rank that is not the root needs no counts, but those it gives must fit.
+  // A rank that is not the root needs no counts; those it gives mean nothing, as in MPI.
   call = vectored(Op::gather, 2, 0);
   CHECK(accepted(call, 1));
   call.out_counts = two;
   CHECK(accepted(call, 1));
   call.in.count = 3;
-  CHECK(refused(validated(call, 1), kInvalid, "input", "2 elements", "got 3"));
+  CHECK(accepted(call, 1));
 }
 
 TEST(displacements) {
