@@ -131,7 +131,7 @@ def test_numbers_of_a_table(folder: Path, path: tuple[Any, ...], value: float) -
         _use_table(found)
 
 
-@fuzz(25)
+@fuzz(12)
 @given(document=edited(TABLE["scales"][0]["curves"], [each for each in JUNK if not isinstance(each, str)]))
 def test_tables_reach_a_group(pools: Pools, folder: Path, document: Any) -> None:
     """At init: the program starts and its calls are right, or it is refused."""
