@@ -89,11 +89,11 @@ void check_device(Device expected, Device got) {
                   ", got cuda:" + std::to_string(got.index));
 }
 
-// The candidate that the call names, or the only one; null: the choice is still to be made.
+// The candidate that the call names, or the only backend; null: the choice is still to be made.
 const std::string* candidate(const Passage& passage) {
   if (passage.slot != nullptr) return &passage.slot->name;
   auto& slots = passage.group.slots();
-  return slots.size() == 1 ? &slots.front().name : nullptr;
+  return &slots.front().backend == &slots.back().backend ? &slots.front().name : nullptr;
 }
 
 // What is true of every call before any pass sees it. False: it has nothing to do.

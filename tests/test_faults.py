@@ -119,6 +119,17 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
 
 
 @backends
+def test_a_late_rank_through_torch(nursery: Nursery, backend: str) -> None:
+    """The same limits and words for a program that knows torch.distributed alone."""
+    ranks = jobs.start(nursery, "troubles", ["late_through_torch", backend], 3)
+    jobs.end(nursery, [ranks[0], ranks[2]])
+    for rank in (ranks[0], ranks[2]):
+        assert rank.code == REPORTED, rank.text
+        assert rank.text.count("RAISED") == 2, rank.text
+        assert re.search(r"Not arrived: rank 1 has made 1 collective .* in late_through_torch", rank.text), rank.text
+
+
+@backends
 def test_nobody_waits(nursery: Nursery, backend: str) -> None:
     """An operation that nobody waits for fails in time, and its future with it."""
     ranks = jobs.start(nursery, "troubles", ["nobody_waits", backend], 2)

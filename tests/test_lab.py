@@ -245,7 +245,7 @@ def measured(ranks: int = 2, **rates: float) -> Found:
         {"row": name.replace("_", "+"), "tokens_per_second": rate, "per_second_quartiles": [rate, rate]}
         for name, rate in rates.items()
     ]
-    return {"workload": "dlrm", "setting": {"unit": "tokens", "ranks": ranks}, "rows": rows}
+    return {"workload": "dlrm", "setting": {"unit": "tokens"}, "conditions": {"ranks": ranks}, "rows": rows}
 
 
 def test_gains() -> None:

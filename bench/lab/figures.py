@@ -89,6 +89,6 @@ def efficiencies(document: Document, alone: Document, cores: int) -> dict[str, f
 
     The usual measure, N ranks against N times one, would be bounded by how many ranks share a core here.
     """
-    busy = min(int(document["setting"]["ranks"]), cores)
+    busy = min(int(document["conditions"]["ranks"]), cores)
     base = max(throughputs(alone).values()) * busy
     return {row: rate / base for row, rate in throughputs(document).items()}

@@ -42,7 +42,8 @@ def figure(rows: dict[str, float], refused: dict[str, str] | None = None) -> dic
     """A measurement of one workload."""
     return {
         "workload": "moe",
-        "setting": {"unit": "tokens", "ranks": 2, "title": "A model"},
+        "setting": {"unit": "tokens", "title": "A model"},
+        "conditions": {"ranks": 2},
         "steps": 4,
         "compute_alone_seconds": {"median": 0.5},
         "communication_alone_seconds": {

@@ -11,6 +11,7 @@ import time
 from datetime import timedelta
 
 import torch
+import torch.distributed as torch_dist
 from torch.utils.data import DataLoader, Dataset
 
 import mcr_dl as dist
@@ -204,6 +205,21 @@ def late(backend: str) -> None:
     if dist.get_rank() == 1:
         time.sleep(20)
     expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
+    os._exit(3)
+
+
+def late_through_torch(backend: str) -> None:
+    """The same for a program of torch.distributed: its blocking call, and one that is waited for by its future."""
+    os.environ["MCR_DL_BACKENDS"] = backend
+    torch_dist.init_process_group("mcr", timeout=LONG)
+    torch_dist.all_reduce(torch.ones(10))
+    group = torch_dist.new_group(timeout=LIMIT)
+    torch_dist.all_reduce(torch.ones(10), group=group)
+    if torch_dist.get_rank() == 1:
+        time.sleep(20)
+    work = torch_dist.all_reduce(torch.ones(10), group=group, async_op=True)
+    expect("a future without an end", work.get_future().wait)
+    expect("a time limit", lambda: torch_dist.all_reduce(torch.ones(10), group=group))
     os._exit(3)
 
 
