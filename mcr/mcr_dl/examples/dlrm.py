@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import mcr_dl as dist
 from mcr_dl.examples import program, report
-from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, Pending
+from mcr_dl.examples.comm import Comm, Pending
 from mcr_dl.examples.dlrm_model import Batch, Clicks, Dense, Shape, Tables
 from mcr_dl.examples.parallel import GradientAverage
 
@@ -160,11 +160,6 @@ class Workload(program.Workload):
             self.tolerance = ROUNDED_TOLERANCE
         self.gradients = GradientAverage(dense, Comm({}), program.BUCKET_BYTES, exact=exact)
         self.buckets = [torch.zeros_like(bucket.flat) for bucket in self.gradients.buckets]
-
-    def layout(self) -> Layout:
-        """Both kinds of operations run over all ranks."""
-        everyone = [list(range(dist.get_world_size()))]
-        return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
         """A model in its first state."""

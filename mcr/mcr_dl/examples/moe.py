@@ -27,7 +27,7 @@ import torch
 
 import mcr_dl as dist
 from mcr_dl.examples import program, report, text
-from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, Pending
+from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Pending
 from mcr_dl.examples.moe_model import LanguageModel, Shape
 from mcr_dl.examples.parallel import GradientAverage
 
@@ -104,11 +104,6 @@ class Workload(program.Workload):
         self.gradients = GradientAverage(model, Comm({}), program.BUCKET_BYTES)
         self.exchanges = 4 * self.shape.expert_blocks  # there and back, forward and backward
         self.exchange_elements = self.shape.experts * self.shape.slots(self.windows * shape.context) * shape.width
-
-    def layout(self) -> Layout:
-        """Both kinds of operations run over all ranks."""
-        everyone = [list(range(dist.get_world_size()))]
-        return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
         """A model in its first state."""

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 import mcr_dl as dist
 from mcr_dl import _launch
 from mcr_dl.examples import mixes, report
-from mcr_dl.examples.comm import Comm, Layout, make_groups
+from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
 
 BACKENDS = ("gloo", "mpi")
 SEED = 2023
@@ -82,9 +82,12 @@ class Workload(ABC):
     tolerance: float  # how far the final losses of the modes may be apart
     least_gain: float  # by how much each must fall
 
-    @abstractmethod
     def layout(self) -> Layout:
-        """The kinds of operations of a step, each with the groups of ranks that it runs in."""
+        """The kinds of operations of a step, each with the groups of ranks that it runs in; by default exchanges and
+        averages over all ranks.
+        """
+        everyone = [list(range(dist.get_world_size()))]
+        return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
 
     @abstractmethod
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = BUCKET_BYTES) -> Trainer:

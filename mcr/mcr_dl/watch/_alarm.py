@@ -49,7 +49,7 @@ class Alarm:
 
 @dataclass
 class Answers:
-    """What has come in: reports by global rank, and why the rest may be missing."""
+    """What has come in: reports by global rank, and the ranks that have sent none."""
 
     reports: dict[int, Report]
     silent: list[int]
@@ -81,7 +81,7 @@ class Exchange:
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached any more
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
-        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
 
     def start(self) -> None:
@@ -100,8 +100,12 @@ class Exchange:
     # ---- the thread that uses the store for the others: where a network has been cut, it never comes back
 
     def _serve(self) -> None:
-        while True:
-            self._requests.get()()
+        while (request := self._requests.get()) is not None:
+            request()
+
+    def end(self) -> None:
+        """End that thread: nothing is asked any more."""
+        self._requests.put(None)
 
     def ask(self, action: Callable[[], T], limit: float = INQUIRY) -> T:
         """What the action brings that uses the store; raises StoreError, also if that takes longer than the limit."""
@@ -170,15 +174,16 @@ class Exchange:
     def gather(self, number: int, limit: float = ANSWERS) -> Answers:
         """The reports on an alarm, as many as come within ``limit`` seconds. Raises StoreError."""
         keys = {rank: f"report/{number}/{rank}" for rank in range(self._size)}
-        self._until(list(keys.values()), limit)
+        self._until(lambda: self._mine.check(list(keys.values())), limit)
         here = [rank for rank, key in keys.items() if self._mine.check([key])]
         values = self._mine.multi_get([keys[rank] for rank in here]) if here else []
         reports = {rank: decode(value) for rank, value in zip(here, values, strict=True)}
         return Answers(reports, [rank for rank in keys if rank not in reports])
 
-    def _until(self, keys: list[str], limit: float) -> bool:
+    @staticmethod
+    def _until(condition: Callable[[], bool], limit: float) -> bool:
         deadline = time.monotonic() + limit
-        while not self._mine.check(keys):
+        while not condition():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_PAUSE)
@@ -190,7 +195,7 @@ class Exchange:
 
     def diagnosis(self, number: int, group: str) -> str | None:
         """What it has found out, if it is about the group; None if nothing comes. Raises StoreError."""
-        if not self._until([f"diagnosis/{number}"], INQUIRY - 0.1):
+        if not self._until(lambda: self._mine.check([f"diagnosis/{number}"]), INQUIRY - 0.1):
             return None
         found = decode(self._mine.get(f"diagnosis/{number}"))
         return str(found["text"]) if found["group"] == group else None
@@ -205,12 +210,13 @@ class Exchange:
     def _leave_together(self, well: bool, limit: float) -> bool:
         if not well:
             self._mine.set("failed", "")
-        count = self._mine.add("leaving", 1)
-        deadline = time.monotonic() + limit
-        while count < self._size and not self._mine.check(["failed"]) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
-            count = self._mine.add("leaving", 0)
-        return bool(count == self._size and not self._mine.check(["failed"]))
+        self._mine.add("leaving", 1)
+
+        def complete() -> bool:
+            return bool(self._mine.add("leaving", 0) == self._size)
+
+        self._until(lambda: complete() or self._mine.check(["failed"]), limit)
+        return complete() and not self._mine.check(["failed"])
 
     def close(self, reason: str) -> None:
         """Take leave of the other listeners: the store goes with this process. (What waits at a store that goes away
@@ -226,9 +232,7 @@ class Exchange:
         if not keys:
             return
         self._mine.multi_set(keys, [value] * len(keys))
-        deadline = time.monotonic() + _FAREWELL
-        while self._mine.add("closed", 0) < len(listening) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+        self._until(lambda: self._mine.add("closed", 0) >= len(listening), _FAREWELL)
 
     def fail(self) -> None:
         """Ranks that are about to leave together shall not wait for this one."""

@@ -50,15 +50,17 @@ def identity(rank: int) -> dict[str, Any]:
     return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "system": host_identity()}
 
 
-def _line(frame: traceback.FrameSummary) -> str:
-    return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
+def _line(file: str, number: int | None, function: str) -> str:
+    return f"{Path(file).name}:{number} in {function}"
 
 
 def stacks() -> dict[str, list[str]]:
     """Where every thread of Python is, innermost first, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        names.get(ident, str(ident)): [_line(each) for each in reversed(traceback.extract_stack(frame))]
+        names.get(ident, str(ident)): [
+            _line(each.filename, each.lineno, each.name) for each in reversed(traceback.extract_stack(frame))
+        ]
         for ident, frame in sys._current_frames().items()
     }
 
@@ -68,7 +70,7 @@ def place() -> str | None:
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     last = None
     while frame is not None:
-        last = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        last = _line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if not any(part in frame.f_code.co_filename for part in _INNER):
             return last
         frame = frame.f_back
@@ -77,10 +79,7 @@ def place() -> str | None:
 
 def last(rank: int, size: int, ages: Ages, text: str) -> Report:
     """What stays of a process that ends: why, and its calls."""
-    report = make(rank, size, ages, None)
-    for group in report["groups"]:
-        group["calls"] = group["calls"][-CALLS_OF_OTHERS:]
-    return {**report, "ended": text}
+    return {**make(rank, size, ages, None), "ended": text}
 
 
 def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:

@@ -50,7 +50,7 @@ class Watch:
         self._sampler = threading.Thread(target=self._sample_for_ever, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
-        """Begin, on two threads."""
+        """Begin, on threads of its own."""
         self._exchange.start()
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
@@ -65,6 +65,10 @@ class Watch:
     def leave_together(self, well: bool) -> bool:
         """At the end of the process: whether the libraries can be ended, for which all ranks must come."""
         return self._exchange.leave_together(well and not self.broken, _FAREWELL)
+
+    def end(self) -> None:
+        """Another life has begun and ended: nobody asks this one any more."""
+        self._exchange.end()
 
     def close(self) -> None:
         """The process ends, and the store with it."""
@@ -94,8 +98,7 @@ class Watch:
                 self._end_activity(activity)
 
     def _end_activity(self, activity: dict[str, Any]) -> None:
-        text = f"{_name(activity)}: {_number(activity)} still running after {activity['limit'] * 1000:.0f} ms"
-        text = self._explained(text, activity["label"], activity["seq"], activity["message"], "timeout")
+        text = self._timed_out(_name(activity), activity)
         if not self._still(activity):
             return
         for group in self._groups():
@@ -105,6 +108,10 @@ class Watch:
         if self._still(activity):
             self._end_process(f"CollectiveTimeoutError: {text}", EXIT_TIMEOUT)
 
+    def _timed_out(self, what: str, call: dict[str, Any]) -> str:
+        text = f"{what}: {_number(call)} still running after {call['limit'] * 1000:.0f} ms"
+        return self._explained(text, call["label"], call["seq"], call["message"], "timeout")
+
     def _still(self, activity: dict[str, Any]) -> bool:
         key = activity["thread"], activity["turn"]
         return any((each["thread"], each["turn"]) == key for each in _C.activities())
@@ -113,9 +120,7 @@ class Watch:
         """Operations that nobody waits for fail when their time is up, so that futures and callbacks learn of it."""
         for work, known in _C.pending():
             if 0 < known["limit"] < known["age"] - _GRACE:
-                text = f"{known['what']}: {_number(known)} still running after {known['limit'] * 1000:.0f} ms"
-                explained = self._explained(text, known["label"], known["seq"], known["message"], "timeout")
-                _C.expire(work, explained)
+                _C.expire(work, self._timed_out(known["what"], known))
 
     def _compare(self) -> None:
         assert self._comparison is not None
@@ -223,11 +228,6 @@ _current: Watch | None = None
 _last: Watch | None = None
 
 
-def current() -> Watch | None:
-    """The watch of the running life, if there is one."""
-    return _current
-
-
 def explain(text: str, label: str, seq: int, message: int) -> str:
     """What the core calls for the errors that it raises."""
     return text if _current is None else _current.explain(text, label, seq, bool(message))
@@ -250,6 +250,8 @@ def stop(reason: str = "it has ended communication") -> None:
     ended, _current = _current, None
     if ended is not None:
         ended.stop(reason)
+        if _last is not None:
+            _last.end()
         _last = ended
 
 
