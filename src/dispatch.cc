@@ -91,9 +91,7 @@ void check_device(Device expected, Device got) {
 
 // The candidate that the call names, or the only backend; null: the choice is still to be made.
 const std::string* candidate(const Passage& passage) {
-  if (passage.slot != nullptr) return &passage.slot->name;
-  auto& slots = passage.group.slots();
-  return &slots.front().backend == &slots.back().backend ? &slots.front().name : nullptr;
+  return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
 }
 
 // What is true of every call before any pass sees it. False: it has nothing to do.

@@ -73,8 +73,12 @@ class Group : public std::enable_shared_from_this<Group> {
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   /// How errors name the backend of a call that names none: the only one, or "auto".
   std::string_view any_backend() const {
+    return only_backend() == nullptr ? std::string_view("auto") : *only_backend();
+  }
+  /// The name of the only backend, which lives as long as the process; null if there are several.
+  const std::string* only_backend() const {
     const bool one = !slots_.empty() && &slots_.front().backend == &slots_.back().backend;
-    return one ? std::string_view(slots_.front().backend.name) : "auto";
+    return one ? &slots_.front().backend.name : nullptr;
   }
   Position& position() { return *position_; }
   /// "group 'default', rank 1 of 4": shared with works that outlive the group.

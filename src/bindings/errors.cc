@@ -41,9 +41,10 @@ PyObject* exception_of(ErrorCode code) {
 void explain(const Error& error, const Subject& subject) {
   PyObject* text = PyObject_CallFunction(explainer, "ssLi", error.what(), subject.label.c_str(),
                                          static_cast<long long>(subject.seq), subject.message ? 1 : 0);
-  if (text == nullptr) PyErr_Clear();
-  PyErr_SetString(exception_of(error.code()), text == nullptr ? error.what() : PyUnicode_AsUTF8(text));
-  Py_XDECREF(text);
+  if (text == nullptr)
+    return PyErr_SetString(exception_of(error.code()), error.what());  // in the place of its own error
+  PyErr_SetObject(exception_of(error.code()), text);
+  Py_DECREF(text);
 }
 
 }  // namespace
