@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-OURS = ("libmcr_dl_core", "mcr_dl/_backends/", "_backends/null.so", "mcr_dl/_C.")
+OURS = ("libmcr_dl_core", "mcr_dl/_backends/", "_backends/null.so", "mcr_dl/_C.", "planted.so")
 
 
 def _reports(text: str) -> list[str]:
