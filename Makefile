@@ -163,13 +163,14 @@ RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 # torch and MPI, as they are pthread calls, but not what they read and write between them: their calls of memcpy, free and
 # the like count for order alone. UCX must not watch munmap: TSan calls it while a lock of UCX is held, for ever.
 build/sanitize-address.tests: SANITIZE := address,undefined
+build/sanitize-address.tests: PLANTED := overrun overflow
 build/sanitize-address.tests: PRELOAD = $(call RUNTIME,asan) $(call RUNTIME,stdc++)
 build/sanitize-thread.tests: SANITIZE := thread
+build/sanitize-thread.tests: PLANTED := race
 build/sanitize-thread.tests: PRELOAD = $(call RUNTIME,tsan) $(call RUNTIME,stdc++)
 SANITIZED_PY = PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELOAD)" UCX_MEM_EVENTS=no \
-  ASAN_OPTIONS="detect_leaks=0:log_path=$(CURDIR)/$(1)/report" \
-  UBSAN_OPTIONS="print_stacktrace=1:log_path=$(CURDIR)/$(1)/report" \
-  TSAN_OPTIONS="ignore_interceptors_accesses=1:exitcode=0:log_path=$(CURDIR)/$(1)/report" $(PY)
+  ASAN_OPTIONS="detect_leaks=0:log_path=$(CURDIR)/$(1)/report.txt" UBSAN_OPTIONS=print_stacktrace=1 \
+  TSAN_OPTIONS="ignore_interceptors_accesses=1:exitcode=0:log_path=$(CURDIR)/$(1)/report.txt" $(PY)
 
 .PHONY: build/sanitize-address.tests build/sanitize-thread.tests
 build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests: build
@@ -181,13 +182,14 @@ build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests
 	  tar -C mcr --exclude='*.so' --exclude=_backends --exclude=__pycache__ -c . | tar -C build/sanitize-$*/site -x && \
 	  $(CMAKE) --install build/sanitize-$*/cmake --prefix build/sanitize-$*/site && \
 	  cp tests/sanitize/sitecustomize.py build/sanitize-$*/site && \
-	  $(or $(CXX),c++) -std=c++20 -g -fsanitize=$(SANITIZE) -shared -fPIC tests/sanitize/planted.cc \
+	  $(or $(CXX),c++) -std=c++20 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -shared -fPIC tests/sanitize/planted.cc \
 	    -o build/sanitize-$*/planted/planted.so; } > build/sanitize-$*.log 2>&1 || { cat build/sanitize-$*.log; exit 1; }
-	@rm -f build/sanitize-$*/report.* build/sanitize-$*/planted/report.*
-	@echo "defects that are there on purpose"
-	@$(call SANITIZED_PY,build/sanitize-$*/planted) -c 'import ctypes, mcr_dl; print(mcr_dl.__file__); \
-	  ctypes.CDLL("build/sanitize-$*/planted/planted.so").planted(8)' > build/sanitize-$*/planted/log 2>&1 || true
-	@! $(PY) tests/sanitize/reports.py build/sanitize-$*/planted || { cat build/sanitize-$*/planted/log; echo "not found"; exit 1; }
+	@rm -f build/sanitize-$*/report.* build/sanitize-$*/planted/*.txt*
+	@for defect in $(PLANTED); do \
+	  $(call SANITIZED_PY,build/sanitize-$*/planted) -c "import ctypes, mcr_dl; \
+	    ctypes.CDLL('build/sanitize-$*/planted/planted.so').$$defect(8)" > build/sanitize-$*/planted/$$defect.txt 2>&1; \
+	  cat build/sanitize-$*/planted/*.txt* | grep -m1 "$$defect .*planted.cc" || { echo "a planted $$defect was not found"; exit 1; }; \
+	done
 	@$(call SANITIZED_PY,build/sanitize-$*) -m pytest -p no:cacheprovider --timeout 900 -k "not openmpi and not open_mpi" \
 	  $(SANITIZED) $(ARGS)
 	@$(PY) tests/sanitize/reports.py build/sanitize-$*

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two defects on purpose. `make sanitize` first shows that its sanitizer, with its options, finds them inside Python: a run
-// that reports nothing is worth only as much.
+// Defects on purpose: `make sanitize` first shows that they are found inside Python, with its options. A run that
+// reports nothing is worth only as much.
+#include <limits>
 #include <memory>
 #include <thread>
 
-namespace {
-
-int counter = 0;  // two threads, no lock
-
-}  // namespace
-
-extern "C" int planted(int size) {
-  std::thread other([] { ++counter; });
-  ++counter;
+extern "C" int race(int value) {
+  std::thread other([&value] { ++value; });
+  ++value;
   other.join();
-  const auto array = std::make_unique<int[]>(static_cast<std::size_t>(size));
-  return counter + array[static_cast<std::size_t>(size)];  // one past its end
+  return value;
 }
+
+extern "C" int overrun(int size) {
+  const auto array = std::make_unique<int[]>(static_cast<std::size_t>(size));
+  return array[static_cast<std::size_t>(size)];
+}
+
+extern "C" int overflow(int value) { return std::numeric_limits<int>::max() + value; }
