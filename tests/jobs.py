@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import launchers
 from harness.nursery import Child, Nursery
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).resolve().parent / "programs"
 LIMIT = 40.0  # seconds for a job to end: a hang, where one is not
 
 
@@ -49,3 +53,45 @@ def end(nursery: Nursery, children: list[Child], limit: float = LIMIT) -> None:
     ended = nursery.wait(children, limit)
     told = "\n".join(f"--- {child.pid}: code {child.code}\n{child.text}" for child in children)
     assert ended, f"some have not ended within {limit:.0f} s:\n{told}"
+
+
+@dataclass
+class LaunchedJob:
+    """A job under a launcher of its own, whose ranks are the launcher's children."""
+
+    launcher: subprocess.Popen[bytes]
+    log: Path
+    mark: str  # in the environment of its processes
+
+    @property
+    def text(self) -> str:
+        """All that the ranks and the launcher have printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def end(self, limit: float = LIMIT) -> int | None:
+        """The launcher's exit code, when it has ended by itself and no process of the job is left."""
+        code = self.launcher.wait(limit)
+        deadline = time.monotonic() + 2
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still there: {left}\n{self.text}"
+            time.sleep(0.05)
+        return code
+
+    def processes(self) -> list[int]:
+        """The job's processes, whoever is their parent by now."""
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in environment.read_bytes():
+                    found.append(int(environment.parent.name))
+        return found
+
+
+def start_under_open_mpi(program: str, arguments: list[str], size: int, log: Path) -> LaunchedJob:
+    """The same under Open MPI's mpiexec, which starts and ends the ranks itself."""
+    mark = f"MCR_TEST_JOB={uuid.uuid4()}"
+    name, _, value = mark.partition("=")
+    path = str(PROGRAMS / f"{program}.py")
+    variables = {name: value, "MCR_DL_TUNING_TABLE": "none"}
+    (launcher,) = launchers.start("mpiexec-openmpi", size, [path, *arguments], log, variables)
+    return LaunchedJob(launcher, log, mark)

@@ -44,7 +44,7 @@ def nothing_left(nursery: Nursery) -> Iterator[None]:
 
 def shared_memory() -> set[str]:
     """Segments of MPI libraries on this host."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "vader", "ucx", "osc"))}
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "vader", "sm_segment", "ucx", "osc"))}
 
 
 def mapped() -> set[str]:
@@ -80,6 +80,19 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str) -> None:
             assert re.search(WHY[fault], rank.text), rank.text
             if phase == "collective" and "Timeout" in rank.text:
                 assert re.search("1000 ?ms", rank.text), rank.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "phases"), [("stop", ["idle", "collective", "storm"]), ("exit", ["collective"]), ("kill", ["collective"])]
+)
+def test_a_rank_is_lost_under_open_mpi(fault: str, phases: list[str], tmp_path: Path) -> None:
+    """Its launcher ends the job where a rank dies or fails; else the other ranks say which it was."""
+    started = [jobs.start_under_open_mpi("faulty", ["mpi", phase, fault], 3, tmp_path / phase) for phase in phases]
+    for job in started:
+        assert job.end() not in (0, None), job.text
+        if fault != "kill":
+            assert re.search(r"(CollectiveTimeoutError|BackendError): mpi\.\w+ \(group '", job.text), job.text
+            assert re.search(WHY[fault], job.text), job.text
 
 
 @backends

@@ -97,7 +97,7 @@ int64_t integer(PyObject* value, const char* parameter) {
   const int64_t result = index == nullptr ? -1 : PyLong_AsLongLong(index.get());
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    wrong(ErrorCode::InvalidType, parameter, "an integer", text_of(value));
+    wrong(ErrorCode::InvalidType, parameter, "an integer of 64 bits", text_of(value));
   }
   return result;
 }

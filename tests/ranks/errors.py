@@ -204,6 +204,9 @@ _RANKS: dict[str, Bad] = {
     "tag": _bad(
         "send", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=-1, backend=c.backend)
     ),
+    "tag too large": _bad(
+        "send", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=2**32, backend=c.backend)
+    ),
     "root no integer": _type("broadcast", "src", lambda c: mcr_dl.broadcast(_ones(1), "x", backend=c.backend)),
     "list on no root": _bad(
         "scatter",
