@@ -12,7 +12,7 @@ MORE := .venv-integrations
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
-CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin tests/sanitize -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
