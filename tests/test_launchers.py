@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -124,6 +125,36 @@ def test_threads_that_block(launcher: str) -> None:
     codes, text = run([(command, {**extra, **level}) for command, extra in commands(launcher, 2, [script])])
     assert set(codes) == {0}, text
     assert text.count("threads: done") == 2
+
+
+_ON_CORES = """
+import os, sys, torch
+os.sched_setaffinity(0, [int(core) for core in sys.argv[1].split(",")])
+import mcr_dl
+mcr_dl.init_process_group("mpi")
+x = torch.ones(1)
+mcr_dl.all_reduce(x)
+print(int(x), os.environ.get("MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM", "as it is"))
+mcr_dl.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("places", "said"), [([0, 0], "mpir"), ([0, 1], "as it is")])
+def test_ranks_and_their_cores(places: list[int], said: str) -> None:
+    """MPICH is told to share cores where the ranks of a host have more than one on each, whatever the machine has."""
+    cores = sorted(os.sched_getaffinity(0))
+    assert len(cores) > 1, "expected a machine with two cores"
+    programs = [[sys.executable, "-c", _ON_CORES, str(cores[place])] for place in places]
+    codes, text = run(list(zip(programs, launchers.rank_environments(2), strict=True)))
+    assert codes == [0, 0], text
+    assert text.count(f"2 {said}") == 2, text
+
+
+def test_crowded() -> None:
+    """Hosts are judged one by one; ranks that may use the same cores share them."""
+    assert _launch.crowded(["a", "b", "a", "c", "c"], ["3", "1", "3", "1", "1"]) == [False, False, False, True, True]
+    assert _launch.crowded(["a"] * 3, ["1", "2", "3"]) == [True] * 3
+    assert _launch.crowded(["a"] * 2, [f"{1 << 200:x}", "1"]) == [False] * 2
 
 
 def test_a_rank_that_fails_ends_the_job() -> None:

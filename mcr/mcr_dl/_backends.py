@@ -50,16 +50,21 @@ SHARED_CORES = {
 }
 
 
-def _share_cores() -> None:
+def share_cores() -> None:
     """Let MPICH's ranks take turns where a host has more of them than cores (each variable can be set by hand).
 
     MPICH's shared-memory algorithms poll without giving up the core: with 4 ranks on 2 cores an all_reduce takes
-    8 ms, and 14 µs with the general ones (bench/oversubscribed.py). The algorithm is that of the ranks of one host,
-    which all see the same two numbers.
+    8 ms, and 14 µs with the general ones (bench/oversubscribed.py). It has to be said before MPI starts, and alike on
+    all ranks of a host.
     """
+    for name, value in SHARED_CORES.items():
+        os.environ.setdefault(name, value)
+
+
+def _share_cores_of_machine() -> None:
+    """The same by two numbers that all ranks of a host know alone: under mpiexec MPI starts before they can speak."""
     if _launch.local_size() > (os.cpu_count() or 1):
-        for name, value in SHARED_CORES.items():
-            os.environ.setdefault(name, value)
+        share_cores()
 
 
 def is_stand_in(name: str) -> bool:
@@ -86,7 +91,7 @@ def _locate_module(name: str) -> str:
     if name == "mpi":
         try:
             library = _mpi_library.load()
-            _share_cores()
+            _share_cores_of_machine()
         except _mpi_library.MpiLibraryError as error:
             raise BackendUnavailableError(str(error)) from error
         return _module(f"mpi_{library.family}")

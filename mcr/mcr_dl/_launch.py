@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as torch_dist
 
@@ -64,6 +66,20 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
         if name in environment:
             return number(environment, name)
     return detect(environment).size
+
+
+def cores() -> str:
+    """The cores that this process may use, as the bits of a hexadecimal number."""
+    return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
+
+
+def crowded(nodes: Sequence[Any], masks: Sequence[str]) -> list[bool]:
+    """For each rank, whether its node has more ranks than these may use cores, by the nodes and ``cores()`` of all."""
+    usable: dict[Any, int] = defaultdict(int)
+    for node, mask in zip(nodes, masks, strict=True):
+        usable[node] |= int(mask, 16)
+    ranks = Counter(nodes)
+    return [ranks[node] > usable[node].bit_count() for node in nodes]
 
 
 def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:

@@ -356,6 +356,8 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
     if problem is not None:
         raise problem
     current.knowledge = choice.knowledge_of(answer, current.backends)
+    if current.knowledge.crowded[rank]:
+        _backends.share_cores()
 
 
 def _make_world(current: _State) -> _C.Group:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl import _C, _documents
+from mcr_dl import _C, _documents, _launch
 from mcr_dl._agreement import require_equal
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import rules
@@ -45,10 +45,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The agreed table and rules, equal on all ranks. ``nodes`` has the number of each global rank's node."""
+    """The agreed table and rules, equal on all ranks.
+
+    ``nodes`` has the number of each global rank's node, ``crowded`` whether that has more ranks than cores for them.
+    """
 
     source: str
     nodes: list[int]
+    crowded: list[bool]
     scales: list[dict[str, Any]] = field(default_factory=list)
     rules: list[rules.Rule] = field(default_factory=list)
     rules_text: str = ""
@@ -100,11 +104,12 @@ def _digest(path: Path) -> str | None:
 
 
 def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """What this rank tells rank 0: its libraries, its node, and a hash of its table and of its rules."""
+    """What this rank tells rank 0: its libraries, its node and cores, and a hash of its table and of its rules."""
     path = _own_file(argument)
     return {
         "libraries": libraries,
         "node": socket.gethostname(),
+        "cores": _launch.cores(),
         "table": None if path is None else _digest(path),
         "rules": os.environ.get(rules.VARIABLE, ""),
     }
@@ -182,6 +187,7 @@ def decider(
         return {
             "source": "" if table is None else table.source,
             "nodes": [numbers[host] for host in hosts],
+            "crowded": _launch.crowded(hosts, [value["cores"] for value in values]),
             "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
         }
