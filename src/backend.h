@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,6 +29,8 @@ class Store {
   virtual std::string get(const std::string& key) = 0;
 };
 
+class Communicator;
+
 struct GroupSpec {
   std::string name;        // equal on all members, unique among living groups
   std::vector<int> ranks;  // global ranks, in group order
@@ -38,6 +41,8 @@ struct GroupSpec {
   uintptr_t foreign = 0;
   Store* store = nullptr;                 // during connect() alone
   Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to one
+  /// The group's communicators so far, by backend; null for others. During connect() alone.
+  std::function<std::shared_ptr<Communicator>(std::string_view)> beside;
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
@@ -55,6 +60,8 @@ class Communicator {
   virtual std::span<const std::string_view> variants() const { return {}; }
   /// Whether the variants do this call in another way than the library's own choice. Equal on all ranks, as supports().
   virtual bool varies(const Call&) const { return false; }
+  /// Whether issue() brings calls on a blocking lane to their end. False: blocking calls are started and polled.
+  virtual bool blocks() const { return true; }
   /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
   /// lets one thread in at a time and another thread's message may be what this one waits for. So is Call::any_form.
   virtual bool inline_messages() const { return false; }
@@ -139,7 +146,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 4;
+inline constexpr int kPluginVersion = 5;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {

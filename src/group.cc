@@ -33,6 +33,10 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
   spec.store = store;
+  spec.beside = [this](std::string_view name) {
+    const auto* slot = find(name);
+    return slot == nullptr ? nullptr : slot->communicator;
+  };
   const Activity activity(
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
   const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);

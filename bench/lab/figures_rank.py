@@ -306,7 +306,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run as one rank of a job that somebody has launched."""
     given = parse()
-    dist.init_process_group(list(program.BACKENDS))
+    dist.init_process_group([*program.BACKENDS, "+".join(program.BACKENDS)])  # for auto
     status = run(given)
     dist.destroy_process_group()
     return status

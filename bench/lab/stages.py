@@ -144,7 +144,9 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
         return _rank("lab.bandwidth_rank", "--rates", ",".join(map(str, shape.rates)), "--out", out(name))
 
     table = str(folder / "table.json")
-    tune = ("--quick", "--dtypes", "float32", "--max", "1M", "--factor", "8", "--budget", "0.12", "--output", table)
+    backends = ",".join([*_LIBRARIES, "+".join(_LIBRARIES)])
+    tune = ["--quick", "--backends", backends, "--dtypes", "float32", "--max", "1M", "--factor", "8"]
+    tune += ["--budget", "0.12", "--output", table]
     demo = ("--steps", "20", "--batch", "12", "--no-chart", "--chart", out("demo"))
     stages = [
         Stage(

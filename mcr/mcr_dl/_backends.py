@@ -14,6 +14,7 @@ from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
 
 ENTRY_POINTS = "mcr_dl.backends"
 _MODULES = Path(_C.__file__).parent / "_backends"
+_ADAPTERS = ("c10d", "striped")  # modules that serve backends of other names
 
 
 def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
@@ -23,19 +24,30 @@ def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
 def known_names() -> list[str]:
     """Names of all backends that this installation knows, usable here or not, in the order of preference."""
     built = sorted(
-        path.stem for path in _MODULES.glob("*.so") if path.stem != "c10d" and not path.stem.startswith("mpi_")
+        path.stem for path in _MODULES.glob("*.so") if path.stem not in _ADAPTERS and not path.stem.startswith("mpi_")
     )
     return list(dict.fromkeys(["mpi", "nccl", *_torch_backends.names(), *built, *_third_party()]))
 
 
 def is_known(name: str) -> bool:
     """Whether some backend has this name (also called by the C++ core, to tell a typo from a forgotten ``init``)."""
-    return name in known_names()
+    return all(part in known_names() for part in parts_of(name) or (name,))
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """``("gloo", "mpi")`` for "gloo+mpi", whose messages are cut over the two; nothing for other backends."""
+    first, _, second = name.partition("+")
+    return (first, second) if second and first != second and "+" not in second else ()
 
 
 def is_torch(name: str) -> bool:
     """Whether the backend is one of torch.distributed's, behind the c10d adapter."""
     return name not in ("mpi", "nccl") and name in _torch_backends.names()
+
+
+def with_parts(names: Iterable[str]) -> list[str]:
+    """What has to be started for these backends: the two that "gloo+mpi" needs come before it."""
+    return list(dict.fromkeys(each for name in names for each in (*parts_of(name), name)))
 
 
 def _module(stem: str) -> str:
@@ -79,6 +91,10 @@ def is_stand_in(name: str) -> bool:
 
 def _locate(name: str) -> tuple[str, str]:
     """The path of the backend's module, and that of the library which it binds at run time."""
+    if parts := parts_of(name):
+        for part in parts:
+            load(part)
+        return _module("striped"), name
     if name == "nccl":
         try:
             return _module(name), _nccl_library.find().path
@@ -151,6 +167,16 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
             raise InvalidArgumentError(message)
         names.append(name)
     return list(dict.fromkeys(names))
+
+
+def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
+    """The same for a group that is to be made: of "gloo+mpi" the two parts must come before it."""
+    names = parse_backends(backend)
+    for place, name in enumerate(names):
+        for missing in sorted(set(parts_of(name)) - set(names[:place])):
+            message = f"backend: {name!r} cuts messages over two of the group's: expected {missing!r} before it"
+            raise InvalidArgumentError(f"{message}, got {', '.join(names)}")
+    return names
 
 
 def usable() -> list[str]:

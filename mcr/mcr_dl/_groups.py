@@ -187,7 +187,7 @@ def new_group(
     current = _runtime.state()
     if backend is None and isinstance(pg_options, _C.Options):
         backend = pg_options.backends
-    names = (_backends.parse_backends(backend) if backend else []) or list(current.backends)
+    names = (_backends.parse_for_group(backend) if backend else []) or list(current.backends)
     limit = current.timeout if timeout is None else timeout
     if mpi_comm is not None:
         return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit)
@@ -294,7 +294,7 @@ def split_group(
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size())
     made = _runtime.state().count(f"split {parent.name()}")
-    names = (_backends.parse_backends(backend) if backend else []) or list(parent.backends)
+    names = (_backends.parse_for_group(backend) if backend else []) or list(parent.backends)
     result = None
     for index, part in enumerate(split_ranks):
         if parent.rank() in part:

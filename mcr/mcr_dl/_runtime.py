@@ -295,7 +295,7 @@ def start(
     from mcr_dl.passes import chain
 
     _exit.prepare()
-    wanted = _backends.parse_backends(backend)
+    wanted = _backends.parse_for_group(backend)
     specifications = trace.with_log(chain.specify(passes))
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
     environment = dict(os.environ)
@@ -420,6 +420,7 @@ def finalize(backends: Iterable[str] | None = None) -> None:
         if name not in current.backends:
             message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
             raise NotInitializedError(message)
+    names = [name for name in current.backends if {name, *_backends.parts_of(name)} & set(names)]
     if set(names) == set(current.backends):
         from mcr_dl import _groups
 

@@ -116,7 +116,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
         return _runtime.state().groups["default"]
     if not ranks:
         return _default_group(options)
-    names = _backends.parse_backends(wanted) if wanted else list(_runtime.state().backends)
+    names = _backends.parse_for_group(wanted) if wanted else list(_runtime.state().backends)
     return _runtime.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
 
 

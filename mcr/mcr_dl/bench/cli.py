@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mcr_dl import _C, _groups, _launch, _runtime
+from mcr_dl import _C, _backends, _groups, _launch, _runtime
 from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench import _device, report
 from mcr_dl.bench._arguments import (
@@ -131,7 +131,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
 def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
-    bases = list(dict.fromkeys(name.partition(":")[0] for name in wanted))
+    bases = _backends.with_parts(name.partition(":")[0] for name in wanted)
     _device.take(settings.device)
     _runtime.init_process_group(_device.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases)
     group = _C.world()

@@ -157,7 +157,7 @@ def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
             _backends.load(name)
         except BackendUnavailableError as error:
             raise InvalidArgumentError(f"argument --backends: {error}") from error
-    return list(wanted)
+    return _backends.with_parts(wanted)
 
 
 # ---- where the table goes

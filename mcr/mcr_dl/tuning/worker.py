@@ -139,7 +139,7 @@ def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     """Start one backend and make one call on it: whether it works here at all."""
     _device.take(device)
     _backends.load(backend)
-    _runtime.init_process_group([backend], timeout=timedelta(seconds=limit), tuning_table="none")
+    _runtime.init_process_group(_backends.with_parts([backend]), timeout=timedelta(seconds=limit), tuning_table="none")
     _C.barrier(backend=backend)
     _groups.destroy_process_group()
     return 0

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <numeric>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using Floats = std::vector<float>;
+
+// A library whose operations end when a test says so: they copy the input to the output, or fail.
+class Scripted : public Communicator {
+ public:
+  struct Script {
+    std::vector<Call> calls;
+    std::atomic<int> polls = 0;
+    std::atomic<bool> refuses = false, fails = false, ends = false;
+  };
+  explicit Scripted(Script& script) : script_(script) {}
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call& call, Lane& lane) override {
+    CHECK(!lane.blocking() && call.variant == 0);
+    if (script_.refuses) throw Error(ErrorCode::Backend, "not today");
+    script_.calls.push_back(call);
+    lane.track(std::make_unique<Running>(script_, call));
+  }
+
+ private:
+  class Running : public Request {
+   public:
+    Running(Script& script, const Call& call) : script_(script), call_(call) {}
+    bool poll() override {
+      ++script_.polls;
+      if (!script_.ends) return false;
+      if (script_.fails) throw Error(ErrorCode::Backend, "cable cut");
+      const auto bytes = static_cast<std::size_t>(std::min(call_.in.count, call_.out.count)) * sizeof(float);
+      if (bytes > 0) std::memcpy(call_.out.data, call_.in.data, bytes);
+      return true;
+    }
+
+   private:
+    Script& script_;
+    const Call call_;
+  };
+
+  Script& script_;
+};
+
+class ScriptedBackend : public Backend {
+ public:
+  explicit ScriptedBackend(Scripted::Script& script) : script_(script) {}
+  std::string library() const override { return "for tests"; }
+  std::unique_ptr<Communicator> connect(const GroupSpec&) override { return std::make_unique<Scripted>(script_); }
+
+ private:
+  Scripted::Script& script_;
+};
+
+// A group of two ranks with two libraries, and both at once.
+struct Two {
+  Scripted::Script left, right;
+  Registry::Entry first, second;
+  Group group{ranks::spec(2, 0)};
+
+  Two() {
+    first.name = "left";
+    first.backend = std::make_unique<ScriptedBackend>(left);
+    second.name = "right";
+    second.backend = std::make_unique<ScriptedBackend>(right);
+    group.connect(first, 0);
+    group.connect(second, 0);
+    group.connect(striped(), 0);
+  }
+  static Registry::Entry& striped() { return Registry::instance().load("left+right", STRIPED_MODULE, "left+right"); }
+  std::shared_ptr<Work> start(const Call& call, const char* candidate = "left+right") {
+    return ranks::start(group, call, group.find(candidate));
+  }
+  void end() {
+    left.ends = true;
+    right.ends = true;
+  }
+};
+
+Call make(Op op, Floats& in, Floats& out) {
+  Call call;
+  call.op = op;
+  call.dtype = DType::Float;
+  if (!in.empty()) call.in = ranks::buffer(in);
+  call.out = ranks::buffer(out);
+  return call;
+}
+
+Call all_reduce(Floats& data) {
+  Floats none;
+  return make(Op::all_reduce, none, data);
+}
+
+Floats counted(std::size_t size) {
+  Floats values(size);
+  std::iota(values.begin(), values.end(), 1.0F);
+  return values;
+}
+
+}  // namespace
+
+TEST(a_message_is_cut_by_the_variants_share) {
+  const std::vector<std::pair<const char*, int64_t>> shares = {
+      {"left+right", 49984}, {"left+right:25", 24960}, {"left+right:67", 66944}, {"left+right:75", 74944}};
+  for (const auto& [name, cut] : shares) {
+    Two two;
+    Floats data(100'000);
+    const auto work = two.start(all_reduce(data), name);
+    CHECK(two.left.calls.size() == 1 && two.right.calls.size() == 1);
+    CHECK(two.left.calls[0].out.count == cut && two.right.calls[0].out.count == 100'000 - cut);
+    CHECK(two.left.calls[0].out.data == data.data() && two.right.calls[0].out.data == data.data() + cut);
+    CHECK(!work->poll());
+    two.end();
+    CHECK(work->poll());
+  }
+}
+
+TEST(what_is_not_cut_goes_over_the_first) {
+  Two two;
+  two.end();
+  Floats little(100), much(100'000);
+  CHECK(two.start(all_reduce(little))->poll());
+  Call barrier;
+  CHECK(two.start(barrier)->poll());
+  const std::vector<int64_t> counts = {0, 100'000}, displs = {0, 0};
+  Floats result(100'000);
+  auto uneven = make(Op::all_to_all, much, result);
+  uneven.vectored = true;
+  uneven.in_counts = uneven.out_counts = counts;
+  uneven.in_displs = uneven.out_displs = displs;
+  CHECK(two.start(uneven)->poll());
+  CHECK(two.left.calls.size() == 3 && two.right.calls.empty());
+}
+
+TEST(rows_are_gathered_and_spread) {
+  Two two;
+  two.end();
+  Floats in = counted(80'000), out(80'000);
+  CHECK(two.start(make(Op::all_to_all, in, out))->poll());
+  CHECK(out == in);
+  CHECK(two.left.calls[0].in.count == 2 * 19'968 && two.right.calls[0].out.count == 80'000 - 2 * 19'968);
+
+  Floats part = counted(40'000), all(80'000);
+  CHECK(two.start(make(Op::all_gather, part, all))->poll());
+  CHECK(std::equal(part.begin(), part.end(), all.begin()));
+  CHECK(two.left.calls[1].in.data == part.data());
+
+  std::fill(part.begin(), part.end(), 0.0F);
+  CHECK(two.start(make(Op::reduce_scatter, in, part))->poll());
+  CHECK(std::equal(part.begin(), part.end(), in.begin()));
+  CHECK(two.left.calls[2].out.data == part.data());
+}
+
+TEST(both_libraries_move_while_one_is_waited_for) {
+  Two two;
+  Floats data(100'000);
+  const auto work = two.start(all_reduce(data));
+  const int before = two.right.polls;
+  work->poll();
+  CHECK(two.right.polls > before);
+  two.end();
+  ranks::run(two.group, all_reduce(data), two.group.find("left+right"));  // blocking calls are started and polled
+  CHECK(two.left.calls.size() == 2 && two.right.calls.size() == 2);
+}
+
+TEST(the_error_of_one_piece) {
+  for (const bool first : {true, false}) {
+    Two two;
+    auto& broken = first ? two.left : two.right;
+    auto& sound = first ? two.right : two.left;
+    Floats in = counted(80'000), out(80'000);
+    const auto work = two.start(make(Op::all_to_all, in, out));
+    broken.fails = true;
+    broken.ends = true;
+    work->poll();
+    CHECK(work->failed() && !work->settled());
+    sound.ends = true;
+    while (!work->settled()) work->poll();
+    const auto got = ranks::failure([&] { work->rethrow(); });
+    CHECK(check::has(got.text, "left+right.all_to_all", "cable cut"));
+  }
+}
+
+TEST(a_piece_that_cannot_be_started) {
+  Two two;
+  two.right.refuses = true;
+  Floats data(100'000);
+  const auto got = ranks::failure([&] { two.start(all_reduce(data)); });
+  CHECK(check::has(got.text, "left+right.all_reduce", "not today"));
+  two.end();  // the other one is still looked after
+  CHECK(Two::striped().progress.drain(std::chrono::seconds(60)));
+}
+
+TEST(its_parts_must_be_there) {
+  Group group(ranks::spec(2, 0));
+  const auto got = ranks::failure([&] { group.connect(Two::striped(), 0); });
+  CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "expected left among the backends"));
+}
