@@ -42,7 +42,7 @@ struct GroupSpec {
   Store* store = nullptr;                 // during connect() alone
   Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to one
   /// The group's communicators so far, by backend; null for others. During connect() alone.
-  std::function<std::shared_ptr<Communicator>(std::string_view)> beside;
+  std::function<std::shared_ptr<Communicator>(std::string_view)> beside = {};
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
@@ -60,8 +60,8 @@ class Communicator {
   virtual std::span<const std::string_view> variants() const { return {}; }
   /// Whether the variants do this call in another way than the library's own choice. Equal on all ranks, as supports().
   virtual bool varies(const Call&) const { return false; }
-  /// Whether issue() brings calls on a blocking lane to their end. False: blocking calls are started and polled.
-  virtual bool blocks() const { return true; }
+  /// Whether blocking calls are started and polled too: issue() then gets no blocking lane.
+  virtual bool always_starts() const { return false; }
   /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
   /// lets one thread in at a time and another thread's message may be what this one waits for. So is Call::any_form.
   virtual bool inline_messages() const { return false; }

@@ -234,7 +234,7 @@ class Issue {
   }
 
   bool polled() const {
-    return route_ == Route::Emulated || Position::detail() || !passage_.slot->communicator->blocks() ||
+    return route_ == Route::Emulated || Position::detail() || passage_.slot->communicator->always_starts() ||
            ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
   }
 

@@ -188,7 +188,7 @@ class StripedCommunicator : public Communicator {
 
   std::span<const std::string_view> variants() const override { return kVariants; }
   bool varies(const Call& call) const override { return cuttable(call); }
-  bool blocks() const override { return false; }
+  bool always_starts() const override { return true; }
   bool inline_messages() const override { return first_->inline_messages(); }
   bool packed() const override { return first_->packed(); }
   void begin_batch() override { first_->begin_batch(); }
@@ -237,7 +237,8 @@ class StripedBackend : public Backend {
   std::string library() const override { return "messages cut over " + first_ + " and " + second_; }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
-    return std::make_unique<StripedCommunicator>(part(spec, first_), part(spec, second_), spec.size());
+    auto first = part(spec, first_);
+    return std::make_unique<StripedCommunicator>(std::move(first), part(spec, second_), spec.size());
   }
 
  private:
