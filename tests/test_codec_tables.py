@@ -15,6 +15,7 @@ from mcr_dl import _C
 from mcr_dl.passes import Compress
 from mcr_dl.tuning import codecs, table, tuner
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
+from mcr_dl.tuning._model import label_of, parts_of
 from mcr_dl.tuning.choice import costs_of
 from mcr_dl.tuning.cli import main
 from mcr_dl.tuning.diff import differences
@@ -104,6 +105,12 @@ def test_codecs_win_no_backend() -> None:
     plain = [each for each in measured if not each.codec]
     assert tuner.winners_of(measured) == tuner.winners_of(plain)
     assert costs_of(scale(curves=tuple(measured)))["curves"] == costs_of(scale(curves=tuple(plain)))["curves"]
+
+
+def test_labels() -> None:
+    """A candidate with its codec as one name, also where the candidate is made of two backends."""
+    for parts in [("gloo", ""), ("mpi:p2p", "bf16"), ("gloo+mpi", ""), ("gloo+mpi:67", ""), ("gloo+mpi", "zfp:rate=8")]:
+        assert parts_of(label_of(*parts)) == parts
 
 
 def test_ranges() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
-from mcr_dl import _C
+from mcr_dl import _C, _backends
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning.host import Host, Software
 
@@ -25,9 +25,12 @@ def label_of(candidate: str, codec: str) -> str:
 
 
 def parts_of(label: str) -> tuple[str, str]:
-    """Candidate and codec, or nothing, of a label."""
-    candidate, _, codec = label.partition("+")
-    return candidate, codec
+    """Candidate and codec, or nothing, of a label; "gloo+mpi" is a candidate, as mpi is a backend."""
+    first, _, rest = label.partition("+")
+    second, _, codec = rest.partition("+")
+    if _backends.is_known(f"{first}+{second.partition(':')[0]}"):
+        return f"{first}+{second}", codec
+    return first, rest
 
 
 @dataclass(frozen=True)
