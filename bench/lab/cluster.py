@@ -158,8 +158,7 @@ class Lab:
         return plan.cores_of(self.shape, host, plan.available_cores(), self.cores)
 
     def _sharing(self) -> dict[str, str]:
-        """What MPI must be told where a host has more ranks than cores. Ranks count the machine's cores, and would not
-        see it."""
+        """What MPI must be told where a host has more ranks than cores: other programs than ours do not see to it."""
         if self.shape.ranks_per_host <= len(self._cores(0)):
             return {}
         from mcr_dl import _backends
