@@ -58,11 +58,14 @@ def mapped() -> set[str]:
 
 # ---- a rank dies, stops, raises or leaves
 
+# What is said of it, be it before the call that the others wait in, or gone since it made that call: in a storm both
+# can be. No other rank's words may come in between.
+RANK_1 = r"rank 1(?: has made \d+ collectives?(?:(?!rank \d).)*;|:) "
 WHY = {
     "kill": r"rank 1: process \d+ on \S+ has ended",
     "stop": r"rank 1: process \d+ on \S+ is stopped",
-    "raise": r"rank 1 has made \d+ collectives? .*it has raised ValueError: bad batch",
-    "exit": r"rank 1 has made \d+ collectives? .*it has ended",
+    "raise": RANK_1 + "it has raised ValueError: bad batch",
+    "exit": RANK_1 + "it has ended",
 }
 
 
@@ -129,6 +132,18 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
     assert "Not arrived: rank 1 has made 1 collective" in told
     stacks = json.loads((tmp_path / "alarm0.rank1.json").read_text())["stacks"]
     assert any("in late" in line for line in stacks["MainThread"])
+
+
+def test_a_rank_gives_up_first(nursery: Nursery) -> None:
+    """Who ends after a failure leaves word of that failure: it is not the first cause."""
+    ranks = jobs.start(nursery, "troubles", ["impatient", "mpi"], 3)
+    jobs.end(nursery, [ranks[0]])
+    assert "Not arrived: rank 1 has made 1 collective" in ranks[0].text
+    assert re.search(
+        r"gone: rank 2: it has ended, after a failure of mpi\.all_reduce \(group 'default', rank 2 of 3\): collective "
+        r"2 of 40 bytes still running after 1000 ms\.",
+        ranks[0].text,
+    ), ranks[0].text
 
 
 @backends

@@ -208,6 +208,19 @@ def late(backend: str) -> None:
     os._exit(3)
 
 
+def impatient(backend: str) -> None:
+    """Rank 1 is late; rank 2 gives up and ends before rank 0's limit."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    rank = dist.get_rank()
+    if rank == 1:
+        time.sleep(20)
+    expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=1.0 + 2.0 * (rank == 0)).wait())
+    if rank == 0:
+        os._exit(3)
+
+
 def late_through_torch(backend: str) -> None:
     """The same for a program of torch.distributed: its blocking call, and one that is waited for by its future."""
     os.environ["MCR_DL_BACKENDS"] = backend

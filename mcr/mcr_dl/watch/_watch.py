@@ -47,6 +47,7 @@ class Watch:
         self._inquiring = threading.Lock()
         self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: when, what
         self._last_alarm = -_SPACING
+        self._failed: str | None = None  # the last call that has
         self._sampler = threading.Thread(target=self._sample_for_ever, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
@@ -58,6 +59,8 @@ class Watch:
     def stop(self, reason: str) -> None:
         """End, and leave word why this process is no longer there."""
         self._ending.set()
+        if self._failed is not None and self._failed not in reason:
+            reason = f"{reason}, after a failure of {self._failed}"
         self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
@@ -164,6 +167,7 @@ class Watch:
         if position is None:
             return text
         with self._inquiring:
+            self._failed = text
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
             told = self._inquire(alarm, position["ranks"])
