@@ -23,7 +23,7 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak demo bench lab gpu-check lint format \
+.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak faults demo bench lab gpu-check lint format \
   generate clean
 
 help: ## List the targets
@@ -62,6 +62,9 @@ sanitize: build/sanitize-address.tests build/sanitize-thread.tests ## Run tests 
 
 soak: build ## A million random calls with checked results, in bounded time (ARGS= goes to it)
 	$(PY) bench/soak.py $(ARGS)
+
+faults: build ## Ranks that die, stop, raise or leave at random moments: how soon do the others learn of it? (ARGS= goes to it)
+	$(PY) bench/faults.py $(ARGS)
 
 demo: build ## Train the mixture-of-experts example on NPROC=2 ranks (ARGS= goes to it)
 	$(PY) -m mcr_dl.examples.moe --nproc $(NPROC) $(ARGS)
@@ -154,7 +157,7 @@ $(STANDINS): $(wildcard tests/standin/*.cc tests/standin/*.h)
 
 # --- the package under sanitizers -------------------------------------------------------------------------------------
 
-SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_torch_backend.py tests/test_api.py \
+SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_striped.py tests/test_torch_backend.py tests/test_api.py \
   tests/test_fuzz_calls.py
 RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 

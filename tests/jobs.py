@@ -15,6 +15,18 @@ from harness.nursery import Child, Nursery
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LIMIT = 40.0  # seconds for a job to end: a hang, where one is not
+REPORTED = 3  # a program's own code, where it has got an exception
+ENDED = 70  # that of a process which is ended inside a library
+
+# What the others say of rank 1, by what has become of it. It may be before the call that they wait in, or gone since it
+# made that call: in a storm both happen. No other rank's words may come in between.
+_RANK_1 = r"rank 1(?: has made \d+ collectives?(?:(?!rank \d).)*;|:) "
+LOST = {
+    "kill": r"rank 1: process \d+ on \S+ has ended",
+    "stop": r"rank 1: process \d+ on \S+ is stopped",
+    "raise": _RANK_1 + "it has raised ValueError: bad batch",
+    "exit": _RANK_1 + "it has ended",
+}
 
 
 def agent_store(nursery: Nursery, size: int) -> tuple[Child, list[dict[str, str]]]:

@@ -7,16 +7,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as torch_dist
 
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl._pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _dump, _report
+from mcr_dl.watch._alarm import Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, diagnose, first_difference
 
 RANKS = [0, 1, 2]
@@ -211,6 +214,38 @@ def test_dumps_that_cannot_be_written(
     monkeypatch.setenv(_dump.VARIABLE, str(tmp_path))
     _dump.write(8, report([]), {})
     assert not list(tmp_path.glob("alarm*"))
+
+
+def test_a_slow_store() -> None:
+    """It is given up for the call that asks, not for later ones; one that has failed late is."""
+    exchange = Exchange(torch_dist.HashStore(), 0, 1, lambda _: report([]), lambda *_: None)
+    exchange.start()
+    free, failed = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        failed.wait(10)
+        raise RuntimeError("cut")
+
+    try:
+        with pytest.raises(RuntimeError, match="does not answer"):
+            exchange.ask(lambda: free.wait(10), limit=0.05)
+        with pytest.raises(RuntimeError, match="does not answer"):
+            exchange.ask(lambda: 1, limit=10)  # at once, as the first is still under way
+        free.set()
+        deadline = time.monotonic() + 10
+        while exchange.lost is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert exchange.ask(lambda: 1) == 1
+        with pytest.raises(RuntimeError, match="does not answer"):
+            exchange.ask(fail, limit=0.05)
+        failed.set()
+        time.sleep(0.1)
+        assert exchange.lost == "it does not answer"
+    finally:
+        free.set()
+        failed.set()
+        exchange.stop()
+        exchange.end()
 
 
 def test_positions_of_this_process() -> None:

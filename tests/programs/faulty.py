@@ -2,7 +2,8 @@
 """A job in which something goes wrong on rank 1: faulty.py BACKEND PHASE FAULT.
 
 PHASE is what the other ranks are in then: ``idle`` (their next call finds it), ``collective`` (a blocking one),
-``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3.
+``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3. For
+those who measure, the times of the fault, of the call that meets it, and of its exception are printed too.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ import torch
 import mcr_dl as dist
 
 LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
+STORM_LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "4")))  # on a busy machine, calls take a second
 DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; others are inside of the call, or outside, by then
 REPORTED = 3
 
+began = 0.0  # when the latest call did
+
+
+def say(what: str, when: float) -> None:
+    """Print a moment, at once."""
+    print(f"{what} {when}", flush=True)
+
 
 def fault(kind: str) -> None:
-    """What goes wrong; when is printed, for those who measure."""
-    print(f"fault {time.monotonic()}", flush=True)
+    """What goes wrong."""
+    say("fault", time.monotonic())
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "stop":
@@ -38,11 +47,15 @@ def fault(kind: str) -> None:
 
 def storm(fails: str | None) -> None:
     """Calls under way on two groups, again and again; the fault comes in the middle of one round."""
+    global began
     groups = [dist.group.WORLD, dist.new_group(list(range(dist.get_world_size())))]
     tensors = [torch.ones(size) for size in (1, 100, 30000, 100000)]
     begin = time.monotonic()
     for turn in count():
-        works = [dist.all_reduce(x, group=group, async_op=True, timeout=LIMIT) for x in tensors for group in groups]
+        began = time.monotonic()
+        works = [
+            dist.all_reduce(x, group=group, async_op=True, timeout=STORM_LIMIT) for x in tensors for group in groups
+        ]
         if fails is not None and time.monotonic() > begin + DELAY and turn > 2:
             fault(fails)
         for work in works:
@@ -53,6 +66,7 @@ def storm(fails: str | None) -> None:
 
 def main(backend: str, phase: str, kind: str) -> None:
     """One rank."""
+    global began
     dist.init_process_group(backend)
     failing = kind if dist.get_rank() == 1 and kind != "none" else None
     x = torch.ones(1000)
@@ -66,6 +80,8 @@ def main(backend: str, phase: str, kind: str) -> None:
         fault(failing)
     if phase == "idle":
         time.sleep(DELAY)
+    began = time.monotonic()
+    say("began", began)
     dist.all_reduce(x, timeout=LIMIT)
     if kind != "none":
         raise AssertionError("a call without rank 1 has ended well")
@@ -75,5 +91,7 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except dist.McrError as error:
+        say("raised", time.monotonic())
+        say("began", began)
         print(f"REPORTED {type(error).__name__}: {error}", flush=True)
         sys.exit(REPORTED)

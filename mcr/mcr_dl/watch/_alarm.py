@@ -30,6 +30,7 @@ _POLL = 0.5  # between two looks for alarms, on stores that a waiting thread wou
 ANSWERS = 0.8  # seconds that are granted to the other ranks' reports
 INQUIRY = 1.2  # for all that an alarm needs
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that goes
+_SLOW = "it does not answer"
 _LARGEST = 64 * _documents.MIB  # of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Exchange:
         self._listening = torch_dist.PrefixStore("watch", listening)
         self._number = 0  # of the alarm that is waited for
         self._ending = threading.Event()
-        self.lost: str | None = None  # why the store cannot be reached any more
+        self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
@@ -120,11 +121,15 @@ class Exchange:
             except Exception as error:
                 results.append(error)
             done.set()
+            if self.lost == _SLOW and not isinstance(results[0], Exception):
+                self.lost = None  # it was slow, no more than that
 
         self._requests.put(run)
         if not done.wait(limit):
-            self.lost = "it does not answer"
-            raise RuntimeError(self.lost)
+            self.lost = _SLOW
+            if done.is_set():
+                self.lost = None
+            raise RuntimeError(_SLOW)
         if isinstance(results[0], Exception):
             raise results[0]
         return results[0]
