@@ -99,11 +99,11 @@ class LaunchedJob:
         return found
 
 
-def start_under_open_mpi(program: str, arguments: list[str], size: int, log: Path) -> LaunchedJob:
+def start_under_open_mpi(program: str, arguments: list[str], size: int, log: Path, **others: str) -> LaunchedJob:
     """The same under Open MPI's mpiexec, which starts and ends the ranks itself."""
     mark = f"MCR_TEST_JOB={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     path = str(PROGRAMS / f"{program}.py")
-    variables = {name: value, "MCR_DL_TUNING_TABLE": "none"}
+    variables = {name: value, "MCR_DL_TUNING_TABLE": "none", **others}
     (launcher,) = launchers.start("mpiexec-openmpi", size, [path, *arguments], log, variables)
     return LaunchedJob(launcher, log, mark)

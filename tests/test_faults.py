@@ -90,6 +90,21 @@ def test_a_rank_is_lost_under_open_mpi(fault: str, phases: list[str], tmp_path: 
             assert re.search(jobs.LOST[fault], job.text), job.text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "debug", "told", "times"),
+    [
+        (["late", "mpi"], "", r"Not arrived: rank 1 has made 1 collective .* in late", 1),
+        (["differ", "mpi"], "", r"The ranks have made different calls: collective 1 .*, but broadcast", 3),
+        (["desync", "mpi", "op"], "detail", r"RAISED DesyncError the ranks have made different calls: collective 6", 3),
+    ],
+)
+def test_told_under_open_mpi(arguments: list[str], debug: str, told: str, times: int, tmp_path: Path) -> None:
+    """A late rank and different calls, with and without detail mode, as with MPICH."""
+    job = jobs.start_under_open_mpi("troubles", arguments, 3, tmp_path / "log", MCR_DL_DEBUG=debug)
+    job.end()
+    assert len(re.findall(told, job.text)) >= times, job.text
+
+
 @backends
 def test_the_first_rank_dies_with_the_store(nursery: Nursery, backend: str) -> None:
     """Where rank 0 holds the store nobody can be asked; the others say so, and end all the same."""
