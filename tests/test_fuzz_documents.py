@@ -212,6 +212,19 @@ def test_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) ->
     run()
 
 
+@pytest.mark.parametrize("root", [2, 2**31, -2])
+def test_roots_of_a_trace(folder: Path, trace: Any, root: int) -> None:
+    """A root is a rank of its group; so is the rank that has recorded."""
+    document = json.loads(json.dumps(trace))
+    document["records"][0][document["fields"].index("root")] = root
+    with pytest.raises(InvalidArgumentError, match=r"records\.root: expected a rank of a group of 2"):
+        _files.read_all(_in_folder(folder, _bytes(document)))
+    document = json.loads(json.dumps(trace))
+    document["groups"][0]["rank"] = root
+    with pytest.raises(InvalidArgumentError, match=r"groups\[0\]: expected a rank below 2"):
+        _files.read_all(_in_folder(folder, _bytes(document)))
+
+
 def test_damaged_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Lost, changed and repeated bytes."""
 
@@ -230,7 +243,7 @@ PLAN = Plan(2, ("mpi", "gloo"), (Unit("all_reduce", "float32", (4, 64)),), 0.1, 
 WHERE = {"operation": "all_reduce", "dtype": "float32"}
 TIMES = {"n": 9, "min_us": 1.0, "median_us": 2.0, "p99_us": 3.0}
 EVENTS: list[dict[str, Any]] = [
-    {"event": "ready", "nodes": 1, "ranks_per_node": 2, "libraries": {"mpi": "MPICH"}},
+    {"event": "ready", "nodes": 1, "ranks_per_node": 2, "devices": 0, "bound": True, "libraries": {"mpi": "MPICH"}},
     {"event": "step", **WHERE, "bytes": 4, "phase": "time", "candidates": ["mpi", "gloo"]},
     {"event": "sample", **WHERE, "candidate": "mpi", "bytes": 4, **TIMES},
     {"event": "excluded", **WHERE, "candidate": "gloo", "reason": "hung"},
@@ -253,6 +266,41 @@ def test_journals(folder: Path, events: Any, cut: int) -> None:
     with suppress(InvalidArgumentError):
         progress = Journal(path).resume(PLAN)
     scale_of(PLAN, progress)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        *((2, "bytes", value) for value in (4.0, True, -1, 2**70)),
+        *((2, "median_us", value) for value in (-1.0, 1e300, float("nan"), True)),
+        (0, "nodes", "x"),
+        (0, "libraries", {"mpi": 7}),
+    ],
+)
+def test_values_of_a_journal(folder: Path, place: int, name: str, value: Any) -> None:
+    """Refused, not taken for numbers."""
+    path = folder / "journal"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (asdict(PLAN), {**EVENTS[place], name: value})))
+    with pytest.raises(InvalidArgumentError, match="expected the journal of mcr-tune"):
+        Journal(path).resume(PLAN)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (asdict(PLAN), EVENTS[place])))
+    Journal(path).resume(PLAN)
+
+
+def test_a_torn_journal(folder: Path) -> None:
+    """A line that somebody was killed in goes when the next is written; nothing else is passed over."""
+    journal = Journal(folder / "journal")
+    journal.begin(PLAN)
+    journal.add("done", **WHERE)
+    whole = journal.path.read_bytes()
+    journal.path.write_bytes(whole + b'{"event": "do')
+    assert Journal(journal.path).resume(PLAN).done == {("all_reduce", "float32")}
+    journal.add("apart", **WHERE)
+    assert journal.path.read_bytes().startswith(whole + b'{"event": "apart"')
+    assert Journal(journal.path).resume(PLAN).apart == {("all_reduce", "float32")}
+    journal.path.write_bytes(whole + b'{"event": "do\n')
+    with pytest.raises(InvalidArgumentError, match=r"expected the journal of mcr-tune, got .*start without --resume"):
+        Journal(journal.path).resume(PLAN)
 
 
 CONFIGURATION = {
@@ -325,3 +373,19 @@ def test_many_keys() -> None:
     text = "{" + ",".join(f'"k{index}":0' for index in range(200_000)) + ',"k7":1}'
     with pytest.raises(InvalidArgumentError, match="'k7' twice"):
         _documents.parse(text, "it", limit=1 << 24)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_half_a_character(tmp_path: Path, reader: str) -> None:
+    """JSON can name halves of characters, which nothing can print: refused."""
+    path = tmp_path / "half.json"
+    path.write_text('{"x": "\\ud800"}')
+    with pytest.raises(InvalidArgumentError, match=r"expected characters of Unicode, got \\ud800 alone"):
+        dict(_readers(path))[reader]()
+
+
+def test_names_of_any_bytes(tmp_path: Path) -> None:
+    """What Linux allows as a name is written so that it can be read."""
+    named = _files.Trace(0, 1, Clock(0, 0, SAME, 5, 10**18), [], [Region(os.fsdecode(b"a\xff\xc3\xa9"), 1, 2, 3)], 0, 9)
+    place = _files.write(named, tmp_path)
+    assert _files.read(place).regions[0].name == "a?é"

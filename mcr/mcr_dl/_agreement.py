@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ def settle(
 
     Raises InvalidArgumentError with the text of the one that ``decide`` raises, on every rank.
     """
-    store.set(f"{key}/{rank}", json.dumps(value))
+    store.set(f"{key}/{rank}", _documents.dumps(value))
     if rank == 0:
         texts = [store.get(f"{key}/{other}") for other in range(size)]
         try:
@@ -35,7 +34,7 @@ def settle(
             answer = {"error": str(error)}
         except Exception as error:  # the others wait for an answer, whatever happens here
             answer = {"error": f"rank 0: {type(error).__name__}: {error}"}
-        store.set(f"{key}/answer", json.dumps(answer))
+        store.set(f"{key}/answer", _documents.dumps(answer))
     answer = _value(store.get(f"{key}/answer"), f"{key}/answer", 0)
     if "error" in answer:
         raise InvalidArgumentError(answer["error"])

@@ -59,6 +59,11 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
         text = text.decode() if isinstance(text, bytes) else text
         document = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
         _check_depth(document)
+        if "\\u" in text:
+            json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        message = f"{what}: expected characters of Unicode, got \\u{ord(error.object[error.start]):04x} alone{advice}"
+        raise InvalidArgumentError(message) from error
     except UnicodeDecodeError as error:
         message = f"{what}: expected JSON in UTF-8, got another byte at {error.start}{advice}"
         raise InvalidArgumentError(message) from error
@@ -74,6 +79,11 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
     except ValueError as error:  # a key twice, a number that is not finite or has thousands of digits
         raise InvalidArgumentError(f"{what}: {_one_line(error)}{correct}") from error
     return document
+
+
+def dumps(value: Any) -> str:
+    """What ``parse`` reads, of a value with texts from anywhere: bytes of a name that are no UTF-8 become ``?``."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _one_line(error: Exception) -> str:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -116,7 +115,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
         "records": rows,
     }
     partial = place.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(json.dumps(document, separators=(",", ":")))
+    partial.write_text(_documents.dumps(document), encoding="utf-8")
     partial.replace(place)
     return place
 
@@ -125,6 +124,9 @@ def _groups(rows: Any) -> list[RecordedGroup]:
     if not isinstance(rows, list):
         raise ValueError(f"groups: expected a list, got a {type(rows).__name__}")
     found = [_shapes.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
+    for place, row in enumerate(found):
+        if not 0 <= row["rank"] < len(row["ranks"]):
+            raise ValueError(f"groups[{place}]: expected a rank below {len(row['ranks'])}, got {row['rank']}")
     return [RecordedGroup(**{**row, "ranks": tuple(row["ranks"])}) for row in found]
 
 
@@ -143,6 +145,10 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
     _shapes.check_columns(Record, columns, "records", skip=["group"])
     if any(type(index) is not int or not 0 <= index < len(groups) for index in columns["group"]):
         raise ValueError(f"records.group: expected places in the list of {len(groups)} groups")
+    for index, root in zip(columns["group"], columns["root"], strict=True):
+        size = len(groups[index].ranks)
+        if root is not None and not -1 <= root < size:
+            raise ValueError(f"records.root: expected a rank of a group of {size}, or -1, got {root}")
     for name, known in _WORDS.items():
         unknown = set(columns[name]) - known - {None}
         if unknown:

@@ -8,8 +8,7 @@ when the ranks hung or died, and a run that was interrupted can go on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs
 
 _LONGEST = _documents.MIB  # bytes of a line: the plan is the longest
+_MOST, _LATEST = 1 << 62, 1e15  # of numbers and microseconds, as in tuning/schema.json
 
 
 @dataclass(frozen=True)
@@ -104,30 +104,39 @@ class Progress:
         return [found[key] for key in sorted(found)]
 
 
-_TEXTS, _WHO = ("operation", "dtype"), ("operation", "dtype", "candidate")
-# What the readers of an event rely on, by kind: fields that are texts, and fields that are numbers.
-_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "ready": ((), ()),
-    "step": ((*_TEXTS, "phase"), ("bytes",)),
-    "sample": (_WHO, ("bytes", "n", "min_us", "median_us", "p99_us")),
-    "excluded": ((*_WHO, "reason"), ()),
-    "apart": (_TEXTS, ()),
-    "done": (_TEXTS, ()),
+_WHERE: dict[str, type] = {"operation": str, "dtype": str}
+_WHO = {**_WHERE, "candidate": str}
+# What the readers of an event rely on, by kind. int: a count; float: a time in microseconds; dict: of texts.
+_FIELDS: dict[str, Mapping[str, type]] = {
+    "ready": {"nodes": int, "ranks_per_node": int, "devices": int, "bound": bool, "libraries": dict},
+    "step": {**_WHERE, "phase": str, "bytes": int},
+    "sample": {**_WHO, "bytes": int, "n": int, "min_us": float, "median_us": float, "p99_us": float},
+    "excluded": {**_WHO, "reason": str},
+    "apart": _WHERE,
+    "done": _WHERE,
 }
+
+
+def _is(kind: type, value: Any) -> bool:
+    """JSON's types, within the limits of tables. A bool is no number here, and 4.0 no count."""
+    if kind is dict:
+        return type(value) is dict and all(type(each) is str for each in value.values())
+    if kind not in (int, float):
+        return type(value) is kind
+    return type(value) in (int, kind) and 0 <= value <= (_MOST if kind is int else _LATEST)
 
 
 def _is_event(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("event"), str) or value["event"] not in _FIELDS:
         return False
-    texts, numbers = _FIELDS[value["event"]]
+    fields = _FIELDS[value["event"]]
     candidates = value.get("candidates", [])
     return (
-        all(isinstance(value.get(name), str) for name in texts)
-        and all(isinstance(value.get(name), (int, float)) for name in numbers)
+        all(_is(kind, value.get(name)) for name, kind in fields.items())
         and isinstance(candidates, list)
         and all(isinstance(each, str) for each in candidates)
         and (value["event"] != "step" or bool(candidates))
-        and (value["event"] != "excluded" or set(value) == {"event", *texts})
+        and (value["event"] != "excluded" or set(value) == {"event", *fields})
     )
 
 
@@ -167,9 +176,12 @@ class Journal:
         return progress
 
     def add(self, event: str, **values: Any) -> None:
-        """Append a line; it is in the file when this returns."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({"event": event, **values}) + "\n")
+        """Append a line; it is in the file when this returns. The rest of one that somebody was killed in goes."""
+        with self.path.open("rb+") as file:
+            content = file.read()
+            file.seek(content.rfind(b"\n") + 1)
+            file.truncate()
+            file.write(json.dumps({"event": event, **values}).encode() + b"\n")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """Whole lines that have not been read yet; a line that somebody was killed in the middle of is left out."""
@@ -184,8 +196,14 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 self._read += len(line)
-                with suppress(InvalidArgumentError):
-                    yield _documents.parse(line, "", limit=_LONGEST)
+                try:
+                    event = _documents.parse(line, "", limit=_LONGEST)
+                except InvalidArgumentError:
+                    message = (
+                        f"{self.path}: expected the journal of mcr-tune, got {line[:80]!r}; start without --resume"
+                    )
+                    raise InvalidArgumentError(message) from None
+                yield event
 
     def news(self) -> list[dict[str, Any]]:
         """Events since the last look."""

@@ -9,7 +9,6 @@ the diagnosis, which the others read: so all tell the same.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -147,7 +146,7 @@ class Exchange:
                     self._listening.add("closed", 1)
                     return
                 number = self._number
-                self._listening.set(f"report/{number}/{self._rank}", json.dumps(self._answer(alarm)))
+                self._listening.set(f"report/{number}/{self._rank}", _documents.dumps(self._answer(alarm)))
                 self._number += 1
                 self._heard(number, alarm)
             except StoreError as error:
@@ -171,7 +170,7 @@ class Exchange:
         number = self._number
         first = self._mine.add(f"alarm/{number}", 1) == 1
         if first:
-            value = json.dumps(asdict(alarm))
+            value = _documents.dumps(asdict(alarm))
             keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
             self._mine.multi_set(keys, [value] * self._size)
         return number, first
@@ -196,7 +195,7 @@ class Exchange:
 
     def publish(self, number: int, group: str, diagnosis: str) -> None:
         """Say what the first rank has found out. Raises StoreError."""
-        self._mine.set(f"diagnosis/{number}", json.dumps({"group": group, "text": diagnosis}))
+        self._mine.set(f"diagnosis/{number}", _documents.dumps({"group": group, "text": diagnosis}))
 
     def diagnosis(self, number: int, group: str) -> str | None:
         """What it has found out, if it is about the group; None if nothing comes. Raises StoreError."""
@@ -232,7 +231,7 @@ class Exchange:
 
     def _close(self, reason: str) -> None:
         listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
-        value = json.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
+        value = _documents.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
         keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
         if not keys:
             return
@@ -249,7 +248,7 @@ class Exchange:
     def leave(self, key: str, value: Any) -> None:
         """Leave a value for all, under this rank's number, if the store can be reached."""
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", json.dumps(value)))
+            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", _documents.dumps(value)))
 
     def left(self, key: str, rank: int) -> Any | None:
         """What a rank has left there, or None. Raises StoreError."""

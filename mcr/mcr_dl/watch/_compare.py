@@ -7,12 +7,11 @@ and compares. Nothing of that is on the path of a call.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, _documents
 from mcr_dl.watch._alarm import decode
 from mcr_dl.watch._diagnosis import difference
 
@@ -67,7 +66,7 @@ class Comparison:
         calls = [call for call in position["calls"] if call["seq"] >= group.next]
         if not calls or len(group.ranks) == 1:
             return
-        self._store.set(self._key(position["group"], self._rank, group.batch), json.dumps(calls))
+        self._store.set(self._key(position["group"], self._rank, group.batch), _documents.dumps(calls))
         group.batch += 1
         group.next = calls[-1]["seq"] + 1
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -49,7 +48,7 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({**report, "alarm": dict(alarm)}))
+        file.write_text(_documents.dumps({**report, "alarm": dict(alarm)}), encoding="utf-8")
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 
