@@ -158,8 +158,8 @@ $(STANDINS): $(wildcard tests/standin/*.cc tests/standin/*.h)
 
 # --- the package under sanitizers -------------------------------------------------------------------------------------
 
-SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_striped.py tests/test_torch_backend.py tests/test_api.py \
-  tests/test_fuzz_calls.py
+SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_striped.py \
+  tests/test_torch_backend.py tests/test_api.py tests/test_fuzz_calls.py
 RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 
 # Python itself is not instrumented: the runtime has to be there before it. What Python and torch keep until the end are
