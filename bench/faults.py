@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import jobs
 from harness.nursery import Child, Nursery
 
-BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), ("kill", "stop", "raise", "exit")
+BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
 LIMIT = 1.0  # seconds that the calls have
 BOUND = LIMIT + 2.0  # what docs/reliability.md promises
 

@@ -56,7 +56,6 @@ def mapped() -> set[str]:
 
 # ---- a rank dies, stops, raises or leaves
 
-
 # Jobs at the same time; storms one by one, as several keep two cores from everything else.
 TOGETHER = [("idle", [*jobs.LOST]), ("collective", [*jobs.LOST]), *(("storm", [fault]) for fault in jobs.LOST)]
 

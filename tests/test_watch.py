@@ -239,13 +239,14 @@ def test_a_slow_store() -> None:
         with pytest.raises(RuntimeError, match="does not answer"):
             exchange.ask(fail, limit=0.05)
         failed.set()
-        time.sleep(0.1)
+        exchange.end()
+        exchange._asker.join(10)
+        assert not exchange._asker.is_alive()
         assert exchange.lost == "it does not answer"
     finally:
         free.set()
         failed.set()
         exchange.stop()
-        exchange.end()
 
 
 def test_positions_of_this_process() -> None:
