@@ -8,6 +8,7 @@ when the ranks hung or died, and a run that was interrupted can go on.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -178,9 +179,11 @@ class Journal:
     def add(self, event: str, **values: Any) -> None:
         """Append a line; it is in the file when this returns. The rest of one that somebody was killed in goes."""
         with self.path.open("rb+") as file:
-            content = file.read()
-            file.seek(content.rfind(b"\n") + 1)
-            file.truncate()
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+                file.seek(0, os.SEEK_END)
             file.write(json.dumps({"event": event, **values}).encode() + b"\n")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
