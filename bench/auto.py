@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near `auto` comes to the best candidate, and where it stands beside mpi4py and torch.distributed.
+"""How near `auto` comes to the best candidate, and how it compares with mpi4py and torch.distributed.
 
 After ``mcr-tune --quick``: for every operation and size, `auto` and every candidate in interleaved rounds in one pair
 of ranks. For all_reduce also `auto`, mpi4py and torch.distributed's gloo, each alone in ranks of its own, one after the
@@ -9,7 +9,6 @@ other. Several passes, each in fresh ranks; ratios are taken inside a pass, and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -23,21 +22,20 @@ from pathlib import Path
 from typing import Any
 
 import auto_rank
+import script
 from auto_rank import SIZES, Times
 from auto_report import draw, markdown
 from mcr_dl import _C
 from mcr_dl.bench.ranks import run_local
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 
 
-def one_pass(operations: list[str], table: str | None, budget: float) -> dict[str, Any]:
+def one_pass(operations: list[str], sizes: list[int], table: str | None, budget: float) -> dict[str, Any]:
     """Fresh ranks; what rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         output = f"{folder}/pass.json"
-        with run_local(auto_rank.measure_all, (operations, table, budget, output)) as ranks:
+        with run_local(auto_rank.measure_all, (operations, sizes, table, budget, output)) as ranks:
             ranks.wait()
             if ranks.first_failure is not None:
                 sys.exit(f"rank {ranks.first_failure[0]} failed")
@@ -45,14 +43,14 @@ def one_pass(operations: list[str], table: str | None, budget: float) -> dict[st
     return result
 
 
-def peer_pass(table: str | None, shuffle: random.Random) -> dict[str, dict[str, float]]:
+def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> dict[str, dict[str, float]]:
     """all_reduce in each way alone, one after the other in random order: bytes -> who -> µs."""
-    mpiexec, peer = Path(sys.prefix) / "bin" / "mpiexec", str(Path(__file__).with_name("auto_peer.py"))
+    mpiexec, peer = Path(sys.prefix) / "bin" / "mpiexec", str(Path(__file__).with_name("auto_peer_rank.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich"}
     result: dict[str, dict[str, float]] = {}
     for who in shuffle.sample(PEERS, len(PEERS)):
         with tempfile.TemporaryDirectory() as folder:
-            arguments = [who, table or "", f"{folder}/store", *map(str, SIZES)]
+            arguments = [who, table or "", f"{folder}/store", *map(str, sizes)]
             command = [mpiexec, "-n", "2", sys.executable, peer, *arguments]
             done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
         if not done.stdout:
@@ -75,7 +73,7 @@ def ratios(passes: list[Times]) -> dict[str, dict[str, dict[str, float]]]:
     return result
 
 
-def beside(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+def compared(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
     """By bytes: median times, and the median over passes of each other's time over that of `auto`."""
     result = {}
     for nbytes in passes[0]:
@@ -89,20 +87,20 @@ def beside(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, flo
 
 def main() -> None:
     """Measure, report, and say whether the aims are met."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = script.parser(__doc__, reports=True)
+    parser.set_defaults(sizes=SIZES)
     parser.add_argument("--table", help="the tuning table (this machine's in the user's cache)")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.4, help="seconds per point and pass")
     parser.add_argument("--ops", nargs="+", default=_C.operations())
-    parser.add_argument("--dry", action="store_true", help="print the report instead of writing it")
-    given = parser.parse_args()
+    given = script.parse(parser, passes=1, budget=0.02, ops=["all_reduce", "barrier"], sizes=SIZES[:2])
     passes, peers, facts, shuffle = [], [], {}, random.Random(1)
     for index in range(given.passes):
         print(f"pass {index + 1} of {given.passes}", flush=True)
-        facts = one_pass(given.ops, given.table, given.budget)
+        facts = one_pass(given.ops, given.sizes, given.table, given.budget)
         passes.append(facts.pop("times"))
         if "all_reduce" in given.ops:
-            peers.append(peer_pass(given.table, shuffle))
+            peers.append(peer_pass(given.sizes, given.table, shuffle))
     document = {
         "date": str(date.today()),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
@@ -111,15 +109,9 @@ def main() -> None:
         "table": Path(facts["table"]).name or "none",
         "libraries": facts["libraries"],
         "points": ratios(passes),
-        "peers": beside(peers) if peers else {},
+        "peers": compared(peers) if peers else {},
     }
-    if given.dry:
-        print(markdown(document))
-        return
-    (RESULTS / "auto.json").write_text(json.dumps(document, indent=1) + "\n")
-    (RESULTS / "auto.md").write_text(markdown(document))
-    draw(document, ROOT / "docs" / "images" / "auto.png")
-    print(markdown(document).split("## ", 1)[0])
+    script.publish(given, "auto", document, markdown(document), draw if document["peers"] else None)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
     return {name: statistics.median_us for name, statistics in found.items()}
 
 
-def measure_all(operations: list[str], table: str | None, budget: float, output: str) -> None:
+def measure_all(operations: list[str], sizes: list[int], table: str | None, budget: float, output: str) -> None:
     """What each rank does in one pass."""
     mcr_dl.init_process_group("auto", tuning_table=table)
     group = _C.world()
@@ -43,8 +43,8 @@ def measure_all(operations: list[str], table: str | None, budget: float, output:
     bind()
     times: Times = {}
     for operation in operations:
-        sizes = [0] if operation == "barrier" else SIZES
-        times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in sizes}
+        points = [0] if operation == "barrier" else sizes
+        times[operation] = {nbytes: _measure_point(operation, nbytes, group, control, budget) for nbytes in points}
         if group.rank() == 0:
             print(f"  {operation}", flush=True)
     if group.rank() == 0:

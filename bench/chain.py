@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes cost: blocking calls of groups with different chains, on the backend that does nothing.
+"""The cost of passes: blocking calls of groups with different chains, on the backend that does nothing.
 
 Part of overhead.py.
 """
@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 import mcr_dl
+import script
 from timers import medians
 
-_CALLS = 50_000
+CALLS, SMOKE_CALLS = 50_000, 100  # of each in a round
 
 
 class HandsOn:
@@ -31,7 +32,7 @@ class HandsOn:
 CHAINS = {"no pass": None, "taken away": [], "log": ["log"], "fuse": ["fuse"], "one in Python": ["hands_on"]}
 
 
-def measure() -> dict[str, float]:
+def measure(calls: int = CALLS) -> dict[str, float]:
     """Median ns per call by chain, interleaved. Starts and ends a runtime of this process alone."""
     mcr_dl.init_process_group("null", store=mcr_dl.HashStore(), rank=0, world_size=1, tuning_table="none", passes=[])
     mcr_dl.register_pass(HandsOn())
@@ -43,11 +44,13 @@ def measure() -> dict[str, float]:
             mcr_dl.set_passes(passes, group)
         known = {"_f": mcr_dl.all_reduce, "_x": torch.ones(4), "_g": group}
         timers[name] = timeit.Timer("f(x, group=g)", "f = _f; x = _x; g = _g", globals=known)
-    taken = medians(timers, _CALLS)
+    taken = medians(timers, calls)
     mcr_dl.destroy_process_group()
     return taken
 
 
 if __name__ == "__main__":
-    for name, nanoseconds in measure().items():
+    parser = script.parser(__doc__)
+    parser.add_argument("--calls", type=int, default=CALLS, help=f"calls in a round ({CALLS:,})")
+    for name, nanoseconds in measure(script.parse(parser, calls=SMOKE_CALLS).calls).items():
         print(f"{name:20} {nanoseconds:7.1f} ns")

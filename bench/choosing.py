@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What choosing costs: calls that name their backend, beside calls that leave it to `auto`, on the backend that does
-nothing. For overhead.py."""
+"""The cost of choosing: calls that name their backend, and calls that leave it to `auto`, on the backend that does
+nothing. Part of overhead.py.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from pathlib import Path
 import torch
 
 import mcr_dl
+import script
 from mcr_dl.tuning import table
 from mcr_dl.tuning.host import host, software
 from timers import medians
 
-_CALLS = 100_000
-# Interleaved; "auto" in the paper's spelling and torch's, each beside the same spelling with a name.
+CALLS, SMOKE_CALLS = 100_000, 100  # of each in a round
+# Interleaved; "auto" in the paper's spelling and torch's, each next to the same spelling with a name.
 WAYS = {
     "named": 'f("null", x)',
     "auto": 'f("auto", x)',
@@ -42,7 +44,7 @@ def _table() -> table.Table:
     return table.Table("2026-01-01T00:00:00Z", host(), software({}), {}, (scale,))
 
 
-def measure() -> dict[str, float]:
+def measure(calls: int = CALLS) -> dict[str, float]:
     """Median ns per call by way. Starts and ends a runtime of this process alone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.json"
@@ -53,11 +55,13 @@ def measure() -> dict[str, float]:
     assert mcr_dl.explain("all_reduce", 16).candidate == "null"
     known = {f"_{name}": value for name, value in names.items()}
     timers = {way: timeit.Timer(statement, "f = _f; x = _x", globals=known) for way, statement in WAYS.items()}
-    taken = medians(timers, _CALLS)
+    taken = medians(timers, calls)
     mcr_dl.destroy_process_group()
     return taken
 
 
 if __name__ == "__main__":
-    for name, nanoseconds in measure().items():
+    parser = script.parser(__doc__)
+    parser.add_argument("--calls", type=int, default=CALLS, help=f"calls in a round ({CALLS:,})")
+    for name, nanoseconds in measure(script.parse(parser, calls=SMOKE_CALLS).calls).items():
         print(f"{name:20} {nanoseconds:6.1f} ns")

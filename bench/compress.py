@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs: speed and error, an all_reduce with each beside one without, and the bandwidth below which each pays."""
+"""Codecs: speed and error, an all_reduce with each and without, and the bandwidth below which each pays."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import compress_rank
+import script
 from markdown_text import size_text, table
 from mcr_dl.bench.ranks import run_local
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
 CODECS = ["bf16", "fp16", "int8", "zfp:rate=8", "zfp:rate=16", "zfp:tolerance=1e-3"]
 SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 RANKS = (2, 8, 64)
@@ -110,13 +108,12 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__, reports=True)
     parser.add_argument("--codecs", nargs="+", default=CODECS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
     parser.add_argument("--backend", default="mpi")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--dry", action="store_true", help="print the report instead of writing it")
-    given = parser.parse_args()
+    given = script.parse(parser, sizes=SIZES[:1])
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "found.json"
         arguments = (given.codecs, given.sizes, given.backend, str(output))
@@ -133,13 +130,7 @@ def main() -> None:
         "ranks": given.ranks,
         **found,
     }
-    if given.dry:
-        print(markdown(report))
-        return
-    (RESULTS / "compress.json").write_text(json.dumps(report, indent=1) + "\n")
-    (RESULTS / "compress.md").write_text(markdown(report))
-    draw(report, ROOT / "docs" / "images" / "compress.png")
-    print(markdown(report))
+    script.publish(given, "compress", report, markdown(report), draw)
 
 
 if __name__ == "__main__":

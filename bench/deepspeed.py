@@ -25,10 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import script
 from markdown_text import table
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "results"
 WHO = ("gloo", "mpi", "auto")
 AIM = 2.0
 DISTURBED = 0.1  # share of the machine that others may have during a measurement
@@ -39,7 +38,7 @@ ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS"
 class Ranks:
     """Two ranks that communicate in one way, sleeping between orders."""
 
-    def __init__(self, who: str, folder: Path) -> None:
+    def __init__(self, who: str, folder: Path, warm_up: int) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -49,7 +48,7 @@ class Ranks:
         self.log = folder / f"{who}.txt"
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, *launcher, rank, who, str(folder)],
+                [sys.executable, *launcher, rank, who, str(folder), str(warm_up)],
                 env={**os.environ, **ENVIRONMENT},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -187,14 +186,14 @@ def markdown(document: dict[str, Any]) -> str:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser(__doc__, reports=True)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--retries", type=int, default=10, help="of a measurement that other programs have disturbed")
-    parser.add_argument("--dry", action="store_true", help="print the report instead of writing it")
-    given = parser.parse_args()
+    parser.set_defaults(warm_up=20)
+    given = script.parse(parser, rounds=1, steps=2, retries=0, warm_up=1)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [Ranks(who, Path(folder)) for who in WHO]
+        ranks = [Ranks(who, Path(folder), given.warm_up) for who in WHO]
         found, disturbed = rounds(ranks, given)
         losses = [each.end() for each in ranks]
     document = {
@@ -212,10 +211,7 @@ def main() -> None:
         ),
         "cases": summary(found),
     }
-    if not given.dry:
-        (RESULTS / "deepspeed.json").write_text(json.dumps(document, indent=1) + "\n")
-        (RESULTS / "deepspeed.md").write_text(markdown(document))
-    print(markdown(document))
+    script.publish(given, "deepspeed", document, markdown(document))
 
 
 if __name__ == "__main__":

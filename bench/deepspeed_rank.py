@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER``; it works on orders that come as files."""
+"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER WARM_UP``; it works on orders that come as files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torch import nn
 
 import mcr_dl
 
-WARM_UP = 20
 BATCH = 4
 WIDTHS = {"small": 128, "large": 640}  # of six square layers: 0.1 and 2.5 million weights
 MOE_WIDTH = 128
@@ -125,12 +124,12 @@ def write(path: Path, what: Any) -> None:
 
 def main() -> None:
     """Build all engines, then do what the parent orders, sleeping in between: a case and a number of steps."""
-    who, folder = sys.argv[1], Path(sys.argv[2])
+    who, folder, warm_up = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     table = start(who)
     engines = {}
     for name, make in cases().items():
         engines[name] = make()
-        step_times(*engines[name], WARM_UP)
+        step_times(*engines[name], warm_up)
     rank = dist.get_rank()
     write(folder / f"{who}-ready-{rank}", {"pid": os.getpid(), "table": table, "cases": list(engines)})
     for number in itertools.count():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MCR_DL_DEBUG=detail adds to a call: lives of the runtime with it and without it take turns, medians.
+"""The cost of MCR_DL_DEBUG=detail in a call: lives of the runtime with it and without it take turns, medians.
 
-    torchrun --nproc-per-node 2 bench/detail_cost.py
+    python bench/detail_cost.py                           # two ranks on this machine
+    torchrun --nproc-per-node 4 bench/detail_cost.py
 
 With --json FILE the figures go there too.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import mcr_dl
+import script
 
 _LIVES = 9
 # Statement, elements of the tensor, and calls in a life, by name.
@@ -30,12 +31,13 @@ _WAYS = {
 }
 
 
-def life(mode: str) -> dict[str, float]:
-    """Mean µs per call in one life of the runtime, by way."""
+def life(mode: str, most: int) -> dict[str, float]:
+    """Mean µs per call in one life of the runtime, by way, over at most so many calls."""
     os.environ["MCR_DL_DEBUG"] = mode
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")
     found = {}
-    for name, (statement, elements, calls) in _WAYS.items():
+    for name, (statement, elements, wanted) in _WAYS.items():
+        calls = min(wanted, most)
         names = {"f": mcr_dl.all_reduce, "x": torch.zeros(elements)}
         timer = timeit.Timer(statement, globals=names)
         timer.timeit(calls // 10)
@@ -46,17 +48,20 @@ def life(mode: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__)
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
+    parser.add_argument("--lives", type=int, default=_LIVES, help=f"of each mode ({_LIVES})")
+    parser.set_defaults(most=max(calls for _, _, calls in _WAYS.values()))
+    given = script.parse(parser, lives=1, most=20)
+    script.with_ranks(2)
     taken: dict[str, list[dict[str, float]]] = {"off": [], "detail": []}
-    for turn in range(_LIVES + 1):
+    for turn in range(given.lives + 1):
         for mode in ("off", "detail") if turn % 2 else ("detail", "off"):
-            found = life(mode)
+            found = life(mode, given.most)
             if turn > 0:  # the first ones warm up
                 taken[mode].append(found)
             if os.environ["RANK"] == "0":
-                print(f"life {turn} of {_LIVES}, {mode}", end="\r", flush=True)
+                print(f"life {turn} of {given.lives}, {mode}", end="\r", flush=True)
     figures = {
         name: {mode: statistics.median(each[name] for each in lives) for mode, lives in taken.items()} for name in _WAYS
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs through torch.distributed's backend "mcr", beside our own functions and torch's gloo.
+"""The cost of a call through torch.distributed's backend "mcr", compared with mcr_dl's functions and torch's gloo.
 
 Two ranks on one host. Each operation and size is called in three ways that take turns: our function on mpi,
 torch.distributed's on a group of ours on mpi, and torch.distributed's on torch's gloo; the first two also on the
@@ -9,7 +9,6 @@ docs/results/dropin.md and dropin.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,18 +21,18 @@ from typing import Any
 import torch
 
 import dropin_rank
+import script
 from markdown_text import size_text, table
 from mcr_dl.bench.ranks import run_local
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TARGET_MICROSECONDS = 4.0
 
 
-def measure(rounds: int, seconds: float) -> dict[str, Any]:
+def measure(sizes: list[int], rounds: int, seconds: float) -> dict[str, Any]:
     """Samples of fresh ranks."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
-        with run_local(dropin_rank.measure_all, (rounds, seconds, str(output)), 2) as running:
+        with run_local(dropin_rank.measure_all, (sizes, rounds, seconds, str(output)), 2) as running:
             running.wait()
             if running.first_failure is not None:
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
@@ -93,15 +92,13 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser(__doc__, reports=True)
+    parser.set_defaults(sizes=dropin_rank.SIZES)
     parser.add_argument("--rounds", type=int, default=11, help="rounds of every point")
     parser.add_argument("--seconds", type=float, default=0.02, help="what each way gets in a round")
-    given = parser.parse_args()
-    found = measure(given.rounds, given.seconds)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "dropin.json").write_text(json.dumps(found) + "\n")
-    (RESULTS / "dropin.md").write_text(markdown(found))
-    print(markdown(found))
+    given = script.parse(parser, sizes=dropin_rank.SIZES[:2], rounds=2, seconds=0.001)
+    found = measure(given.sizes, given.rounds, given.seconds)
+    script.publish(given, "dropin", found, markdown(found), indent=None)
 
 
 if __name__ == "__main__":

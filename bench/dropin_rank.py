@@ -52,7 +52,7 @@ def _count(call: Callable[[], Any], seconds: float) -> int:
     return int(count)
 
 
-def measure_all(rounds: int, seconds: float, output: str) -> None:
+def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> None:
     """Microseconds of a call in each round, by operation, size and way; rank 0 writes them."""
     mcr_dl.init_process_group([BACKEND, "null"])
     mine, null, gloo = (
@@ -74,7 +74,7 @@ def measure_all(rounds: int, seconds: float, output: str) -> None:
     }
     times: dict[str, dict[int, dict[str, list[float]]]] = {}
     for operation in OPERATIONS:
-        for nbytes in SIZES:
+        for nbytes in sizes:
             arguments = _arguments(operation, nbytes)
             calls = {
                 way: partial(getattr(module, operation), *arguments, group=group)

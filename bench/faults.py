@@ -9,7 +9,6 @@ blocking collective or in a storm of asynchronous ones, on mpi or gloo. With --j
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,14 +20,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import jobs
+import script
 from harness.nursery import Child, Nursery
+from mcr_dl._console import Console, bars
 
 BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
 LIMIT = 1.0  # seconds that the calls have
@@ -55,16 +55,16 @@ def moment(rank: Child, what: str) -> float | None:
     return float(told[1]) if told else None
 
 
-def wrong(rank: Child, fault: str, took: float) -> str | None:
-    """What is not as promised on a survivor, whose call took so long."""
+def wrong(rank: Child, fault: str, took: float, bound: float) -> str | None:
+    """The promise that a survivor broke, whose call took so long; a call may take ``bound`` seconds."""
     if rank.code not in (jobs.REPORTED, jobs.ENDED):
         return f"code {rank.code}"
     if not re.search(jobs.LOST[fault], rank.text):
         return "not named"
-    return "late" if took > BOUND else None
+    return "late" if took > bound else None
 
 
-def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float) -> Outcome:
+def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float, bound: float) -> Outcome:
     """One fault."""
     ranks = jobs.start(nursery, "faulty", [backend, phase, fault], 3, FAULTY_DELAY=str(delay), FAULTY_LIMIT=str(LIMIT))
     survivors = [ranks[0], ranks[2]]
@@ -74,7 +74,7 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float)
         nursery.clear()
         return Outcome("no fault" if ended else "hang")
     calls = [(moment(rank, "raised") or rank.ended or 0.0) - (moment(rank, "began") or 0.0) for rank in survivors]
-    found = [wrong(rank, fault, took) for rank, took in zip(survivors, calls, strict=True)]
+    found = [wrong(rank, fault, took, bound) for rank, took in zip(survivors, calls, strict=True)]
     outcome = Outcome(next(filter(None, found), "ok"), max(calls), max(rank.ended or 0.0 for rank in survivors) - at)
     if outcome.result != "ok":
         print(*(f"--- {outcome.result}: {backend} {phase} {fault}\n{rank.text}" for rank in ranks), sep="\n")
@@ -103,19 +103,21 @@ def spread(seconds: list[float]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__)
     parser.add_argument("--faults", type=int, default=120, help="how many (120)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
+    parser.set_defaults(bound=BOUND)
+    given = script.parse(parser, faults=1, bound=60.0)
     draw = random.Random(given.seed)
     kinds = [(backend, phase, fault) for backend in BACKENDS for phase in PHASES for fault in FAULTS]
     results: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     before = shared_memory()
-    with Nursery() as nursery:
-        for turn in track(range(given.faults), "injecting"):
+    progress = bars(Console(stderr=True), ["injecting", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()])
+    with Nursery() as nursery, progress:
+        for turn in progress.track(range(given.faults)):
             kind = kinds[turn % len(kinds)]
-            results[kind].append(inject(nursery, *kind, draw.uniform(0.0, 1.0)))
+            results[kind].append(inject(nursery, *kind, draw.uniform(0.0, 1.0), given.bound))
     show(results)
     everything = [each for found in results.values() for each in found]
     good = sum(each.result == "ok" for each in everything)

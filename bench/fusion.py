@@ -8,7 +8,6 @@ sizes and times instead, and prints which is best: that is where the defaults of
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,12 +21,10 @@ from typing import Any
 import torch
 
 import fusion_rank
+import script
 from markdown_text import size_text, table
 from mcr_dl.bench.ranks import run_local
 from mcr_dl.passes.fuse import DEFAULTS
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
 
 
 def measure(entry: Callable[..., None], *arguments: Any) -> dict[str, Any]:
@@ -116,7 +113,7 @@ def explore(budget: float) -> None:
         size_text(size): {"buffer_bytes": size, "largest_bytes": min(size, 1 << 16), "hold_microseconds": 1000}
         for size in buffers
     }
-    found = measure(fusion_rank.measure_all, options, budget, False)
+    found = measure(fusion_rank.measure_all, options, fusion_rank.SWEEP, budget, False)
     for backend in fusion_rank.BACKENDS:
         rows = [
             [size_text(point["nbytes"]), *(f"{medians(point, name)[2]:.2f}" for name in options)]
@@ -139,19 +136,17 @@ def explore_time() -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script.parser(__doc__, reports=True)
+    parser.set_defaults(points=fusion_rank.SWEEP, models=True)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per point")
     parser.add_argument("--explore", action="store_true", help="compare buffer sizes and times")
-    arguments = parser.parse_args()
-    if arguments.explore:
-        explore(arguments.budget)
+    given = script.parse(parser, budget=0.01, points=[(1 << 7, 16), (1 << 10, 16)], models=False)
+    if given.explore:
+        explore(given.budget)
         explore_time()
         return
-    found = measure(fusion_rank.measure_all, {"fused": {}}, arguments.budget, True)
-    (RESULTS / "fusion.json").write_text(json.dumps(found, indent=1))
-    (RESULTS / "fusion.md").write_text(markdown(found))
-    draw(found, ROOT / "docs" / "images" / "fusion.png")
-    print(markdown(found))
+    found = measure(fusion_rank.measure_all, {"fused": {}}, given.points, given.budget, given.models)
+    script.publish(given, "fusion", found, markdown(found), draw)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import _C
+from mcr_dl import _C, _groups
 from mcr_dl.bench.ranks import bind
 from mcr_dl.passes import Fuse
 
 BACKENDS = ("mpi", "gloo")
-TENSORS = 256
-SWEEP = [1 << power for power in range(7, 17)]
-LARGE = [(1 << 18, 64), (1 << 20, 16), (1 << 22, 8)]
+# Bytes of a tensor, and tensors of a batch.
+SWEEP = [*((1 << power, 256) for power in range(7, 17)), (1 << 18, 64), (1 << 20, 16), (1 << 22, 8)]
 
 
 def resnet50() -> list[int]:
@@ -102,12 +101,13 @@ def _choices(options: dict[str, dict[str, int]]) -> dict[str, Any]:
     return groups
 
 
-def measure_all(options: dict[str, dict[str, int]], budget: float, models: bool, output: str) -> None:
-    """Everything, for each set of Fuse's options; rank 0 writes the samples."""
+def measure_all(
+    options: dict[str, dict[str, int]], points: list[tuple[int, int]], budget: float, models: bool, output: str
+) -> None:
+    """All batches, for each set of Fuse's options; rank 0 writes the samples."""
     mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
     bind()
     groups = _choices(options)
-    points = [(size, TENSORS) for size in SWEEP] + LARGE
     found: dict[str, Any] = {}
     for backend in BACKENDS:
         sweep = {size: _measure([size // 4] * count, groups, backend, budget) for size, count in points}
@@ -118,11 +118,8 @@ def measure_all(options: dict[str, dict[str, int]], budget: float, models: bool,
         }
         if mcr_dl.get_rank() == 0:
             print(f"{backend}: done", flush=True)
-    found["flushes"] = {
-        name: _C.passes(group)[0].statistics()["flushes"]
-        for name, group in groups.items()
-        if _C.passes(group)  # type: ignore[attr-defined]
-    }
+    chains = {name: _C.passes(_groups._group(group)) for name, group in groups.items()}
+    found["flushes"] = {name: chain[0].statistics()["flushes"] for name, chain in chains.items() if chain}
     if mcr_dl.get_rank() == 0:
         Path(output).write_text(json.dumps(found))
     mcr_dl.finalize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log adds to a call: interleaved rounds with it and without it, medians.
+"""The cost of the log in a call: interleaved rounds with it and without it, medians.
 
     python bench/log_cost.py                              # one process, the backend that does nothing
     torchrun --nproc-per-node 2 bench/log_cost.py         # the same, and 4 bytes over mpi
@@ -9,7 +9,6 @@ With --json FILE the figures go there too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import timeit
@@ -18,7 +17,8 @@ from pathlib import Path
 import torch
 
 import mcr_dl
-from mcr_dl import _launch
+import script
+from mcr_dl.bench.ranks import launched
 
 _ROUNDS = 21
 # Statement and calls in a round, by name.
@@ -30,16 +30,17 @@ _WAYS = {
 }
 
 
-def measure(backends: list[str]) -> dict[str, tuple[float, float]]:
-    """Median ns per call without and with the log, by way."""
+def measure(backends: list[str], rounds: int, most: int) -> dict[str, tuple[float, float]]:
+    """Median ns per call without and with the log, by way, over rounds of at most so many calls."""
     names = {"_f": mcr_dl.all_reduce, "_x": torch.ones(1)}
     ways = {name: way for name, way in _WAYS.items() if name.partition(",")[0] in backends}
     timers = {name: timeit.Timer(statement, "f = _f; x = _x", globals=names) for name, (statement, _) in ways.items()}
     taken: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ways}
-    for turn in range(_ROUNDS + 1):
+    for turn in range(rounds + 1):
         for on in (False, True) if turn % 2 else (True, False):
             mcr_dl.set_passes(["log"] if on else [])
-            for name, (_, calls) in ways.items():
+            for name, (_, wanted) in ways.items():
+                calls = min(wanted, most)
                 mcr_dl.barrier(backend=backends[-1])
                 seconds = timers[name].timeit(calls)
                 if turn > 0:  # the first one warms up
@@ -49,16 +50,18 @@ def measure(backends: list[str]) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__)
     parser.add_argument("--json", type=Path, help="write the figures there")
-    given = parser.parse_args()
-    if _launch.detect().launcher == "none":
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"of all ways ({_ROUNDS})")
+    parser.set_defaults(most=max(calls for _, calls in _WAYS.values()))
+    given = script.parse(parser, rounds=1, most=20)
+    if not launched():
         mcr_dl.init_process_group(["null"], store=mcr_dl.HashStore(), rank=0, world_size=1)
         backends = ["null"]
     else:
         backends = ["null", "mpi"]
         mcr_dl.init_process_group(backends)
-    found = measure(backends)
+    found = measure(backends, given.rounds, given.most)
     if mcr_dl.get_rank() == 0:
         for name, (off, on) in found.items():
             print(f"{name:20} {off:8.0f} ns without, {on:8.0f} ns with the log: {on - off:+6.0f} ns")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MCR-DL adds to a call of the MPI library.
+"""The cost that MCR-DL adds to a call of the MPI library.
 
 One pair of processes, one MPI library, interleaved blocks: a C loop of MPI calls, mcr_dl, mpi4py, and (apart, as it has
-threads of its own) torch.distributed on gloo. Medians over blocks; what is added is the median of the differences of
+threads of its own) torch.distributed on gloo. Medians over blocks; the cost is the median of the differences of
 neighbouring blocks. Run by ``make bench``; writes ``docs/results/overhead.{json,md}``.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import platform
 import random
@@ -25,11 +24,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, TimeRemainingColumn
+
+import script
 from overhead_report import markdown, summarize
 
-ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(sys.prefix)
-RESULTS = ROOT / "docs" / "results"
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
 OPS = ("all_reduce", "all_to_all_single", "broadcast", "all_gather_single")
 ASYNC = "all_reduce async + wait"
@@ -39,7 +39,7 @@ Blocks = dict[str, list[float]]
 
 def launch(arguments: list[str]) -> int:
     """Start two ranks of this script under MPICH's mpiexec."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich", "MCR_DL_BENCH_RANK": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich", "MCR_BENCH_RANK": "1"}
     mpiexec = HERE / "bin" / "mpiexec"
     return subprocess.run(
         [mpiexec, "-n", "2", sys.executable, __file__, *arguments], env=environment, check=False
@@ -140,18 +140,17 @@ def measure(pair: Pair, op: str, nbytes: int, blocks: int) -> Blocks:
     return result
 
 
-def measure_gloo(pair: Pair, blocks: int) -> dict[str, dict[int, Blocks]]:
-    """torch.distributed's gloo and ours, interleaved."""
+def measure_gloo(pair: Pair, sizes: list[int], blocks: int) -> dict[int, Blocks]:
+    """An all_reduce by torch.distributed's gloo and by ours, interleaved."""
     import torch.distributed as torch_dist
 
     torch, mcr = pair.torch, pair.mcr
-    store = torch_dist.PrefixStore("bench", mcr._runtime.state().store)
-    torch_dist.init_process_group("gloo", store=store, rank=pair.rank, world_size=pair.size)
-    result: dict[str, dict[int, Blocks]] = {"all_reduce": {}}
-    for nbytes in SIZES[::2]:
+    group = torch_dist.new_group(backend="gloo")
+    result: dict[int, Blocks] = {}
+    for nbytes in sizes:
         target = torch.ones(nbytes // 4)
         ways = {
-            "torch.distributed gloo": lambda t=target: torch_dist.all_reduce(t, torch_dist.ReduceOp.MAX),
+            "torch.distributed gloo": lambda t=target: torch_dist.all_reduce(t, torch_dist.ReduceOp.MAX, group),
             "mcr_dl gloo": lambda t=target: mcr.all_reduce("gloo", t, mcr.ReduceOp.MAX),
         }
         calls = max(3, int(4 * BLOCK_SECONDS / pair.agreed(timed(ways["mcr_dl gloo"], 10))))
@@ -159,23 +158,23 @@ def measure_gloo(pair: Pair, blocks: int) -> dict[str, dict[int, Blocks]]:
         for _ in range(blocks):
             for name, way in ways.items():
                 timings[name].append(timed(way, calls))
-        result["all_reduce"][nbytes] = timings
-    torch_dist.destroy_process_group()
+        result[nbytes] = timings
+    torch_dist.destroy_process_group(group)
     return result
 
 
-def measure_overlap(pair: Pair) -> dict[str, dict[str, float]]:
+def measure_overlap(pair: Pair, nbytes: int, rounds: int) -> dict[str, dict[str, float]]:
     """How much of an asynchronous all_reduce hides behind a matrix product that takes about as long."""
     torch, mcr = pair.torch, pair.mcr
     result = {}
-    tensor = torch.ones(4 << 20)
+    tensor = torch.ones(nbytes // 4)
     left = torch.ones(512, 512)
     for backend in ("mpi", "gloo"):
 
         def communicate(backend: str = backend) -> None:
             mcr.all_reduce(backend, tensor, mcr.ReduceOp.MAX, async_op=True).wait()
 
-        alone = statistics.median(timed(communicate, 1) for _ in range(9))
+        alone = statistics.median(timed(communicate, 1) for _ in range(rounds))
         products = max(1, int(pair.agreed(alone / timed(lambda: left @ left, 20))))
 
         def compute(products: int = products) -> None:
@@ -188,8 +187,8 @@ def measure_overlap(pair: Pair) -> dict[str, dict[str, float]]:
             work.wait()
 
         mcr.barrier()
-        rounds = [(timed(communicate, 1), timed(compute, 1), timed(both, 1)) for _ in range(15)]
-        comm, comp, together = (statistics.median(column) for column in zip(*rounds, strict=True))
+        samples = [(timed(communicate, 1), timed(compute, 1), timed(both, 1)) for _ in range(rounds)]
+        comm, comp, together = (statistics.median(column) for column in zip(*samples, strict=True))
         hidden = (comm + comp - together) / min(comm, comp)
         result[backend] = {"communication_s": comm, "compute_s": comp, "both_s": together, "hidden": hidden}
     return result
@@ -204,15 +203,16 @@ def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
     """Growth of resident memory over many calls, and what operations under way cost."""
     torch, mcr = pair.torch, pair.mcr
     tensor = torch.ones(1)
-    timed(lambda: mcr.all_reduce("mpi", tensor), 10_000)
-    timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), 10_000)
+    warm_up = min(calls, 10_000)
+    timed(lambda: mcr.all_reduce("mpi", tensor), warm_up)
+    timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), warm_up)
     before = resident()
     timed(lambda: mcr.all_reduce("mpi", tensor), calls)
     blocking = resident() - before
     before = resident()
     timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), calls // 10)
     asynchronous = resident() - before
-    tensors = [torch.ones(1) for _ in range(10_000)]
+    tensors = [torch.ones(1) for _ in range(warm_up)]
     # The peer comes late, so that none of them can end.
     mcr.barrier()
     before = resident()
@@ -243,63 +243,73 @@ def machine_text() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """One rank."""
-    import chain
-    import choosing
+def start(library: str) -> Pair:
+    """The runtime of one rank, and the C loop in that library."""
     import mcr_dl
 
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")  # all on mpi, by its own choice of algorithms
     from mcr_dl import _mpi_library
 
     os.environ["MPI4PY_LIBMPI"] = _mpi_library.find().path
-    loop = ctypes.CDLL(arguments.loop)
+    loop = ctypes.CDLL(library)
     loop.mcr_loop.restype = ctypes.c_double
     loop.mcr_loop.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     loop.mcr_loop_start()
-    pair = Pair(loop)
-    from rich.progress import Progress
+    return Pair(loop)
 
+
+def measure_small(given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Parts of a call, in runtimes of this process alone."""
+    import chain
+    import choosing
+
+    return {
+        "choosing_ns": choosing.measure(choosing.SMOKE_CALLS if given.smoke else choosing.CALLS),
+        "chain_ns": chain.measure(chain.SMOKE_CALLS if given.smoke else chain.CALLS),
+    }
+
+
+def run(given: argparse.Namespace) -> None:
+    """One rank."""
+    import mcr_dl
+    from mcr_dl._console import Console, bars
+
+    pair = start(given.loop)
     report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}
     report["libraries"] = f"{mcr_dl.available_backends()['mpi'].removeprefix('ok: ')}, torch {pair.torch.__version__}"
-    with Progress(disable=pair.rank != 0) as progress:
-        task = progress.add_task("measuring", total=(len(OPS) + 1) * len(SIZES) + 4)
+    columns = ("measuring", BarColumn(), TimeRemainingColumn())
+    with bars(Console(stderr=True), columns, disable=pair.rank != 0) as progress:
+        task = progress.add_task("", total=(len(OPS) + 1) * len(given.sizes) + 4)
         for op in (*OPS, ASYNC):
             report["mpi"][op] = {}
-            for nbytes in SIZES:
-                report["mpi"][op][nbytes] = summarize(measure(pair, op, nbytes, arguments.blocks))
+            for nbytes in given.sizes:
+                report["mpi"][op][nbytes] = summarize(measure(pair, op, nbytes, given.blocks))
                 progress.advance(task)
-        gloo = measure_gloo(pair, max(3, arguments.blocks // 3))["all_reduce"]
+        gloo = measure_gloo(pair, given.sizes[::2], max(3, given.blocks // 3))
         report["gloo"] = {n: {k: statistics.median(v) * 1e6 for k, v in blocks.items()} for n, blocks in gloo.items()}
         progress.advance(task)
-        report["overlap"] = measure_overlap(pair)
+        report["overlap"] = measure_overlap(pair, given.overlap_bytes, given.overlap_rounds)
         progress.advance(task)
-        report["memory"] = measure_memory(pair, arguments.calls)
+        report["memory"] = measure_memory(pair, given.calls)
         progress.advance(task)
         mcr_dl.destroy_process_group()
-        report["choosing_ns"] = choosing.measure()
-        report["chain_ns"] = chain.measure()
+        report |= measure_small(given)
         progress.advance(task)
     if pair.rank == 0:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "overhead.json").write_text(json.dumps(report, indent=1) + "\n")
-        (arguments.out / "overhead.md").write_text(markdown(report))
-        from rich.console import Console
-        from rich.markdown import Markdown
-
-        Console().print(Markdown(markdown(report)))
+        script.publish(given, "overhead", report, markdown(report))
 
 
 def main() -> int:
     """Start the ranks, or be one."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__, reports=True)
     parser.add_argument("--blocks", type=int, default=21, help="rounds of interleaved blocks for each size")
     parser.add_argument("--calls", type=int, default=1_000_000, help="blocking calls of the memory measurement")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where overhead.json and overhead.md go")
     parser.add_argument("--loop", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if "MCR_DL_BENCH_RANK" in os.environ:
-        run(arguments)
+    parser.set_defaults(sizes=SIZES, overlap_bytes=16 << 20, overlap_rounds=15)
+    smoke = {"sizes": [4, 1024, 65536], "overlap_bytes": 1 << 16, "overlap_rounds": 3}
+    given = script.parse(parser, blocks=3, calls=100, **smoke)
+    if "MCR_BENCH_RANK" in os.environ:
+        run(given)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         return launch([*sys.argv[1:], "--loop", compile_loop(folder)])

@@ -12,12 +12,14 @@ import sys
 import timeit
 from pathlib import Path
 
+import script
+
 OPERATIONS = ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
 CALLS = 300
 
 
-def rank() -> None:
-    """One rank."""
+def rank(number: int) -> None:
+    """One rank, which makes so many calls of each operation."""
     import torch
 
     import mcr_dl
@@ -31,7 +33,7 @@ def rank() -> None:
     }
     for name, call in calls.items():
         call()
-        seconds = timeit.timeit(call, number=CALLS) / CALLS
+        seconds = timeit.timeit(call, number=number) / number
         if mcr_dl.get_rank() == 0:
             print(f"  {name:12} {seconds * 1e6:10.1f} µs", flush=True)
     mcr_dl.destroy_process_group()
@@ -39,16 +41,19 @@ def rank() -> None:
 
 def main() -> None:
     """Start the ranks, or be one."""
-    if "MCR_DL_BENCH_RANK" in os.environ:
-        rank()
+    parser = script.parser(__doc__)
+    parser.add_argument("--calls", type=int, default=CALLS, help=f"of each operation ({CALLS})")
+    given = script.parse(parser, calls=3)
+    if "MCR_BENCH_RANK" in os.environ:
+        rank(given.calls)
         return
     ranks = 2 * (os.cpu_count() or 1)
     own_choice = {f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "auto" for operation in OPERATIONS}
     for title, variables in (("as MCR-DL sets it", {}), ("MPICH's own choice", own_choice)):
         print(f"{ranks} ranks on {os.cpu_count()} cores, 4 B, {title}:", flush=True)
-        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "MCR_DL_BENCH_RANK": "1"}
+        environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "MCR_BENCH_RANK": "1"}
         mpiexec = Path(sys.prefix, "bin", "mpiexec")
-        subprocess.run([mpiexec, "-n", str(ranks), sys.executable, __file__], env=environment, check=True)
+        subprocess.run([mpiexec, "-n", str(ranks), sys.executable, *sys.argv], env=environment, check=True)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,22 @@ Exit code 1: something was wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from mcr_dl._console import Console
 from mcr_dl.bench.ranks import run_local
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "tests"))
 
+import script  # noqa: E402
 from soak_rank import MIXES, Settings, soak  # noqa: E402
 
 MIB = 1 << 20
@@ -58,7 +58,7 @@ def _run(ranks: int, settings: Settings) -> list[dict[str, Any]] | None:
 
 def main() -> int:
     """Run it at each number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = script.parser(__doc__)
     parser.add_argument("-n", default="2,3", help="numbers of ranks (2,3)")
     parser.add_argument("--calls", type=int, default=500_000, help="calls at each number of ranks (500000)")
     parser.add_argument("--seconds", type=float, default=300.0, help="most time for each number of ranks (300)")
@@ -67,7 +67,7 @@ def main() -> int:
         "--gloo", type=float, default=0.1, help="share of the calls that gloo gets; the others go to mpi"
     )
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    given = parser.parse_args()
+    given = script.parse(parser, n="2", calls=200, seconds=30.0)
     settings = Settings(given.calls, given.seconds, given.seed, given.gloo)
     results = []
     for ranks in map(int, given.n.split(",")):
@@ -78,10 +78,10 @@ def main() -> int:
         results.append({**found[0], "ranks": ranks, "rss": memory})
     console = Console(width=140)
     console.print(_table(results))
-    console.print(f"groups' passes: {'; '.join(', '.join(mix) or 'none' for mix in MIXES)}", highlight=False)
+    console.print(f"groups' passes: {'; '.join(', '.join(mix) or 'none' for mix in MIXES)}")
     for found in results:
         by = ", ".join(f"{name} {number:,}" for name, number in sorted(found["by"].items()))
-        console.print(f"{found['ranks']} ranks: {by}", highlight=False)
+        console.print(f"{found['ranks']} ranks: {by}")
     if given.json:
         given.json.write_text(json.dumps({"settings": settings._asdict(), "results": results}, indent=1) + "\n")
     return 0

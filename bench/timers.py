@@ -9,10 +9,10 @@ from timeit import Timer
 _ROUNDS = 21
 
 
-def medians(timers: dict[str, Timer], calls: int) -> dict[str, float]:
+def medians(timers: dict[str, Timer], calls: int, rounds: int = _ROUNDS) -> dict[str, float]:
     """Median ns per call of each, over rounds in which each makes so many calls."""
     taken: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for name, timer in timers.items():
             taken[name].append(timer.timeit(calls) / calls * 1e9)
     return {name: statistics.median(values) for name, values in taken.items()}

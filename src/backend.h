@@ -25,7 +25,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Waits until some rank has set it; throws Timeout.
+  /// Waits until some rank has set it; throws Timeout, or Backend if the store is lost.
   virtual std::string get(const std::string& key) = 0;
 };
 
@@ -65,6 +65,8 @@ class Communicator {
   /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
   /// lets one thread in at a time and another thread's message may be what this one waits for. So is Call::any_form.
   virtual bool inline_messages() const { return false; }
+  /// Whether a blocking call keeps this process's other threads out of the library until it is over.
+  virtual bool excludes_threads() const { return !inline_messages(); }
   /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
   virtual bool packed() const { return false; }
   /// The kind of device on whose streams issue() enqueues; nothing for a host library. Only tensors of that kind reach
@@ -146,7 +148,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 5;
+inline constexpr int kPluginVersion = 6;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 
 #include "ops.h"
 #include "types.h"
@@ -40,8 +41,9 @@ struct Call {
   int tag = 0;
   double factor = std::numeric_limits<double>::quiet_NaN();  // of PREMUL_SUM; NaN: not given
   const void* factor_data = nullptr;  // the same in device memory, one element of `dtype`; null: `factor` counts
-  int64_t size_hint = -1;          // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
-  const Coding* coding = nullptr;  // how the caller wants it compressed; null: as the group does
+  int64_t size_hint = -1;  // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
+  const std::string* layout = nullptr;  // in detail mode: how `out` lies in memory, if not row by row
+  const Coding* coding = nullptr;       // how the caller wants it compressed; null: as the group does
   std::chrono::milliseconds timeout{0};
 };
 

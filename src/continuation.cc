@@ -67,8 +67,8 @@ void Continuation::finish(std::chrono::milliseconds limit, Interrupt interrupt) 
     std::this_thread::yield();
     if (round % kRounds != 0) continue;
     if (std::chrono::steady_clock::now() >= deadline) {
-      throw Error(ErrorCode::Timeout, "earlier calls that a pass holds have not gone on after " +
-                                          std::to_string(limit.count()) + " ms: other ranks have not made them");
+      throw Error(ErrorCode::Timeout, "timed out: calls held by a pass are still pending after the timeout of " +
+                                          std::to_string(limit.count()) + " ms; another rank has not issued them");
     }
     if (interrupt != nullptr) interrupt();
   }

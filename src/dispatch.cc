@@ -8,11 +8,12 @@
 #include "codec.h"
 #include "continuation.h"
 #include "emulate.h"
+#include "execute.h"
 #include "flatten.h"
 #include "pass.h"
 #include "profile.h"
 #include "recorder.h"
-#include "reduce.h"
+#include "reduction_form.h"
 #include "staging.h"
 #include "stop.h"
 #include "stream_call.h"
@@ -57,16 +58,11 @@ void lower_bool(Call& call) {
 }
 
 // Decides how the call is done, from values that are equal on all ranks: op, dtype, reduction, vectored, device and
-// the communicator's tables. AVG becomes SUM, with `average` set, where the backend does not have it.
-Route route_on_host(const Communicator& communicator, Call& call, bool& average) {
-  if (communicator.supports(call)) return Route::Native;
-  if (call.red == RedOp::AVG && row(call.op).is(kReduces)) {
-    call.red = RedOp::SUM;
-    average = true;
-    if (communicator.supports(call)) return Route::Native;
-  }
-  const bool combined = call.red != RedOp::PREMUL_SUM || !row(call.op).is(kReduces);
-  return row(call.op).fallback == Fallback::Exchange && combined ? Route::Emulated : Route::Unsupported;
+// the communicator's tables. The call's reduction becomes one that the backend has.
+Route route_on_host(const Communicator& communicator, Call& call, ReductionForm& form) {
+  form = ReductionForm::of(communicator, call);
+  if (form.native()) return Route::Native;
+  return row(call.op).fallback == Fallback::Exchange ? Route::Emulated : Route::Unsupported;
 }
 
 // The same for backends on streams, and for a device's tensors on a library of the host: it may do them as they are,
@@ -78,8 +74,8 @@ Route route_of_device(const Communicator& communicator, Call call) {
   }
   if (able) return call.device_idle ? Route::Native : Route::Staged;
   call.device = {};
-  bool average = false;
-  return route_on_host(communicator, call, average) == Route::Unsupported ? Route::Unsupported : Route::Staged;
+  ReductionForm form;
+  return route_on_host(communicator, call, form) == Route::Unsupported ? Route::Unsupported : Route::Staged;
 }
 
 void check_device(Device expected, Device got) {
@@ -103,7 +99,7 @@ bool admit(Passage& passage) {
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
   } catch (const Error& error) {
-    throw refusal(passage, error.code(), error.what());
+    throw refusal(passage, error);
   }
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
@@ -127,6 +123,12 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
   return made;
 }
 
+std::shared_ptr<Work> nothing_to_do(Passage& passage) {
+  auto work = make_work(passage, {});
+  work->poll();
+  return work;
+}
+
 void watch(const Passage& passage, std::shared_ptr<Work> work) {
   passage.slot->backend.progress.watch(std::move(work));
 }
@@ -146,7 +148,7 @@ class Issue {
       if (route_ == Route::Stream) return run_on_stream(passage_), -1;
       if (route_ == Route::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
-      if (lane.blocking() && admits_one_thread() && Continuation::any()) [[unlikely]] {
+      if (lane.blocking() && Continuation::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
         Continuation::finish(passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
@@ -155,8 +157,8 @@ class Issue {
         stopwatch.stop();
         return lane.source();
       }
-    } catch (const Error& error) {
-      fail(error, lane);
+    } catch (...) {
+      fail(lane);
     }
     const auto work = make_work(passage_, lane.take());
     try {
@@ -174,8 +176,8 @@ class Issue {
       if (route_ == Route::Stream) return enqueue();
       if (route_ == Route::Staged) return stage();
       issue(lane);
-    } catch (const Error& error) {
-      fail(error, lane);
+    } catch (...) {
+      fail(lane);
     }
     auto work = make_work(passage_, lane.take());
     work->poll();
@@ -221,7 +223,7 @@ class Issue {
     if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
     if (!device || !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
-    route_ = device ? route_of_device(communicator, call) : route_on_host(communicator, call, average_);
+    route_ = device ? route_of_device(communicator, call) : route_on_host(communicator, call, form_);
     if (route_ == Route::Stream) check_device(group.device(*slot->streams), call.device);
     if (route_ == Route::Unsupported) {
       const bool reduces = row(call.op).is(kReduces);
@@ -240,28 +242,35 @@ class Issue {
 
   bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
 
-  // Adds the last steps to the plan in the order in which they must run: combine, average, copy out.
+  // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy out.
   void issue(Lane& lane) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
+    form_.prepare(call, plan, group.rank());
     if (route_ == Route::Native) communicator.issue(call, lane);
-    if (route_ == Route::Emulated) emulate(call, plan, communicator, group.rank(), group.size(), lane);
-    if (average_ && (call.op != Op::reduce || call.root == group.rank())) {
-      plan.finish.emplace_back(
-          [out = call.out, dtype = call.dtype, size = group.size()] { divide(out.data, out.count, dtype, size); });
+    if (route_ == Route::Emulated) {
+      const auto schedule = std::make_shared<Schedule>();
+      emulate(call, group.rank(), group.size(), *schedule);
+      execute(schedule, communicator, lane, plan);
     }
+    form_.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);
   }
 
-  // What was started before the error stays alive until it ends: the library still uses its memory.
-  [[noreturn]] void fail(const Error& error, Lane& lane) {
+  // Called in a catch block. Requests that were started before the error stay alive until they end: the library still
+  // uses their memory.
+  [[noreturn]] void fail(Lane& lane) {
     if (lane.pending()) watch(passage_, make_work(passage_, lane.take()));
-    throw refusal(passage_, error.code(), error.what());
+    try {
+      throw;
+    } catch (const Error& error) {
+      throw refusal(passage_, error);
+    }
   }
 
   Passage& passage_;
   Route route_ = Route::Native;
-  bool average_ = false;
+  ReductionForm form_;
   std::unique_ptr<Profiler::Span> span_;
 };
 
@@ -286,18 +295,30 @@ Error late(const Work& work, std::chrono::milliseconds limit) {
   const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
   return {ErrorCode::Timeout,
           work.what() + ": " + kind + std::to_string(call.seq) +
-              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") + " still running after " +
-              std::to_string(limit.count()) + " ms",
+              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") +
+              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
           work.subject()};
 }
 
 }  // namespace
 
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
+  return refusal(passage, Error(code, text));
+}
+
+std::string described(const Passage& passage) {
   const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
-  const auto full = describe(std::string(backend), passage.call.op, *passage.group.label()) + ": " + text;
-  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, full};
-  return {code, full, Subject{*passage.group.label(), passage.trail.seq, row(passage.call.op).is(kPeer)}};
+  const auto* function = passage.plan.names->function;
+  return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
+                  *passage.group.label());
+}
+
+Error refusal(const Passage& passage, const Error& error) {
+  const auto text = described(passage) + ": " + error.what();
+  const auto code = error.code();
+  if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
+  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
+  return {code, text, Subject{*passage.group.label(), passage.trail.seq, row(passage.call.op).is(kPeer)}};
 }
 
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
@@ -334,23 +355,24 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
 }
 
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+  if (group.chain() == nullptr) return start_around_passes(group, slot, call, plan);
   Passage passage{group, slot, call, plan, true};
-  if (!admit(passage)) {
-    auto work = make_work(passage, {});
-    work->poll();
-    return work;
-  }
-  if (group.chain() == nullptr) return Issue(passage).start();
+  if (!admit(passage)) return nothing_to_do(passage);
   return Next(*group.chain())(passage).work;
+}
+
+std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+  Passage passage{group, slot, call, plan, true};
+  return admit(passage) ? Issue(passage).start() : nothing_to_do(passage);
 }
 
 std::string_view how(const Communicator& communicator, Call call) {
   const OpRow& op = row(call.op);
   if ((op.is(kReduces) && !defined(call.dtype, call.red)) || (call.vectored && !op.is(kVectored))) return "-";
   lower_bool(call);
-  bool average = false;
+  ReductionForm form;
   const bool device = communicator.streams() || call.device.type != DeviceType::CPU;
-  switch (device ? route_of_device(communicator, call) : route_on_host(communicator, call, average)) {
+  switch (device ? route_of_device(communicator, call) : route_on_host(communicator, call, form)) {
     case Route::Native:
     case Route::Stream:
       return "native";

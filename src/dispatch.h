@@ -17,6 +17,8 @@ int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt inter
 
 /// Starts the call. The Work is also owned by its backend's progress thread until it is complete.
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan);
+/// The same around the group's passes: for what is no call of the program, such as an agreement of the ranks.
+std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
 /// How a call would be done: "native", "emulated", "staged" (on copies in host memory) or "-" (not at all). For the
 /// support matrix.

@@ -2,9 +2,10 @@
 #include "emulate.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string>
+#include <utility>
 
-#include "reduce.h"
+#include "error.h"
 
 namespace mcr {
 
@@ -13,13 +14,12 @@ namespace {
 // The largest message that every library sends in one piece.
 constexpr int64_t kMessageBytes = int64_t{1} << 30;
 
-// Sends and receives of one emulated call, as bytes.
-class Exchange {
+class Emulation {
  public:
-  Exchange(const Call& call, Plan& plan, Communicator& communicator, int rank, int size, Lane& lane)
-      : call_(call), plan_(plan), communicator_(communicator), rank_(rank), size_(size), lane_(lane) {}
+  Emulation(const Call& call, int rank, int size, Schedule& schedule)
+      : call_(call), rank_(rank), size_(size), schedule_(schedule) {}
 
-  void start() {
+  void build() {
     switch (call_.op) {
       case Op::broadcast:
         return broadcast();
@@ -28,11 +28,11 @@ class Exchange {
       case Op::reduce:
         return reduce();
       case Op::all_gather:
-        return gather_to_all();
+        return exchange([&](int) { return call_.in; }, [&](int i) { return out_block(i); });
       case Op::reduce_scatter:
         return reduce_scatter();
       case Op::all_to_all:
-        return all_to_all();
+        return exchange([&](int i) { return in_block(i); }, [&](int i) { return out_block(i); });
       case Op::gather:
         return gather();
       case Op::scatter:
@@ -46,143 +46,132 @@ class Exchange {
 
  private:
   int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
-  std::byte* at(const Buffer& buffer, int64_t offset) const {
-    return static_cast<std::byte*>(buffer.data) + bytes(offset);
+  Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
+    return {static_cast<std::byte*>(whole.data) + bytes(offset), count};
   }
 
-  void message(Op op, int peer, void* data, int64_t length) {
+  void message(Op op, int peer, const Buffer& buffer) {
+    const int64_t length = bytes(buffer.count);
     for (int64_t offset = 0; offset < length; offset += kMessageBytes) {
       Call piece;
       piece.op = op;
       piece.internal = true;
       piece.root = peer;
-      piece.out = {static_cast<std::byte*>(data) + offset, std::min(kMessageBytes, length - offset)};
+      piece.out = {static_cast<std::byte*>(buffer.data) + offset, std::min(kMessageBytes, length - offset)};
       piece.timeout = call_.timeout;
-      communicator_.issue(piece, lane_);
+      pending_.push_back(schedule_.issue(piece));
     }
   }
-  void send(int peer, void* data, int64_t length) { message(Op::send, peer, data, length); }
-  void receive(int peer, void* data, int64_t length) { message(Op::recv, peer, data, length); }
+  void send(int peer, const Buffer& buffer) { message(Op::send, peer, buffer); }
+  void receive(int peer, const Buffer& buffer) { message(Op::recv, peer, buffer); }
+  void copy(const Buffer& to, const Buffer& from) { pending_.push_back(schedule_.copy(to, from, call_.dtype)); }
 
-  // One block each way with every rank; blocks to and from this rank are copied.
+  // One block each way with every rank, each in a different order of the others; this rank's own block is copied.
   template <class To, class From>
-  void with_all(To to, From from) {
-    for (int step = 0; step < size_; ++step) {
-      const int source = (rank_ - step + size_) % size_;
-      const int target = (rank_ + step) % size_;
-      const Buffer outgoing = to(target);
-      const Buffer incoming = from(source);
-      if (step == 0) {
-        if (incoming.count != 0)
-          std::memcpy(incoming.data, outgoing.data, static_cast<std::size_t>(bytes(incoming.count)));
-        continue;
-      }
-      receive(source, incoming.data, bytes(incoming.count));
-      send(target, outgoing.data, bytes(outgoing.count));
+  void exchange(To to, From from) {
+    copy(from(rank_), to(rank_));
+    for (int step = 1; step < size_; ++step) {
+      receive((rank_ - step + size_) % size_, from((rank_ - step + size_) % size_));
+      send((rank_ + step) % size_, to((rank_ + step) % size_));
     }
   }
 
-  // Block `i` of the side that has one per rank; `other` is the side that holds a single one.
+  // Block `i` of the side that has one per rank.
   Buffer block(const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs, int i) const {
     const auto index = static_cast<std::size_t>(i);
-    if (call_.vectored) return {at(whole, displs[index]), counts[index]};
+    if (call_.vectored) return part(whole, displs[index], counts[index]);
     const int64_t count = whole.count / size_;
-    return {at(whole, i * count), count};
+    return part(whole, i * count, count);
   }
   Buffer in_block(int i) const { return block(call_.in, call_.in_counts, call_.in_displs, i); }
   Buffer out_block(int i) const { return block(call_.out, call_.out_counts, call_.out_displs, i); }
 
-  // Memory for one contribution of every rank; on completion their combination, in rank order, goes to `result`.
-  std::byte* contributions(Buffer result) {
-    const int64_t length = bytes(result.count);
-    auto* all = static_cast<std::byte*>(plan_.allocate({}, length * size_));
-    plan_.finish.emplace_back([all, length, result, size = size_, dtype = call_.dtype, red = call_.red] {
-      for (int i = 1; i < size; ++i) combine(all, all + i * length, result.count, dtype, red);
-      if (length != 0) std::memcpy(result.data, all, static_cast<std::size_t>(length));
-    });
-    return all;
+  // Memory for a contribution of every rank, one behind the other.
+  Buffer contributions(int64_t count) { return {schedule_.scratch(bytes(count) * size_), count * size_}; }
+  // Combines them into the first one, in the order of the ranks, when all are there, and copies that to `result`.
+  void fold(const Buffer& all, const Buffer& result) {
+    Schedule::Ids after = std::move(pending_);
+    for (int i = 1; i < size_; ++i) {
+      after = {schedule_.combine(part(all, 0, result.count), part(all, i * result.count, result.count), call_.dtype,
+                                 call_.red, after)};
+    }
+    schedule_.copy(result, part(all, 0, result.count), call_.dtype, after);
   }
 
   void broadcast() {
-    if (call_.root != rank_) return receive(call_.root, call_.out.data, bytes(call_.out.count));
+    if (call_.root != rank_) return receive(call_.root, call_.out);
     for (int i = 0; i < size_; ++i) {
-      if (i != rank_) send(i, call_.out.data, bytes(call_.out.count));
+      if (i != rank_) send(i, call_.out);
     }
   }
 
   void all_reduce() {
-    auto* all = contributions(call_.out);
-    with_all([&](int) { return call_.out; },
-             [&](int i) { return Buffer{all + i * bytes(call_.out.count), call_.out.count}; });
+    const Buffer all = contributions(call_.out.count);
+    exchange([&](int) { return call_.out; }, [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
+    fold(all, call_.out);
   }
 
   void reduce() {
-    const int64_t length = bytes(call_.out.count);
-    if (call_.root != rank_) return send(call_.root, call_.out.data, length);
-    auto* all = contributions(call_.out);
+    if (call_.root != rank_) return send(call_.root, call_.out);
+    const Buffer all = contributions(call_.out.count);
     for (int i = 0; i < size_; ++i) {
-      if (i != rank_) receive(i, all + i * length, length);
+      const Buffer place = part(all, i * call_.out.count, call_.out.count);
+      if (i == rank_) {
+        copy(place, call_.out);
+      } else {
+        receive(i, place);
+      }
     }
-    if (length != 0) std::memcpy(all + rank_ * length, call_.out.data, static_cast<std::size_t>(length));
-  }
-
-  void gather_to_all() {
-    with_all([&](int) { return call_.in; }, [&](int i) { return out_block(i); });
+    fold(all, call_.out);
   }
 
   void reduce_scatter() {
-    auto* all = contributions(call_.out);
-    with_all([&](int i) { return in_block(i); },
-             [&](int i) { return Buffer{all + i * bytes(call_.out.count), call_.out.count}; });
-  }
-
-  void all_to_all() {
-    with_all([&](int i) { return in_block(i); }, [&](int i) { return out_block(i); });
+    const Buffer all = contributions(call_.out.count);
+    exchange([&](int i) { return in_block(i); },
+             [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
+    fold(all, call_.out);
   }
 
   void gather() {
-    if (call_.root != rank_) return send(call_.root, call_.in.data, bytes(call_.in.count));
+    if (call_.root != rank_) return send(call_.root, call_.in);
     for (int i = 0; i < size_; ++i) {
-      const Buffer part = out_block(i);
-      if (i != rank_) {
-        receive(i, part.data, bytes(part.count));
-      } else if (part.count != 0) {
-        std::memcpy(part.data, call_.in.data, static_cast<std::size_t>(bytes(part.count)));
+      if (i == rank_) {
+        copy(out_block(i), call_.in);
+      } else {
+        receive(i, out_block(i));
       }
     }
   }
 
   void scatter() {
-    if (call_.root != rank_) return receive(call_.root, call_.out.data, bytes(call_.out.count));
+    if (call_.root != rank_) return receive(call_.root, call_.out);
     for (int i = 0; i < size_; ++i) {
-      const Buffer part = in_block(i);
-      if (i != rank_) {
-        send(i, part.data, bytes(part.count));
-      } else if (part.count != 0) {
-        std::memcpy(call_.out.data, part.data, static_cast<std::size_t>(bytes(part.count)));
+      if (i == rank_) {
+        copy(call_.out, in_block(i));
+      } else {
+        send(i, in_block(i));
       }
     }
   }
 
   void barrier() {
-    const int64_t mark = bytes(1);
-    auto* marks = static_cast<std::byte*>(plan_.allocate({}, mark * (1 + size_)));
-    std::fill_n(marks, mark * (1 + size_), std::byte{0});
-    with_all([&](int) { return Buffer{marks + mark * size_, 1}; }, [&](int i) { return Buffer{marks + mark * i, 1}; });
+    const Buffer marks = contributions(1);
+    const Buffer mine = part(contributions(1), 0, 1);
+    std::fill_n(static_cast<std::byte*>(mine.data), bytes(1), std::byte{0});
+    exchange([&](int) { return mine; }, [&](int i) { return part(marks, i, 1); });
   }
 
   const Call& call_;
-  Plan& plan_;
-  Communicator& communicator_;
   const int rank_;
   const int size_;
-  Lane& lane_;
+  Schedule& schedule_;
+  Schedule::Ids pending_;  // what brings the contributions
 };
 
 }  // namespace
 
-void emulate(const Call& call, Plan& plan, Communicator& communicator, int rank, int size, Lane& lane) {
-  Exchange(call, plan, communicator, rank, size, lane).start();
+void emulate(const Call& call, int rank, int size, Schedule& schedule) {
+  Emulation(call, rank, size, schedule).build();
 }
 
 }  // namespace mcr

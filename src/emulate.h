@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "backend.h"
-#include "plan.h"
+#include "schedule.h"
 
 namespace mcr {
 
-/// Starts `call` as sends and receives between all ranks concerned, and adds what combines their results to the plan.
-/// All messages are started at once, so that an emulated operation needs nobody's attention to get on; results of
-/// reductions are combined in rank order, so that they are equal on all ranks. The fallback of Fallback::Exchange:
-/// right for every type and size, not fast.
-void emulate(const Call& call, Plan& plan, Communicator& communicator, int rank, int size, Lane& lane);
+/// Adds the tasks of an operation that the backend lacks: sends and receives of bytes on the communicator's internal
+/// channel, and copies and combinations in the order of the ranks, so that all ranks get the same bits. A function of
+/// the call, the rank and the number of ranks. The caller has resolved overlaps of input and output. Throws Error for
+/// operations whose row allows no fallback.
+void emulate(const Call& call, int rank, int size, Schedule& schedule);
 
 }  // namespace mcr

@@ -28,6 +28,16 @@ struct Subject {
   bool message = false;  // a send or receive, whose numbers are this rank's own
 };
 
+/// Says that a user's function has raised, so that no rank and no library is to be looked at. Classes derived from it
+/// keep the exception in the form of its own language, and the bindings raise that again.
+class Cause {
+ public:
+  Cause() = default;
+  Cause(const Cause&) = delete;
+  Cause& operator=(const Cause&) = delete;
+  virtual ~Cause() = default;
+};
+
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
@@ -37,9 +47,32 @@ class Error : public std::runtime_error {
   /// Null where the error is about no call that other ranks take part in.
   const Subject* subject() const noexcept { return subject_.get(); }
 
+  /// The same error, raised by a user's function. Errors that are made of this one must hand the cause on.
+  Error caused_by(std::shared_ptr<const Cause> cause) const {
+    Error copy = *this;
+    copy.cause_ = std::move(cause);
+    return copy;
+  }
+  /// Null where no user's function has raised it.
+  const std::shared_ptr<const Cause>& cause() const noexcept { return cause_; }
+
  private:
   ErrorCode code_;
   std::shared_ptr<const Subject> subject_;  // shared: exceptions are copied, and must not throw then
+  std::shared_ptr<const Cause> cause_;
 };
+
+/// The exception in flight as an Error, to be kept for another thread. Call inside a catch block.
+inline Error current_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return {ErrorCode::Backend, error.what()};
+  } catch (...) {
+    return {ErrorCode::Backend, "unknown failure"};
+  }
+}
 
 }  // namespace mcr

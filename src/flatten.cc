@@ -152,8 +152,19 @@ void pack(Call& call, Plan& plan) {
 }
 
 void unflatten(const Call& call, Plan& plan) {
-  if (plan.out_blocks.empty()) return;
-  Copies(call.device, call.dtype).spread_from(std::exchange(plan.out_blocks, {}), call.out.data, plan);
+  if (!plan.out_blocks.empty()) {
+    Copies(call.device, call.dtype).spread_from(std::exchange(plan.out_blocks, {}), call.out.data, plan);
+  }
+  if (plan.deliver == nullptr) return;
+  auto deliver = std::exchange(plan.deliver, nullptr);
+  if (call.device.type == DeviceType::CPU) {
+    plan.finish.push_back(std::move(deliver));
+  } else {
+    plan.behind.emplace_back([deliver = std::move(deliver)](const Stream& stream) {
+      const StreamGuard current(stream);
+      deliver();
+    });
+  }
 }
 
 void separate(Call& call, Plan& plan) {

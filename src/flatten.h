@@ -12,7 +12,8 @@ namespace mcr {
 /// into a copy reach the tensors through unflatten().
 void flatten(Call& call, Plan& plan);
 
-/// Adds the last steps of the plan: copies received data to the tensors of the output list or to spread-out blocks.
+/// Adds the last steps of the plan: copies received data to the tensors of the output list or to spread-out blocks, and
+/// then what `deliver` holds.
 void unflatten(const Call& call, Plan& plan);
 
 /// Makes the displacements of a vectored call packed, for libraries that know nothing else.

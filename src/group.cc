@@ -18,7 +18,18 @@ bool is_identity(const std::vector<int>& ranks) {
   return true;
 }
 
+std::atomic<void (*)(std::unique_ptr<Communicator>)> destroyer{nullptr};
+
+std::shared_ptr<Communicator> shared(std::unique_ptr<Communicator> made) {
+  return {made.release(), [](Communicator* last) {
+            std::unique_ptr<Communicator> owned(last);
+            if (auto* const destroy = destroyer.load()) destroy(std::move(owned));
+          }};
+}
+
 }  // namespace
+
+void Group::destroy_with(void (*destroy)(std::unique_ptr<Communicator>)) { destroyer = destroy; }
 
 Group::Group(GroupSpec spec)
     : spec_(std::move(spec)),
@@ -39,7 +50,7 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   };
   const Activity activity(
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
-  const std::shared_ptr<Communicator> communicator = backend.backend->connect(spec);
+  const auto communicator = shared(backend.backend->connect(spec));
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams()});
   for (const auto variant : communicator->variants()) {

@@ -34,6 +34,9 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Makes the communicator of one more backend. Collective. Not beside running calls of the same group. `foreign` and
   /// `store` as in GroupSpec.
   void connect(Registry::Entry& backend, uintptr_t foreign, Store* store = nullptr);
+  /// How communicators are destroyed from now on, by whatever thread lets go of one last. The libraries' threads may be
+  /// waited for there, so the bindings do not hold Python's lock meanwhile.
+  static void destroy_with(void (*destroy)(std::unique_ptr<Communicator>));
   /// Gives up one backend with its variants, or one variant.
   void disconnect(std::string_view name);
   /// Takes what `auto` shall go by, equal on all ranks. Not beside running calls of the same group.

@@ -24,7 +24,22 @@ enum Trait : uint8_t {
   kReduces = 2,   // combines elements
   kVectored = 4,  // has a form with counts and displacements
   kPeer = 8,      // point to point
+  // What may be done to a call before its backend gets it. An op without the trait is left as it is.
+  kCuttable = 16,      // any range of the block (the same one of all blocks) is a call of its own
+  kFusible = 32,       // small calls may become one; passes/fuse_layout.cc lays out their memory
+  kCompressible = 64,  // has a compressed form; passes/compressed.cc makes it
 };
+
+/// Bytes on the busiest link over bytes of the message, on n ranks: the factor between bus and algorithm bandwidth, as
+/// in nccl-tests (PERFORMANCE.md).
+enum class Bus : uint8_t {
+  None,    // 0: no data
+  Once,    // 1
+  Others,  // (n - 1) / n: a rank's own block stays where it is
+  Twice,   // 2 (n - 1) / n
+};
+
+inline constexpr std::array<std::string_view, 4> kBuses = {"none", "once", "others", "twice"};
 
 /// What dispatch does where a backend lacks the op for a type or reduction.
 enum class Fallback : uint8_t {
@@ -32,35 +47,38 @@ enum class Fallback : uint8_t {
   Exchange,  // sends, receives and a local combination (emulate.cc)
 };
 
-// name, extents, traits, fallback, Python signature (shared keywords are added by the bindings), one-line summary.
+// name, extents, traits, bus, fallback, Python signature (shared keywords are added by the bindings), one-line summary.
 // In a signature `name:kind` says what a parameter is where its name alone does not (bindings/signature.cc).
-#define MCR_OPS(X)                                                                                            \
-  X(broadcast, Same, kRooted, Exchange, "tensor, src=None, group=None, async_op=False, group_src=None",       \
-    "Copies the root's tensor to every rank of the group.")                                                   \
-  X(all_reduce, Same, kReduces, Exchange, "tensor, op=SUM, group=None, async_op=False",                       \
-    "Reduces the tensors of all ranks element by element; every rank gets the result in place.")              \
-  X(reduce, Same, kRooted | kReduces, Exchange,                                                               \
-    "tensor, dst=None, op=SUM, group=None, async_op=False, group_dst=None",                                   \
-    "Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.")       \
-  X(all_gather, Gather, kVectored, Exchange, "tensor_list:outputs, tensor:input, group=None, async_op=False", \
-    "Gathers every rank's tensor into a list (or one tensor) on every rank.")                                 \
-  X(reduce_scatter, Scatter, kReduces | kVectored, Exchange,                                                  \
-    "output, input_list:inputs, op=SUM, group=None, async_op=False",                                          \
-    "Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.")                  \
-  X(all_to_all, Exchange, kVectored, Exchange,                                                                \
-    "output_tensor_list:outputs, input_tensor_list:inputs, group=None, async_op=False",                       \
-    "Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.")    \
-  X(gather, Gather, kRooted | kVectored, Exchange,                                                            \
-    "tensor:input, gather_list:outputs=None, dst=None, group=None, async_op=False, group_dst=None",           \
-    "Gathers every rank's tensor into a list (or one tensor) on the root.")                                   \
-  X(scatter, Scatter, kRooted | kVectored, Exchange,                                                          \
-    "tensor:output, scatter_list:inputs=None, src=None, group=None, async_op=False, group_src=None",          \
-    "Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.")                  \
-  X(barrier, None, 0, Exchange, "group=None, async_op=False, device_ids=None, timeout=None",                  \
-    "Returns when every rank of the group has entered it.")                                                   \
-  X(send, Same, kPeer, None, "tensor, dst=None, group=None, tag=0, group_dst=None",                           \
-    "Sends a tensor to one rank; returns when the tensor may be changed.")                                    \
-  X(recv, Same, kPeer, None, "tensor, src=None, group=None, tag=0, group_src=None",                           \
+#define MCR_OPS(X)                                                                                          \
+  X(broadcast, Same, kRooted | kCuttable | kFusible | kCompressible, Once, Exchange,                        \
+    "tensor, src=None, group=None, async_op=False, group_src=None",                                         \
+    "Copies the root's tensor to every rank of the group.")                                                 \
+  X(all_reduce, Same, kReduces | kCuttable | kFusible | kCompressible, Twice, Exchange,                     \
+    "tensor, op=SUM, group=None, async_op=False",                                                           \
+    "Reduces the tensors of all ranks element by element; every rank gets the result in place.")            \
+  X(reduce, Same, kRooted | kReduces | kCuttable, Once, Exchange,                                           \
+    "tensor, dst=None, op=SUM, group=None, async_op=False, group_dst=None",                                 \
+    "Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.")     \
+  X(all_gather, Gather, kVectored | kCuttable | kFusible | kCompressible, Others, Exchange,                 \
+    "tensor_list:outputs, tensor:input, group=None, async_op=False",                                        \
+    "Gathers every rank's tensor into a list (or one tensor) on every rank.")                               \
+  X(reduce_scatter, Scatter, kReduces | kVectored | kCuttable | kFusible | kCompressible, Others, Exchange, \
+    "output, input_list:inputs, op=SUM, group=None, async_op=False",                                        \
+    "Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.")                \
+  X(all_to_all, Exchange, kVectored | kCuttable | kCompressible, Others, Exchange,                          \
+    "output_tensor_list:outputs, input_tensor_list:inputs, group=None, async_op=False",                     \
+    "Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.")  \
+  X(gather, Gather, kRooted | kVectored, Others, Exchange,                                                  \
+    "tensor:input, gather_list:outputs=None, dst=None, group=None, async_op=False, group_dst=None",         \
+    "Gathers every rank's tensor into a list (or one tensor) on the root.")                                 \
+  X(scatter, Scatter, kRooted | kVectored, Others, Exchange,                                                \
+    "tensor:output, scatter_list:inputs=None, src=None, group=None, async_op=False, group_src=None",        \
+    "Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.")                \
+  X(barrier, None, 0, None, Exchange, "group=None, async_op=False, device_ids=None, timeout=None",          \
+    "Returns when every rank of the group has entered it.")                                                 \
+  X(send, Same, kPeer | kCompressible, Once, None, "tensor, dst=None, group=None, tag=0, group_dst=None",   \
+    "Sends a tensor to one rank; returns when the tensor may be changed.")                                  \
+  X(recv, Same, kPeer | kCompressible, Once, None, "tensor, src=None, group=None, tag=0, group_src=None",   \
     "Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.")
 
 enum class Op : uint8_t {
@@ -73,6 +91,7 @@ struct OpRow {
   std::string_view name;
   Extent extent;
   uint8_t traits;
+  Bus bus;
   Fallback fallback;
   std::string_view signature;
   std::string_view summary;
@@ -80,8 +99,8 @@ struct OpRow {
 };
 
 inline constexpr std::array kOps = {
-#define X(name, extent, traits, fallback, signature, summary) \
-  OpRow{#name, Extent::extent, traits, Fallback::fallback, signature, summary},
+#define X(name, extent, traits, bus, fallback, signature, summary) \
+  OpRow{#name, Extent::extent, traits, Bus::bus, Fallback::fallback, signature, summary},
     MCR_OPS(X)
 #undef X
 };

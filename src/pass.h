@@ -77,7 +77,12 @@ std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
 std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                            std::shared_ptr<StreamPoint> point);
 
+/// The call as texts name it: "mpi.all_reduce (group 'default', rank 0 of 2)".
+std::string described(const Passage& passage);
+
 /// The Error of a pass, which names the call as all errors do.
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text);
+/// The same for an error that the call has met; keeps its cause.
+Error refusal(const Passage& passage, const Error& error);
 
 }  // namespace mcr

@@ -21,9 +21,24 @@ struct Block {
   int64_t count = 0;  // elements
 };
 
+/// How errors name a call and its arguments: as the caller has spelt them. Null: the op's name, or "root" and "peer".
+struct Names {
+  const char* function = nullptr;
+  const char* in = "input";
+  const char* out = "output";
+  const char* in_counts = "input counts";
+  const char* out_counts = "output counts";
+  const char* in_displs = "input displacements";
+  const char* out_displs = "output displacements";
+  const char* root = nullptr;
+};
+
+inline constexpr Names kNames;
+
 /// What a call needs beside the backend's work: memory that lives as long as the operation, and what is left to do when
 /// the backend has finished. An ordinary call leaves it empty, which costs nothing.
 struct Plan {
+  const Names* names = &kNames;              // of use until the call has been issued, no longer
   std::vector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
   std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
   std::vector<std::unique_ptr<std::byte[]>> scratch;
@@ -31,6 +46,7 @@ struct Plan {
   std::vector<std::function<void(const Stream&)>> before, behind;
   std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
   std::vector<std::function<void()>> after;     // the same, of passes: behind all of `finish`, the last one first
+  std::function<void()> deliver;                // unflatten() puts it behind the copies of the lists' tensors
   std::vector<std::shared_ptr<void>> owned;     // what else must live as long
   std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
   std::shared_ptr<void> kept;                   // the caller's tensors

@@ -90,6 +90,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, bool async
   entered.bytes = bytes;
   entered.backend = backend;
   entered.caller = detail() ? call_site() : nullptr;
+  entered.layout = call.layout;
   entered.root = op.is(kRooted) ? call.root : -1;
   entered.op = call.op;
   entered.dtype = call.dtype;

@@ -19,6 +19,7 @@ struct Entered {
   int64_t bytes = -1;                    // the message's size as tables have it; -1 where ranks may see different ones
   const std::string* backend = nullptr;  // the candidate that the call named; null: it named none. Never destroyed
   const std::string* caller = nullptr;   // who made the call, in detail. Never destroyed
+  const std::string* layout = nullptr;   // of the tensor, in detail, if not row by row. Never destroyed
   int32_t root = 0;
   Op op = Op::barrier;
   DType dtype = DType::Byte;

@@ -2,6 +2,9 @@
 #include "reduce.h"
 
 #include <concepts>
+#include <cstddef>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -165,6 +168,35 @@ Complex<T> quotient(Complex<T> value, int64_t divisor) {
   return {quotient(value.re, divisor), quotient(value.im, divisor)};
 }
 
+/// The signed integers of the size of a storage type.
+template <class S>
+using Ordered = std::conditional_t<
+    sizeof(S) == 1, int8_t,
+    std::conditional_t<sizeof(S) == 2, int16_t, std::conditional_t<sizeof(S) == 4, int32_t, int64_t>>>;
+
+template <class S>
+concept FloatingStorage = std::floating_point<decltype(load(S{}))>;
+
+/// The bits of the largest number of a type that is no NaN.
+template <FloatingStorage S>
+constexpr Ordered<S> largest_number() {
+  if constexpr (std::same_as<S, E4M3>) return 0x7E;
+  if constexpr (std::same_as<S, E5M2>) return 0x7C;
+  if constexpr (std::same_as<S, Half>) return 0x7C00;
+  if constexpr (std::same_as<S, Brain>) return 0x7F80;
+  if constexpr (std::same_as<S, float>) return 0x7F800000;
+  if constexpr (std::same_as<S, double>) return 0x7FF0000000000000;
+}
+
+/// Calls `visitor` with a value of the storage type of a floating-point `dtype`; throws Error for others.
+template <class Visitor>
+void visit_floating(DType dtype, Visitor visitor) {
+  visit(dtype, [&]<class S>(S value) {
+    if constexpr (FloatingStorage<S>) return visitor(value);
+    throw Error(ErrorCode::InvalidType, "reduce: expected a floating-point type, got " + std::string(row(dtype).name));
+  });
+}
+
 }  // namespace
 
 void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red) {
@@ -183,6 +215,45 @@ void divide(void* data, int64_t count, DType dtype, int64_t divisor) {
     S* values = static_cast<S*>(data);
     if constexpr (!std::same_as<S, Flag>) {
       for (int64_t i = 0; i < count; ++i) values[i] = store<S>(quotient(load(values[i]), divisor));
+    }
+  });
+}
+
+void multiply(void* data, int64_t count, DType dtype, double value, const void* element) {
+  visit_floating(dtype, [=]<class S>(S) {
+    using T = decltype(load(S{}));
+    const T factor = element == nullptr ? static_cast<T>(value) : load(*static_cast<const S*>(element));
+    S* values = static_cast<S*>(data);
+    for (int64_t i = 0; i < count; ++i) values[i] = store<S>(load(values[i]) * factor);
+  });
+}
+
+// The numbers are sign and magnitude, the integers two's complement: negative ones have their magnitude's bits flipped.
+void to_ordered(void* data, int64_t count, DType dtype, bool nan_is_largest) {
+  visit_floating(dtype, [=]<class S>(S) {
+    using I = Ordered<S>;
+    constexpr I kMagnitude = std::numeric_limits<I>::max();
+    const I nan = nan_is_largest ? kMagnitude : std::numeric_limits<I>::min();
+    auto* values = static_cast<std::byte*>(data);
+    for (int64_t i = 0; i < count; ++i) {
+      I bits;
+      std::memcpy(&bits, values + i * sizeof(I), sizeof(I));
+      const I key = static_cast<I>(bits < 0 ? bits ^ kMagnitude : bits);
+      bits = static_cast<I>(bits & kMagnitude) > largest_number<S>() ? nan : key;
+      std::memcpy(values + i * sizeof(I), &bits, sizeof(I));
+    }
+  });
+}
+
+void from_ordered(void* data, int64_t count, DType dtype) {
+  visit_floating(dtype, [=]<class S>(S) {
+    using I = Ordered<S>;
+    auto* values = static_cast<std::byte*>(data);
+    for (int64_t i = 0; i < count; ++i) {
+      I key;
+      std::memcpy(&key, values + i * sizeof(I), sizeof(I));
+      key = static_cast<I>(key < 0 ? key ^ std::numeric_limits<I>::max() : key);
+      std::memcpy(values + i * sizeof(I), &key, sizeof(I));
     }
   });
 }

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "reduction_form.h"
+
 namespace mcr {
 
 namespace {
@@ -48,10 +50,7 @@ int64_t message_bytes(const Call& call, int ranks) {
 
 bool native(const Communicator& communicator, Call call) {
   if (const auto streams = communicator.streams()) return call.device.type == *streams && communicator.supports(call);
-  if (communicator.supports(call)) return true;
-  if (call.red != RedOp::AVG || !row(call.op).is(kReduces)) return false;
-  call.red = RedOp::SUM;
-  return communicator.supports(call);
+  return ReductionForm::of(communicator, call).native();
 }
 
 bool native_on_copies(const Communicator& communicator, Call call) {

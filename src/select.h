@@ -57,7 +57,7 @@ struct Tuning {
 /// reduce_scatter, unless the caller gives a hint.
 int64_t message_bytes(const Call& call, int ranks);
 
-/// Whether the communicator does the call itself, if need be with a sum and a division for an average.
+/// Whether the communicator does the call itself, if need be with another reduction (reduction_form.h).
 bool native(const Communicator& communicator, Call call);
 
 /// The same for a library of the host, on copies of a device's tensors.

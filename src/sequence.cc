@@ -58,10 +58,8 @@ bool Steps::advance(bool hurried) noexcept {
       current_ = rest_[next_](*current_);
       ++next_;
     }
-  } catch (const Error& error) {
-    failure_ = error;
-  } catch (const std::exception& error) {
-    failure_ = Error(ErrorCode::Backend, error.what());
+  } catch (...) {
+    failure_ = current_error();
   }
   rest_.clear();
   set_issued();
@@ -82,11 +80,22 @@ void Sequence::begin(std::shared_ptr<Issuer> issuer) {
 }
 
 void Sequence::drive() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return;  // somebody else does it
+  std::unique_lock lock(mutex_);
+  if (std::exchange(driven_, true)) return;
   const bool hurried = hurried_.exchange(false, std::memory_order_relaxed);
-  while (!waiting_.empty() && waiting_.front()->advance(hurried)) waiting_.pop_front();
+  while (!waiting_.empty()) {
+    auto first = std::move(waiting_.front());  // its place in the line is kept
+    lock.unlock();
+    if (first->advance(hurried)) first.reset();
+    lock.lock();
+    if (first != nullptr) {
+      waiting_.front() = std::move(first);
+      break;
+    }
+    waiting_.pop_front();
+  }
   if (ordered_ && waiting_.empty()) set_pending(false);
+  driven_ = false;
 }
 
 void Sequence::hurry() {

@@ -15,7 +15,8 @@
 
 namespace mcr {
 
-/// An operation that has calls to issue. Guarded by the mutex of its Sequence until it is issued().
+/// An operation that has calls to issue. Until it is issued(), one thread at a time uses it: the one that drives its
+/// Sequence.
 class Issuer {
  public:
   virtual ~Issuer() = default;
@@ -62,15 +63,18 @@ class Sequence : public Continuation {
   explicit Sequence(bool ordered) : ordered_(ordered) {}
 
   void begin(std::shared_ptr<Issuer> issuer);
-  /// Issues what can be issued now. Whoever polls one operation thereby moves those before it.
+  /// Issues what can be issued now; returns at once if another thread is doing so. Polling one operation thereby moves
+  /// those before it. No lock is held while an operation advances: it may run codecs and users' functions, and other
+  /// threads begin operations meanwhile.
   void drive();
-  /// The same; somebody waits.
+  /// The same; a thread waits.
   void hurry() override;
 
  private:
   const bool ordered_;
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Issuer>> waiting_;  // guarded by mutex_
+  std::deque<std::shared_ptr<Issuer>> waiting_;  // guarded by mutex_; the driver alone takes from it
+  bool driven_ = false;                          // guarded by mutex_
   std::atomic<bool> hurried_{false};
 };
 

@@ -44,7 +44,7 @@ class Staged final : public Issuer {
  public:
   struct Place {
     std::shared_ptr<Group> shadow;
-    std::string slot;
+    Slot slot;               // the shadow group's; a copy keeps its communicator
     Stream outward, inward;  // from the device, to the device
     int64_t chunk;           // bytes
     bool direct;             // the library takes device memory
@@ -78,15 +78,13 @@ class Staged final : public Issuer {
         Plan plan;
         plan.owned = piece.memory;
         Call call = piece.call;
-        auto* slot = place_.shadow->find(place_.slot);
-        if (slot == nullptr)
-          throw Error(ErrorCode::NotInitialized, "the backend " + place_.slot + " has been given up");
-        piece.work = mcr::start(*place_.shadow, slot, call, plan);
+        auto slot = place_.slot;
+        piece.work = mcr::start(*place_.shadow, &slot, call, plan);
         if (hurried) piece.work->wait_for(std::chrono::nanoseconds(0));
         ++next_;
       }
-    } catch (const Error& error) {
-      failure_ = error;
+    } catch (...) {
+      failure_ = current_error();
       pieces_.resize(next_);
     }
     set_issued();
@@ -166,6 +164,9 @@ class Staged final : public Issuer {
       piece.call.device = {};
       host_copy(piece, piece.call.in, true);
       host_copy(piece, piece.call.out, output_.to_host);
+      Buffer factor{const_cast<void*>(piece.call.factor_data), 1};
+      host_copy(piece, factor, true);
+      piece.call.factor_data = factor.data;
       piece.arrived = mark(place_.outward);
     }
   }
@@ -204,12 +205,14 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
     throw Error(ErrorCode::Unsupported, "a graph is being recorded, and the library's work happens on the host");
   }
   auto& streams = passage.slot->backend.streams;
+  const auto* slot = shadow_->find(passage.slot->name);
+  if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
   unflatten(call, passage.plan);
   auto point = std::make_shared<StreamPoint>(caller);
-  auto staged = std::make_shared<Staged>(
-      Staged::Place{shadow_, passage.slot->name, streams.lane(call.device, 0), streams.lane(call.device, 1), chunk_,
-                    passage.slot->communicator->supports(call)},
-      passage, point);
+  auto staged =
+      std::make_shared<Staged>(Staged::Place{shadow_, *slot, streams.lane(call.device, 0), streams.lane(call.device, 1),
+                                             chunk_, passage.slot->communicator->supports(call)},
+                               passage, point);
   auto sequence = sequence_of(passage);
   sequence->begin(staged);
   std::vector<std::unique_ptr<Request>> requests;

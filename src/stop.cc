@@ -12,6 +12,7 @@ struct Reason {
   std::mutex mutex;
   ErrorCode code = ErrorCode::Backend;  // guarded by mutex
   std::string text;                     // guarded by mutex
+  bool thrown = false;                  // guarded by mutex
 };
 
 // Never destroyed: threads may still communicate while the process ends.
@@ -29,6 +30,7 @@ void Stop::request(ErrorCode code, const std::string& text) {
   if (requested()) return;
   reason().code = code;
   reason().text = text;
+  reason().thrown = false;
   requested_.store(true, std::memory_order_release);
 }
 
@@ -37,8 +39,22 @@ std::string Stop::text() {
   return requested() ? reason().text : std::string();
 }
 
+std::string Stop::take() {
+  const std::lock_guard lock(reason().mutex);
+  reason().thrown = true;
+  return reason().text;
+}
+
+std::string Stop::take_desync() {
+  const std::lock_guard lock(reason().mutex);
+  if (!requested() || reason().code != ErrorCode::Desync || reason().thrown) return {};
+  reason().thrown = true;
+  return reason().text;
+}
+
 void Stop::raise() {
   const std::lock_guard lock(reason().mutex);
+  reason().thrown = true;
   throw Error(reason().code, reason().text);
 }
 

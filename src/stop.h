@@ -23,6 +23,10 @@ class Stop {
   }
   /// The error's text; empty if none was requested.
   static std::string text();
+  /// The error's text for a call that throws it in another way.
+  static std::string take();
+  /// The text of a desync that no call has thrown yet, as take() does; empty if there is none.
+  static std::string take_desync();
   /// Before the runtime starts anew.
   static void clear() noexcept { requested_.store(false, std::memory_order_relaxed); }
 

@@ -32,7 +32,7 @@ int lane_of(const Passage& passage) {
 
 [[noreturn]] void overdue(Communicator& communicator, std::chrono::milliseconds limit) {
   communicator.give_up();
-  throw Error(ErrorCode::Timeout, "still running after " + std::to_string(limit.count()) +
+  throw Error(ErrorCode::Timeout, "timed out: still running after the timeout of " + std::to_string(limit.count()) +
                                       " ms; the backend's communicator of this group has been aborted");
 }
 
@@ -206,8 +206,7 @@ class Batch::Member {
 };
 
 Batch::Batch() {
-  if (batch != nullptr)
-    throw Error(ErrorCode::InvalidArgument, "batch: expected none in this thread, got one inside another");
+  if (batch != nullptr) throw Error(ErrorCode::InvalidArgument, "batches cannot be nested");
   batch = this;
 }
 
@@ -215,8 +214,8 @@ Batch::~Batch() {
   if (batch != this) return;
   try {
     end();
-  } catch (const std::exception&) {
-    // Whoever wants the error calls end().
+  } catch (...) {
+    // end() has raised it where it is wanted.
   }
 }
 

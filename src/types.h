@@ -85,6 +85,11 @@ constexpr bool defined(DType dtype, RedOp red) {
   return false;
 }
 
+/// Whether the reduction picks one of several floating-point numbers. Libraries disagree on which where one is a NaN.
+constexpr bool orders_numbers(DType dtype, RedOp red) {
+  return (red == RedOp::MIN || red == RedOp::MAX) && row(dtype).kind == DTypeKind::Floating;
+}
+
 /// Element types whose operations cost alike, to the cost tables: `Any` for operations that only move data. `Half` are
 /// the floating-point types of 16 and 8 bits: those that are computed in a wider type.
 enum class DTypeClass : uint8_t { Any, Half, Float, Integer, Complex };

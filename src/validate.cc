@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -37,21 +38,20 @@ void check_reduction(const Call& call) {
                                           std::string(row(call.dtype).name) + ", got " + std::string(name(call.red)));
 }
 
-void check_root(const Call& call, const OpRow& op, int rank, int size) {
+void check_root(const Call& call, const OpRow& op, const Names& names, int rank, int size) {
+  const bool peer = op.is(kPeer);
+  const char* name = names.root != nullptr ? names.root : peer ? "peer" : "root";
   if (call.root == kAnyRank && call.op == Op::recv) {
-    if (size == 1) wrong("peer", "a group with another rank to receive from", "one of this rank alone");
+    if (size == 1) wrong(name, "a group with another rank to receive from", "one of this rank alone");
     return;
   }
-  const bool peer = op.is(kPeer);
-  if (call.root < 0 || call.root >= size) {
-    wrong(peer ? "peer" : "root", "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)",
-          to_string(call.root));
-  }
-  if (peer && call.root == rank) wrong("peer", "another rank than this one", to_string(call.root));
+  if (call.root < 0 || call.root >= size)
+    wrong(name, "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)", to_string(call.root));
+  if (peer && call.root == rank) wrong(name, "another rank than this one", to_string(call.root));
   if (peer && call.tag < 0) wrong("tag", "0 or more", to_string(call.tag));
 }
 
-// The side of the op that holds one block per rank, and whether this rank has that side at all.
+// Which sides hold one block per rank here: only the root has that side of a rooted op.
 struct Sides {
   bool in_blocks, out_blocks;
 };
@@ -70,7 +70,7 @@ Sides sides(const Call& call, const OpRow& op, int rank) {
   }
 }
 
-void check_uniform(const Call& call, const OpRow& op, int rank, int size) {
+void check_uniform(const Call& call, const OpRow& op, const Names& names, int rank, int size) {
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
   const auto blocks = [&](const char* argument, const Buffer& whole, int64_t block) {
     if (whole.count == block * size) return;
@@ -79,88 +79,103 @@ void check_uniform(const Call& call, const OpRow& op, int rank, int size) {
   };
   if (op.extent == Extent::Exchange) {
     if (call.in.count != call.out.count)
-      wrong("output", "as many elements as input (" + to_string(call.in.count) + ")", to_string(call.out.count));
+      wrong(names.out, "as many elements as " + std::string(names.in) + " (" + to_string(call.in.count) + ")",
+            to_string(call.out.count));
     if (call.in.count % size != 0)
-      wrong("input", "a multiple of " + to_string(size) + " elements (one block per rank)", to_string(call.in.count));
+      wrong(names.in, "a multiple of " + to_string(size) + " elements (one block per rank)", to_string(call.in.count));
   } else if (out_blocks) {
-    blocks("output", call.out, call.in.count);
+    blocks(names.out, call.out, call.in.count);
   } else if (in_blocks) {
-    blocks("input", call.in, call.out.count);
+    blocks(names.in, call.in, call.out.count);
   }
 }
 
-void check_counts(const char* side, std::span<const int64_t> counts, int size, int64_t extent) {
-  const std::string argument = std::string(side) + " counts";
-  if (std::cmp_not_equal(counts.size(), size))
-    wrong(argument, to_string(size) + " entries (one per rank)", to_string(counts.size()));
-  for (const auto count : counts) {
-    if (count < 0) wrong(argument, "0 or more elements", to_string(count));
-  }
-  for (const auto count : counts) {  // before anybody adds them up
-    if (count > extent) wrong(argument, "blocks inside the tensor's " + elements(extent), elements(count));
+// One side of a vectored call that has a block per rank.
+struct Blocks {
+  const char* tensor;
+  const char* counts_name;
+  const char* displs_name;
+  int64_t extent;  // elements of the tensor
+  std::span<const int64_t> counts;
+};
+
+void check_counts(const Blocks& side, int size) {
+  if (std::cmp_not_equal(side.counts.size(), size))
+    wrong(side.counts_name, to_string(size) + " entries (one per rank)", to_string(side.counts.size()));
+  for (const auto count : side.counts) {
+    if (count < 0) wrong(side.counts_name, "0 or more elements", to_string(count));
   }
 }
 
-void check_displacements(const char* side, std::span<const int64_t> counts, std::span<const int64_t> displs,
-                         int64_t extent) {
-  const std::string argument = std::string(side) + " displacements";
-  if (displs.size() != counts.size())
-    wrong(argument, to_string(counts.size()) + " entries (one per rank)", to_string(displs.size()));
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    if (displs[i] < 0 || displs[i] > extent || counts[i] > extent - displs[i]) {
-      wrong(argument, "blocks inside the tensor's " + elements(extent),
-            "block " + to_string(i) + " from " + to_string(displs[i]) + " with " + elements(counts[i]));
-    }
+// Blocks that lie one behind the other.
+void check_sum(const Blocks& side) {
+  constexpr auto kMost = std::numeric_limits<int64_t>::max();
+  int64_t sum = 0;
+  for (const auto count : side.counts) sum += std::min(count, kMost - sum);
+  if (sum > side.extent)
+    wrong(side.tensor, elements(sum) + " (the sum of " + side.counts_name + ")", to_string(side.extent));
+}
+
+void check_displacements(const Blocks& side, std::span<const int64_t> displs) {
+  if (displs.size() != side.counts.size())
+    wrong(side.displs_name, to_string(side.counts.size()) + " entries (one per rank)", to_string(displs.size()));
+  for (std::size_t i = 0; i < displs.size(); ++i) {
+    if (displs[i] >= 0 && displs[i] <= side.extent && side.counts[i] <= side.extent - displs[i]) continue;
+    wrong(side.displs_name, "blocks inside the " + elements(side.extent) + " of " + side.tensor,
+          "block " + to_string(i) + " from " + to_string(displs[i]) + " with " + elements(side.counts[i]));
   }
 }
 
-void check_disjoint(std::span<const int64_t> counts, std::span<const int64_t> displs) {
-  std::vector<std::size_t> order(counts.size());
+void check_disjoint(const Blocks& side, std::span<const int64_t> displs) {
+  std::vector<std::size_t> order(displs.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return displs[a] < displs[b]; });
   int64_t end = 0;
   std::size_t last = 0;
   for (const auto i : order) {
-    if (counts[i] == 0) continue;
+    if (side.counts[i] == 0) continue;
     if (displs[i] < end)
-      wrong("output displacements", "blocks that do not overlap",
+      wrong(side.displs_name, "blocks that do not overlap",
             "blocks " + to_string(last) + " and " + to_string(i) + " overlapping");
-    end = displs[i] + counts[i];
+    end = displs[i] + side.counts[i];
     last = i;
   }
 }
 
+// The rank's own block: the other side's tensor must hold just that.
+void check_own(const char* tensor, const char* counts_name, std::span<const int64_t> counts, int rank, int64_t extent) {
+  const auto mine = static_cast<std::size_t>(rank);
+  if (counts.size() <= mine || counts[mine] == extent) return;
+  wrong(tensor, elements(counts[mine]) + " (this rank's entry of " + counts_name + ")", to_string(extent));
+}
+
 void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size) {
+  const Names& names = *plan.names;
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
-  const auto side = [&](const char* name, const Buffer& whole, std::span<const int64_t> counts,
-                        std::span<const int64_t>& displs) {
-    check_counts(name, counts, size, whole.count);
-    if (displs.empty()) displs = plan.keep_packed(counts);
-    check_displacements(name, counts, displs, whole.count);
+  const auto check = [&](const Blocks& side, std::span<const int64_t>& displs) {
+    check_counts(side, size);
+    if (!displs.empty()) return check_displacements(side, displs);
+    check_sum(side);
+    displs = plan.keep_packed(side.counts);
   };
-  // A side that is one block has no counts: nobody may find any there that were not checked.
+  // A side that is one block has no counts: those that were not checked must not be used.
   if (in_blocks) {
-    side("input", call.in, call.in_counts, call.in_displs);
+    check({names.in, names.in_counts, names.in_displs, call.in.count, call.in_counts}, call.in_displs);
   } else {
     call.in_counts = call.in_displs = {};
   }
-  if (!out_blocks) {
-    call.out_counts = call.out_displs = {};
+  if (out_blocks) {
+    const Blocks side{names.out, names.out_counts, names.out_displs, call.out.count, call.out_counts};
+    check(side, call.out_displs);
+    check_disjoint(side, call.out_displs);
   } else {
-    side("output", call.out, call.out_counts, call.out_displs);
-    check_disjoint(call.out_counts, call.out_displs);
+    call.out_counts = call.out_displs = {};
   }
-  // The rank's own block: the other side's tensor must hold just that.
-  const auto mine = static_cast<std::size_t>(rank);
-  if (op.extent == Extent::Gather && call.out_counts.size() > mine && call.in.count != call.out_counts[mine]) {
-    wrong("input", elements(call.out_counts[mine]) + " (this rank's entry of the counts)", to_string(call.in.count));
-  }
-  if (op.extent == Extent::Scatter && call.in_counts.size() > mine && call.out.count != call.in_counts[mine]) {
-    wrong("output", elements(call.in_counts[mine]) + " (this rank's entry of the counts)", to_string(call.out.count));
-  }
+  if (op.extent == Extent::Gather) check_own(names.in, names.out_counts, call.out_counts, rank, call.in.count);
+  if (op.extent == Extent::Scatter) check_own(names.out, names.in_counts, call.in_counts, rank, call.out.count);
 }
 
-// What has no meaning on this rank, as MPI has it: the root's side on the others. Nothing may look at it unchecked.
+// As in MPI, the root's side has no meaning on the other ranks. It is unchecked there and must not be used.
 void drop_insignificant(Call& call, const OpRow& op, int rank) {
   if (!op.is(kRooted) || call.root == rank) return;
   if (op.extent == Extent::Gather) {
@@ -177,12 +192,12 @@ void drop_insignificant(Call& call, const OpRow& op, int rank) {
 void validate(Call& call, Plan& plan, int rank, int size) {
   const OpRow& op = row(call.op);
   if (op.is(kReduces)) check_reduction(call);
-  if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, rank, size);
+  if (op.is(kRooted) || op.is(kPeer)) check_root(call, op, *plan.names, rank, size);
   drop_insignificant(call, op, rank);
   if (call.vectored) {
     check_vectored(call, op, plan, rank, size);
   } else if (op.extent != Extent::None && op.extent != Extent::Same) {
-    check_uniform(call, op, rank, size);
+    check_uniform(call, op, *plan.names, rank, size);
   }
 }
 

@@ -15,15 +15,25 @@ namespace {
 // share a core do not keep each other from it.
 constexpr int kPollsBeforeYield = 200;
 
+// What a request does for a wait beside poll(), which meets its errors too.
+template <class Action>
+bool attempt(Action action) noexcept {
+  try {
+    return action();
+  } catch (...) {
+    return false;
+  }
+}
+
 }  // namespace
 
-std::string describe(const std::string& backend, Op op, const std::string& group) {
-  return backend + "." + std::string(row(op).name) + " (" + group + ")";
+std::string describe(const std::string& backend, std::string_view function, const std::string& group) {
+  return backend + "." + std::string(function) + " (" + group + ")";
 }
 
 Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std::move(plan)) {}
 
-std::string Work::what() const { return describe(*context_.backend, context_.op, *context_.group); }
+std::string Work::what() const { return describe(*context_.backend, row(context_.op).name, *context_.group); }
 
 Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
 
@@ -60,15 +70,8 @@ void Work::fail() noexcept {
 }
 
 void Work::keep_error() noexcept {
-  try {
-    throw;
-  } catch (const Error& error) {
-    failure_ = {error.code(), what() + ": " + error.what(), false};
-  } catch (const std::exception& error) {
-    failure_ = {ErrorCode::Backend, what() + ": " + error.what(), false};
-  } catch (...) {
-    failure_ = {ErrorCode::Backend, what() + ": unknown failure", false};
-  }
+  const Error error = current_error();
+  failure_ = {error.code(), what() + ": " + error.what(), false, error.cause()};
   complete();
 }
 
@@ -122,14 +125,14 @@ bool Work::join() {
 bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
   const auto arrived = [&] { return poll() || (point_suffices && point() != nullptr); };
   if (arrived()) return true;
-  for (const auto& request : requests_) request->hurry();
+  for (const auto& request : requests_) attempt([&] { return request->hurry(), true; });
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int polls = 0; !arrived(); ++polls) {
     if (polls % 16 != 0) continue;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= Nanoseconds::zero()) return false;
     // Requests are destroyed with the Work alone, so this one may be slept on beside another thread's poll.
-    if (!requests_.empty() && requests_.back()->block(left)) continue;
+    if (!requests_.empty() && attempt([&] { return requests_.back()->block(left); })) continue;
     if (polls >= kPollsBeforeYield) std::this_thread::yield();
   }
   return true;
@@ -137,7 +140,9 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
 
 void Work::rethrow() const {
   if (!failed()) return;
-  if (failure_->explained) throw Error(failure_->code, failure_->text);
+  if (failure_->explained || failure_->cause != nullptr) {
+    throw Error(failure_->code, failure_->text).caused_by(failure_->cause);
+  }
   throw Error(failure_->code, failure_->text, subject());
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend.h"
@@ -24,7 +25,7 @@ class Progress;
 using Interrupt = void (*)();
 
 /// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
-std::string describe(const std::string& backend, Op op, const std::string& group);
+std::string describe(const std::string& backend, std::string_view function, const std::string& group);
 
 /// The handle of an asynchronous call. It owns what the operation needs (requests, scratch memory, the caller's
 /// tensors) and is itself owned by the caller and, until it is complete, by its backend's progress thread: a dropped
@@ -97,7 +98,8 @@ class Work {
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
 
-  /// Runs `callback` once, on completion (on the thread that sees it) or now if that has passed.
+  /// Runs `callback` once: on completion, on the thread that sees it, or now if that has passed. Waiting threads may
+  /// return before it has run. It must not throw.
   void on_done(std::function<void()> callback);
   /// Somebody sleeps until it is complete, and does not poll: the progress thread looks often.
   void set_awaited();
@@ -123,7 +125,8 @@ class Work {
   struct Failure {
     ErrorCode code;
     std::string text;
-    bool explained = false;  // the text says already why other ranks have not come
+    bool explained = false;  // the text already says why other ranks have not come
+    std::shared_ptr<const Cause> cause = nullptr;
   };
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;

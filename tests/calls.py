@@ -49,18 +49,21 @@ class Case:
     seed: int = 0
     device: str = "cpu"  # where its tensors are
     through_torch: bool = False  # torch.distributed's function of that name, on the same groups
+    form: str = "tensors"  # what its tensors are handed over as: forms.FORMS
 
     @property
     def op(self) -> str:
         return str(SIGNATURES[self.function]["op"])
 
 
-def layouts(function: str) -> list[str]:
+def layouts(function: str, through_torch: bool = False) -> list[str]:
     """The ways to lay out the memory of a function's tensors."""
     has = kinds(function)
-    rooted = OPS[SIGNATURES[function]["op"]]["rooted"]
     if has & {"inputs", "outputs"}:
-        return ["separate", "adjacent", "single", *([] if rooted else ["uneven"])]
+        # Uneven lists are of all_to_all; torch, which has no other form for them, takes them without a root.
+        row = OPS[SIGNATURES[function]["op"]]
+        uneven = not row["rooted"] if through_torch else row["name"] == "all_to_all"
+        return ["separate", "adjacent", "single", *(["uneven"] if uneven else [])]
     if has & {"sdispls", "rdispls"}:
         return ["packed", "gaps", "reversed", "even"]
     if has & {"scounts", "rcounts"}:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, product
 
+import torch.distributed as torch_dist
+
 from calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
 from mcr_dl import _C
 from ranks import session
@@ -20,6 +22,18 @@ LARGE_DTYPES = ("float32", "bfloat16", "uint8")
 SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
 
 
+# torch's functions of these names mean the same; it has neither vectored forms nor MPI's names.
+IN_TORCH = [name for name in SIGNATURES if hasattr(torch_dist, name)]
+
+
+def torch_takes(case: Case) -> bool:
+    """torch's Python layer wants lists where we take one tensor too, has no async_op for messages, and reduces complex
+    numbers by SUM alone."""
+    if case.layout == "single" or (OPS[case.op]["peer"] and case.asynchronous):
+        return False
+    return not (OPS[case.op]["reduces"] and case.dtype == "complex64" and case.red != "SUM")
+
+
 def reductions(function: str, dtype: str) -> list[str]:
     """The reductions to try: those that mean something for the type."""
     if not OPS[SIGNATURES[function]["op"]]["reduces"]:
@@ -27,9 +41,9 @@ def reductions(function: str, dtype: str) -> list[str]:
     return [red for red in _C.reductions() if _C.reduction_defined(dtype, red)]
 
 
-def memories(function: str) -> Iterator[tuple[str, bool]]:
+def memories(function: str, through_torch: bool = False) -> Iterator[tuple[str, bool]]:
     """Layouts, each with the input beside the output and inside it."""
-    for layout in layouts(function):
+    for layout in layouts(function, through_torch):
         yield layout, False
         if can_alias(function) and (SIGNATURES[function]["op"] != "all_to_all" or layout in SHARED_LAYOUTS):
             yield layout, True
@@ -41,19 +55,27 @@ def modes(function: str) -> tuple[bool, ...]:
 
 
 def table(
-    function: str, backend: str, dtype: str, world: int, counts: tuple[int, ...], device: str = "cpu"
+    function: str,
+    backend: str,
+    dtype: str,
+    world: int,
+    counts: tuple[int, ...],
+    device: str = "cpu",
+    *,
+    through_torch: bool = False,
 ) -> list[Case]:
     """All combinations for one function and type; group, root and spelling change from case to case."""
     groups = ["world", *session.SUBGROUPS[world]]
     turn = count()
     cases = []
     for red, size, (layout, aliased), mode in product(
-        reductions(function, dtype), counts, memories(function), modes(function)
+        reductions(function, dtype), counts, memories(function, through_torch), modes(function)
     ):
         index = next(turn)
         group = groups[index % len(groups) if index % 2 else 0]
         root = index % len(session.members(group, world))
-        case = Case(function, dtype, red, size, layout, aliased, mode, STYLES[index % 4], group, root)
+        style = "keywords" if through_torch else STYLES[index % 4]
+        case = Case(function, dtype, red, size, layout, aliased, mode, style, group, root, through_torch=through_torch)
         cases.append(
             replace(case, by_group_rank=by_group_rank(case, index), backend=backend, seed=index, device=device)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def test_operation_docstrings(row: dict[str, Any]) -> None:
     assert operation.__module__ == "mcr_dl"
 
 
+@pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])
+def test_help_shows_the_signature(row: dict[str, Any]) -> None:
+    """As for a function; as a member of a class an operation stays what it is."""
+    operation = getattr(mcr_dl, row["name"])
+    text = pydoc.plain(pydoc.render_doc(operation))
+    assert f"{row['name']}{inspect.signature(operation)}" in text
+    assert row["summary"].split()[0] in text
+    assert type("Holder", (), {"call": operation})().call is operation
+
+
 @pytest.mark.parametrize("name", [name for name in mcr_dl.__all__ if inspect.isfunction(getattr(mcr_dl, name))])
 def test_function_docstrings(name: str) -> None:
     """Every other public function has a docstring that says more than its name."""
@@ -145,6 +156,8 @@ def test_stub_is_generated() -> None:
 ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, ranks, once per backend
     "groups": (api.groups, 4, False),
     "not a member": (api.not_a_member, 2, False),
+    "wrong groups": (api.wrong_groups, 2, False),
+    "texts of any kind": (api.texts_of_any_kind, 2, False),
     "making groups": (api.making_groups, 4, False),
     "objects": (api.objects, 3, False),
     "monitored_barrier": (api.monitored_barrier, 3, False),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mcr_dl import _arrays
+from mcr_dl import InvalidArgumentError, _arrays
 
 
 class Stream:
@@ -82,6 +82,33 @@ def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
     memory = torch.arange(4.0)
     tensor = _arrays.as_tensor(cupy.ndarray(0, memory), "tensor")
     assert tensor.data_ptr() == memory.data_ptr()
+
+
+@pytest.mark.parametrize("code", "bBhHiIlLqQpPfdFD?e")
+def test_equal_types_of_numpy(code: str) -> None:
+    """NumPy has several types of the same numbers: all are taken, on the same memory, also in Fortran's order."""
+    array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(code))
+    tensor = _arrays.as_tensor(array, "tensor")
+    assert tensor.data_ptr() == array.ctypes.data
+    assert tensor.tolist() == array.tolist()
+    assert tensor.element_size() == array.itemsize
+    assert tensor.is_floating_point() == (np.dtype(code).kind == "f")
+
+
+def test_other_types_of_numpy() -> None:
+    """The error names the parameter and the type."""
+    for array in (np.zeros(2, ">i4"), np.zeros(2, "datetime64[s]"), np.array([None])):
+        with pytest.raises(InvalidArgumentError, match=r"tensor: expected an array whose memory can be shared"):
+            _arrays.as_tensor(array, "tensor")
+
+
+def test_read_only_arrays() -> None:
+    """They can be read and not written, whatever the parameter is called."""
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    assert _arrays.as_tensor(array, "tensor", False).tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(InvalidArgumentError, match="read-only"):
+        _arrays.as_tensor(array, "input", True)
 
 
 def test_the_device_is_current_only_while_asked(cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

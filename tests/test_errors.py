@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 from torch.distributed import DistBackendError
@@ -12,7 +13,7 @@ import mcr_dl
 from calls import OPS, SIGNATURES, Case, layouts
 from harness import Pools
 from mcr_dl import _C
-from ranks import errors, lifecycle, operations, session
+from ranks import errors, lifecycle, mistakes, operations, session
 
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
@@ -23,6 +24,20 @@ def test_wrong_call(pools: Pools, name: str, backend: str) -> None:
     """Made on rank 1 alone; the next correct call of all three ranks meets as if nothing had been."""
     texts = pools.get("processes", 3).run(errors.wrong_on_one_rank, name, backend, 1, limit=30.0)
     assert [bool(text) for text in texts] == [False, True, False]
+
+
+@backends
+@pytest.mark.parametrize("name", mistakes.MISTAKES)
+def test_common_mistake(pools: Pools, name: str, backend: str) -> None:
+    """Made on both ranks: both raise, with a text that says what to do, and the next correct call meets."""
+    assert all(pools.get("processes", 2).run(mistakes.make, name, backend, limit=30.0))
+
+
+@backends
+@pytest.mark.parametrize("function", mistakes.ON_RANKS, ids=lambda function: function.__name__)
+def test_calls_near_mistakes(pools: Pools, function: Callable[[str], None], backend: str) -> None:
+    """What the function's docstring says."""
+    pools.get("processes", 2).run(function, backend, limit=30.0)
 
 
 @backends
@@ -99,6 +114,7 @@ def test_classes() -> None:
     own = {name: cls for name, cls in vars(mcr_dl).items() if inspect.isclass(cls) and issubclass(cls, mcr_dl.McrError)}
     assert set(own) == {
         "McrError",
+        "DesyncError",
         "InvalidArgumentError",
         "InvalidTypeError",
         "UnsupportedError",

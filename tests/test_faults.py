@@ -129,7 +129,9 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
         assert (
             f"CollectiveTimeoutError {backend}.all_reduce (group 'default', rank {number} of 3): collective 2" in text
         )
-        assert "1000ms" in text or "of 40 bytes still running after 1000 ms" in text
+        assert "1000ms" in text or "of 40 bytes timed out: still running after the timeout of 1000 ms" in text
+        assert re.search(" (Timed out|closed|timeout) ", text), text  # what PyTorch's own tests look for
+        assert "timed out" in text
         assert re.search(r"Not arrived: rank 1 has made 1 collective .* at troubles\.py:\d+ in late", text)
     assert {path.name for path in tmp_path.iterdir()} >= {f"alarm0.rank{rank}.json" for rank in range(3)}
     assert mcr_trace(["diagnose", str(tmp_path)]) == 0
@@ -147,7 +149,7 @@ def test_a_rank_gives_up_first(nursery: Nursery) -> None:
     assert "Not arrived: rank 1 has made 1 collective" in ranks[0].text
     assert re.search(
         r"gone: rank 2: it has ended, after a failure of mpi\.all_reduce \(group 'default', rank 2 of 3\): collective "
-        r"2 of 40 bytes still running after 1000 ms\.",
+        r"2 of 40 bytes timed out: still running after the timeout of 1000 ms\.",
         ranks[0].text,
     ), ranks[0].text
 
@@ -173,13 +175,21 @@ def test_nobody_waits(nursery: Nursery, backend: str) -> None:
     assert ranks[0].text.count("Not arrived: rank 1 has made 1 collective") == 2
 
 
+@backends
+def test_many_operations_under_way(nursery: Nursery, backend: str) -> None:
+    """The sampler gets those whose time is up, and Python objects are made of no others."""
+    ranks = jobs.start(nursery, "troubles", ["many_pending", backend], 2)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE")
+
+
 # ---- ranks make different calls
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo", "mpi,gloo"])
 def test_different_calls(nursery: Nursery, backend: str) -> None:
     """MCR_DL_DEBUG=detail: all ranks raise, in this call and in later ones, and name the first difference."""
-    differences = ["backend"] if "," in backend else ["op", "size", "dtype", "reduction", "async"]
+    differences = ["backend"] if "," in backend else ["op", "size", "dtype", "reduction", "strides", "async"]
     started = [
         jobs.start(nursery, "troubles", ["desync", backend, difference], 2, MCR_DL_DEBUG="detail")
         for difference in differences
@@ -204,6 +214,62 @@ def test_equal_calls(nursery: Nursery, backend: str) -> None:
     ranks = jobs.start(nursery, "troubles", ["same", backend], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
     assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_different_sizes_at_the_end(nursery: Nursery, size: int) -> None:
+    """MCR_DL_DEBUG=detail: no program ends well behind a wrong sum, with whatever end; every rank says why."""
+    ways = ["nothing", "destroy", "torch", "calls", "calls, destroy", "pair", "pair, forget", "pair, forget, destroy"]
+    for how in ways:
+        ranks = jobs.start(nursery, "troubles", ["ends", "mpi", how], size, MCR_DL_DEBUG="detail")
+        jobs.end(nursery, ranks)
+        for rank in ranks:
+            assert re.search(r"DesyncError:? .*the ranks have made different calls: collective 1 of", rank.text), (
+                rank.text
+            )
+            assert "4000 bytes, mpi) on rank 0" in rank.text, rank.text
+            raises = "destroy" in how or how == "torch"
+            assert rank.code in ([jobs.REPORTED] if raises else [jobs.REPORTED, jobs.ENDED]), (how, rank.text)
+
+
+@backends
+def test_a_call_that_one_rank_makes_alone_at_the_end(nursery: Nursery, backend: str) -> None:
+    """MCR_DL_DEBUG=detail: the number of calls counts too."""
+    ranks = jobs.start(nursery, "troubles", ["one_more", backend], 2, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    told = "'default' ends after 1 collective on rank 0, but after 2 on rank 1, then all_reduce(SUM, float32, 40 bytes"
+    jobs.expect(ranks, jobs.ENDED, "DesyncError", told)
+
+
+@backends
+def test_a_rank_that_does_not_come_to_its_end(nursery: Nursery, backend: str) -> None:
+    """MCR_DL_DEBUG=detail: the others do not wait for it, and say what is not known."""
+    ranks = jobs.start(nursery, "troubles", ["one_raises", backend], 3, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    for rank in (ranks[0], ranks[2]):
+        assert "the last calls have not been compared: rank 1 ended without it" in rank.text, rank.text
+
+
+@backends
+def test_equal_calls_to_the_end(nursery: Nursery, backend: str) -> None:
+    """MCR_DL_DEBUG=detail: the end of a program in order is quiet."""
+    ranks = jobs.start(nursery, "troubles", ["same_to_the_end", backend], 3, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
+
+
+def test_different_sizes_without_detail(nursery: Nursery) -> None:
+    """The error of the rank that notices begins with the difference; MPI's own words come last."""
+    ranks = jobs.start(nursery, "troubles", ["sizes", "mpi"], 2)
+    jobs.end(nursery, ranks)
+    told = re.search(
+        r"RAISED BackendError mpi\.all_reduce \(group 'default', rank 1 of 2\): failed\. The ranks have made different "
+        r"calls: collective 1 .*4000 bytes, mpi\) on rank 0, but .*3600 bytes, mpi\) on rank 1.*\. The backend's own "
+        r"text: MPI_Allreduce",
+        ranks[1].text,
+    )
+    assert told, ranks[1].text
+    assert "All ranks have arrived" not in ranks[0].text + ranks[1].text
 
 
 def test_different_calls_without_detail(nursery: Nursery) -> None:

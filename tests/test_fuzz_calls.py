@@ -177,12 +177,30 @@ def any_arguments(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
     return function, arguments
 
 
+@fuzz(200)
+@given(
+    function=st.sampled_from(sorted(SIGNATURES)),
+    keyword=st.text(st.characters(exclude_categories=()), max_size=4),
+)
+@example("all_reduce", "\ud800")
+@example("all_reduce", "tensor\x00")
+@example("gatherv", "srcs")
+def test_any_keyword(pools: Pools, function: str, keyword: str) -> None:
+    """Arguments that no function has, with lone surrogates and null characters too: Python's error names them."""
+    if keyword not in {name for row in SIGNATURES.values() for name, *_ in row["params"]}:
+        pools.get("processes", 1).run(on_rank.any_keyword, function, keyword, limit=30.0)
+
+
 @fuzz(500)
 @given(call=any_arguments(), backend=st.sampled_from(["gloo", "null", None]))
 @example(("barrier", {"timeout": "1e300"}), "gloo")
 @example(("all_to_all_single", {"output": "rows", "input": "rows", "input_split_sizes": "sums to one"}), "gloo")
 @example(("all_reduce", {"tensor": "hostile surrogate"}), "gloo")
 @example(("all_reduce", {"tensor": "ones", "backend": "surrogate"}), None)
+@example(("all_reduce", {"tensor": "ones", "codec": "surrogate"}), "gloo")
+@example(("all_gather", {"tensor_list": "shrinking list", "tensor": "ones"}), "gloo")
+@example(("all_gatherv", {"output": "ones", "input": "ones", "rcounts": "shrinking list"}), "gloo")
+@example(("all_gatherv", {"output": "ones", "input": "ones", "rcounts": "ones list", "size_hint": "surrogate"}), "gloo")
 def test_any_arguments(pools: Pools, call: tuple[str, dict[str, Any]], backend: str | None) -> None:
     """Values of any kind in any place, on a group of one rank: our errors alone, and the next call is right."""
     function, arguments = call

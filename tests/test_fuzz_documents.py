@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import tables as made
 from fuzzing import JUNK, damaged, edited, fuzz
 from harness import Pools
 from mcr_dl import _C, InvalidArgumentError, _documents
+from mcr_dl._console import Console
 from mcr_dl.passes.log import Record, RecordedGroup
 from mcr_dl.trace import _breakdown, _chrome, _configure, _files, _flight_recorder, _param, _show
 from mcr_dl.trace._clock import SAME, Clock
 from mcr_dl.trace._regions import Region
-from mcr_dl.tuning import choice, diff, formats, show, table
+from mcr_dl.tuning import choice, diff, show, table
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from mcr_dl.tuning.host import host
 from mcr_dl.tuning.tuner import scale_of
@@ -70,7 +70,6 @@ def _use_table(found: table.Table) -> None:
         lambda: show.show(found, console, "all_reduce"),
         lambda: diff.diff(found, other, console),
         lambda: diff.diff(other, found, console),
-        *(lambda form=form: formats.export_rules(found, form) for form in formats.names()),
     ]
     for step in steps:
         with suppress(InvalidArgumentError):

@@ -22,7 +22,7 @@ from mcr_dl.bench._sizes import parse_size, size_text
 from mcr_dl.bench.mix import parse_mix
 from mcr_dl.passes import chain
 from mcr_dl.tuning import cli as tune
-from mcr_dl.tuning import formats, rules
+from mcr_dl.tuning import rules
 from ranks import fuzz as on_rank
 
 pytestmark = pytest.mark.timeout(600)
@@ -269,8 +269,7 @@ WORDS = [
     "float32", "--codecs", "bf16,int8", "--min", "4", "--max", "64K", "--factor", "2", "1.0000001", "1e308",
     "--budget", "0.5", "nan", "inf", "--confidence", "--limit", "--device", "cpu", "cuda", "--output",
     "/nowhere/x", "/" + "a" * 300, "--quick", "--dtype", "--redop", "SUM", "BAND", "--root", "1", "--async",
-    "--in-place", "--json", "--plot", "--mix", "all_reduce:4@mpi", "show", "plot", "--table", "import",
-    "export", "--format", "ucc", "diff", "",
+    "--in-place", "--json", "--plot", "--mix", "all_reduce:4@mpi", "show", "plot", "--table", "diff", "",
 ]  # fmt: skip
 
 
@@ -330,64 +329,6 @@ def test_converters(text: str) -> None:
     for convert in known:
         with contextlib.suppress(argparse.ArgumentTypeError):
             arguments.checked(convert)(text.replace("\x00", ""))
-
-
-NCCL = [
-    "# x\nallreduce,0,65536,tree,ll128,-1,1,2",
-    "broadcast,0,-1,ring,simple,2,-1,-1,-1,-1",
-    "allgather,0,18446744073709551615,ring,ll,-1,1,8",
-]
-UCC = [
-    "allreduce:0-64k:host:[2-2]:inf:@knomial#bcast:inf",
-    "UCC_TL_UCP_TUNE=alltoall:inf",
-    "allgather:1m-inf,4-8:inf:@ring",
-    "reduce_scatter:8-16:inf",
-]
-OPENMPI = [
-    '{"rule_file_version": 3, "module": "tuned", "collectives": {"allreduce": [{"comm_size_min": 2, '
-    '"rules": [{"alg": "ring", "msg_size_min": 0, "msg_size_max": "inf"}, {"alg": 2}]}]}}'
-]
-
-
-@pytest.mark.parametrize(("form", "valid"), [("nccl", NCCL), ("ucc", UCC), ("openmpi", OPENMPI)])
-def test_importers(form: str, valid: list[str]) -> None:
-    """Other libraries' files: rules that MCR_DL_TUNE takes, or refused."""
-    pieces = [
-        *NUMBERS,
-        ",",
-        ":",
-        "#",
-        "\n",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        "@",
-        "-",
-        "inf",
-        "null",
-        "ring",
-        "allreduce",
-        "rules",
-        "[" * 2000,
-        "18446744073709551616",
-    ]
-
-    @fuzz(250)
-    @given(text=near(valid, pieces), known=st.sampled_from([None, ["mpi", "nccl", "ucc", "mpi:ring"]]))
-    @example(valid[0].replace('"msg_size_min": 0', '"msg_size_min": 9999999999999999999999'), ["mpi"])
-    @example(f"allreduce,{'9' * 5000},0,tree,ll128,-1,1,2", ["nccl"])
-    @example("allreduce,9223372036854775808,-1,tree,ll128,-1,1,2", ["nccl"])
-    @example(f"allreduce:{'9' * 5000}-inf:inf", ["ucc"])
-    @example("allreduce:0-99999999999t:inf", ["ucc"])
-    def run(text: str, known: list[str] | None) -> None:
-        found = refused(formats.import_rules, text, form, known)
-        if found is not None:
-            taken = refused(rules.parse, found[0], ["mpi", "nccl", "ucc"])
-            assert taken is not None or known is None, found[0]  # with None any word is an algorithm
-
-    run()
 
 
 @fuzz(200)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mcr_dl
-from harness import launchers
+from harness import launchers, old_mpich
 from mcr_dl import _launch
 
 SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
@@ -83,6 +83,39 @@ def test_same_script(launcher: str) -> None:
     assert text.count(": done") == size
 
 
+_TORCH = """
+import sys, torch, torch.distributed as dist
+for backend in sys.argv[1:]:
+    dist.init_process_group(backend)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print(f"{backend}: rank {dist.get_rank()} of {int(x)};", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["found", "MASTER_ADDR"])
+@pytest.mark.parametrize("launcher", [launcher for launcher in CASES if launcher != "none"])
+def test_torch_alone(launcher: str, named: bool, tmp_path: Path) -> None:
+    """torch.distributed's own init_process_group finds its ranks, again and again, and on torch's own backends too."""
+    program = tmp_path / "program.py"
+    program.write_text(_TORCH)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launchers.free_port())} if named else {}
+    started = commands(launcher, 2, [str(program), "mcr", "gloo", "mcr"])
+    codes, text = run([(command, {**variables, **place}) for command, variables in started])
+    assert set(codes) == {0}, text
+    for rank in range(2):
+        assert [text.count(f"{backend}: rank {rank} of 2;") for backend in ("mcr", "gloo")] == [2, 1], text
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "0"}, {"WORLD_SIZE": "1"}])
+def test_torch_without_a_launcher(variables: dict[str, str]) -> None:
+    """The error is torch's, as without this package."""
+    codes, text = run([([sys.executable, "-c", _TORCH, "mcr"], variables)])
+    assert codes == [1]
+    assert "environment variable" in text, text
+
+
 @pytest.mark.parametrize("launcher", CASES)
 def test_info(launcher: str) -> None:
     """``python -m mcr_dl.info`` tells versions, launcher, library, backends and what they support."""
@@ -115,6 +148,23 @@ def test_open_mpi_under_mpichs_mpiexec() -> None:
     assert codes != [0]
     assert "started by MPICH's mpiexec" in " ".join(text.split()), text
     assert ": done" not in text
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_library_without_mpi_4(size: int, tmp_path: Path) -> None:
+    """A libmpi of MPICH's ABI that has no 64-bit counts (MPICH 3, Cray MPICH 8) gets the module that uses none."""
+    program = (
+        "import mcr_dl, torch; mcr_dl.init_process_group('mpi'); x = torch.ones(2, dtype=torch.bfloat16)\n"
+        "mcr_dl.all_reduce(x); y = torch.empty(2 * mcr_dl.get_world_size(), dtype=x.dtype)\n"
+        "mcr_dl.all_gather_into_tensor(y, x); maps = open('/proc/self/maps').read()\n"
+        "print(int(y.sum()), *[name for name in ('mpi_mpich3.so', 'mpi_mpich.so') if name in maps])\n"
+        "mcr_dl.destroy_process_group()"
+    )
+    library = {"MCR_DL_MPI_LIB": str(old_mpich.make(tmp_path))}
+    ranks = [([sys.executable, "-c", program], {**each, **library}) for each in launchers.rank_environments(size)]
+    codes, text = run(ranks)
+    assert set(codes) == {0}, text
+    assert text.count(f"{2 * size * size} mpi_mpich3.so\n") == size, text
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec-openmpi"])

@@ -13,7 +13,7 @@ import pytest
 from calls import OPS, SIGNATURES, Case
 from harness import Pools, launchers
 from mcr_dl import _C
-from ranks import nccl
+from ranks import nccl, reductions
 from test_operations import COUNTS, LARGE, LARGE_DTYPES, table
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if not OPS[row["op"]]["peer"]]
@@ -107,8 +107,8 @@ def test_support(pools: Pools) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_premul_sum(pools: Pools, launcher: str, dtype: str) -> None:
     """PREMUL_SUM with torch's object, its factor a number and a tensor."""
-    done = pools.get(launcher, 3).run(nccl.premul, dtype, (1, 17, 1001))
-    assert done == [24] * 3
+    done = pools.get(launcher, 3).run(reductions.premultiplied, ("nccl",), dtype, (1, 17, 1001))
+    assert done == [3 * len(reductions.CALLS) * 2 * 2] * 3
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])

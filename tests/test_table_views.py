@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mcr_dl import InvalidArgumentError
+from mcr_dl._console import Console
 from mcr_dl.tuning.diff import diff
 from mcr_dl.tuning.plot import figure_of, plot
 from mcr_dl.tuning.show import show
@@ -92,6 +93,24 @@ def test_plot_has_a_panel_for_each_operation_and_class() -> None:
     assert [each.get_title() for each in axes] == titles
     assert [text.get_text() for text in axes[0].texts] == ["512 → gloo"]
     assert [line.get_ydata()[0] for line in axes[0].lines[:2]] == [1.0, 30.0]
+
+
+@pytest.mark.parametrize("candidates", [1, 3, 24])
+def test_plot_keeps_its_words_inside(candidates: int) -> None:
+    """Title and legend are in the picture and apart, however long the processor's name and many the candidates are."""
+    curves = tuple(curve(f"library+other:{number}", 1.0 + number, 2.0, 400.0) for number in range(candidates))
+    cpu = replace(HOST, cpu="Some(R) Processor(TM) Platinum $x_{$ 9999X 128-Core @ 2.00GHz with a name of many words")
+    figure = figure_of(make(scale(curves=curves, winners=()), host=cpu))
+    figure.savefig(io.BytesIO(), format="png")  # places everything
+    assert figure._suptitle is not None
+    boxes = [figure._suptitle.get_window_extent(), figure.legends[0].get_window_extent()]
+    boxes.append(figure.axes[0].title.get_window_extent())
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    for above, under in itertools.pairwise(boxes):
+        assert above.y0 >= under.y1 - 2  # dots; boxes have a margin
+    assert len({line.get_color() for line in figure.legends[0].get_lines()}) == candidates
 
 
 def test_plot_writes_the_operations_and_the_scale_that_are_asked_for(tmp_path: Path) -> None:

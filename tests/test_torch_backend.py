@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
-import torch.distributed as torch_dist
 
-from calls import OPS, SIGNATURES, Case
-from cases import table
+from calls import SIGNATURES
+from cases import IN_TORCH, table, torch_takes
 from harness import Pools
 from mcr_dl import _C
 from ranks import operations, session, torch_backend, torch_groups
 
-# torch's functions of these names mean the same; it has neither vectored forms nor MPI's names.
-FUNCTIONS = [name for name in SIGNATURES if hasattr(torch_dist, name)]
 DTYPES = ("float32", "int64", "bool", "complex64")
 COUNTS = (0, 17, 1001)
 
@@ -24,31 +20,23 @@ worlds = pytest.mark.parametrize("world", [2, 3])
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
-def _torch_takes(case: Case) -> bool:
-    """torch's Python layer wants lists where we take one tensor too, has no async_op for messages, and reduces complex
-    numbers by SUM alone."""
-    if case.layout == "single" or (OPS[case.op]["peer"] and case.asynchronous):
-        return False
-    return not (OPS[case.op]["reduces"] and case.dtype == "complex64" and case.red != "SUM")
-
-
 def test_every_operation_is_there() -> None:
     """The list of torch's functions is not empty by accident: each of our operations is among them."""
-    assert {SIGNATURES[name]["op"] for name in FUNCTIONS} == {row["name"] for row in _C.ops()}
-    assert len(FUNCTIONS) >= 16
+    assert {SIGNATURES[name]["op"] for name in IN_TORCH} == {row["name"] for row in _C.ops()}
+    assert len(IN_TORCH) >= 16
 
 
 @worlds
 @backends
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", IN_TORCH)
 def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
     """Results, inputs and what lies between blocks, on every group, blocking and not."""
     cases = []
     for turn, dtype in enumerate(DTYPES):
-        some = [case for case in table(function, backend, dtype, world, COUNTS) if _torch_takes(case)]
+        found = table(function, backend, dtype, world, COUNTS, through_torch=True)
+        some = [case for case in found if torch_takes(case)]
         stride = 6 if world == 2 else 12  # polled messages of three ranks on two cores take long
         cases += some[turn % stride :: stride] if len(some) > 30 else some
-    cases = [replace(case, through_torch=True, style="keywords") for case in cases]
     done = pools.get("processes", world).run(operations.run_all, cases, limit=120)
     assert done == [len(cases)] * world
     assert cases

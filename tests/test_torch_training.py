@@ -56,6 +56,8 @@ CASES: dict[str, tuple[int, ...]] = {
     "torch_pipeline.beside_data_parallel": (4,),
     "torch_state.zero_optimizer": (2, 3),
     "torch_state.zero_optimizer_buckets": (2, 3),
+    "torch_state.channels_last": (2, 3),
+    "torch_state.channels_last_ddp": (2, 3),
     "torch_state.save_and_load": (2, 3),
     "torch_state.reshard_on_load": (2, 3),
     "torch_state.save_asynchronously": (2,),

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import pickle
+import re
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,6 +19,7 @@ import torch.distributed as torch_dist
 from torch.distributed.flight_recorder import fr_trace
 
 from harness import Pools
+from mcr_dl import _C
 from mcr_dl.passes.log import Record, RecordedGroup
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace import _clock, _files, _plot, _stragglers
@@ -27,6 +30,7 @@ from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
 from mcr_dl.trace._regions import Region
 from mcr_dl.trace.cli import main
+from mcr_dl.tuning._text import colours
 from ranks import log
 
 MS = 1_000_000
@@ -165,6 +169,38 @@ def test_the_bars_are_the_breakdown() -> None:
     texts = [text.get_text() for text in axes.texts]
     assert "12.0 ms  60%" in texts
     assert "20.0 ms" in texts
+
+
+@pytest.mark.parametrize("regions", [["step"], [], ["gloo", "mpi", "a $x_{$ costs $1", "auto"]], ids=len)
+def test_the_picture_shows_its_words(regions: list[str]) -> None:
+    """Its title and legend are inside it, apart from each other and from the bars; each operation has a colour."""
+    names = [str(row["name"]) for row in _C.ops()]
+    records = [_record(name, 2 * place + 1, 2 * place + 2) for place, name in enumerate(names)]
+    spans = [Region(name, 0, 90 * MS, 7) for name in regions]
+    figure = _plot.figure_of([_trace(records, rank=rank, ranks=2, regions=spans) for rank in (0, 1)])
+    figure.savefig(io.BytesIO(), format="png")  # places everything
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert figure.get_suptitle().startswith("Compute and exposed communication: ")
+    title, names_box = figure._suptitle.get_window_extent(), legend.get_window_extent()
+    for box in (title, names_box):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+    assert not title.overlaps(names_box)
+    assert axes.bbox.x1 <= names_box.x0
+    assert [text.get_text() for text in legend.get_texts()] == ["compute", *sorted(names)][::-1]
+    assert len({patch.get_facecolor() for patch in legend.get_patches()}) == len(names) + 1
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == (regions or ["rank 0", "rank 1"])
+
+
+def test_every_name_has_a_colour_of_its_own() -> None:
+    """Operations, and candidates such as the variants of many backends."""
+    names = [f"backend:{number}" for number in range(40)]
+    found = colours(names)
+    assert len(set(found.values())) == len(names)
+    assert found == colours(reversed(names))
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in found.values())
 
 
 # ---- trace files and clocks
@@ -346,7 +382,7 @@ def test_the_whole_way(
     assert main(["summary", str(traces)]) == 0
     said = capsys.readouterr().out
     assert "Where the time went: step" in said
-    assert all(word in said for word in ("compute", "all_gatherv", "all_to_all", "beside compute"))
+    assert all(word in said for word in ("compute", "all_gatherv", "all_to_all", "overlapped"))
     assert main(["plot", str(traces), "-o", str(tmp_path / "chart.png")]) == 0
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert main(["export", str(traces), "--format", "param", "-o", str(tmp_path / "param")]) == 0
@@ -354,6 +390,20 @@ def test_the_whole_way(
     collectives = [[entry["comms"] for entry in rank if "src_rank" not in entry] for rank in entries]
     assert collectives[0].count("all_reduce") == 5
     assert [name for name in collectives[0] if name != "wait"] == [name for name in collectives[1] if name != "wait"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_views_of_a_log_that_is_off_say_so(pools: Pools, tmp_path: Path, world: int) -> None:
+    """log_summary on rank 0, save on every rank; a log that is on and has nothing yet is another thing."""
+    ranks = pools.get("processes", world)
+    said = ranks.run(log.off, str(tmp_path))
+    advice = "the log is off and has no records: turn it on with mcr_dl.set_passes"
+    assert [printed.startswith(f"log_summary: {advice}") for printed, _, _ in said] == [True] + [False] * (world - 1)
+    assert all(warning.startswith(f"trace.save: {advice}") for _, warning, _ in said)
+    assert all(result["summary"] == {} for _, _, result in said)
+    quiet = ranks.run(log.on_without_calls, str(tmp_path))
+    assert "Communication of this rank" in quiet[0][0]
+    assert [warnings for _, warnings in quiet] == [0] * world
 
 
 def _analyse(traces: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from mcr_dl._pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _dump, _report
 from mcr_dl.watch._alarm import Exchange
-from mcr_dl.watch._diagnosis import absent, call_text, diagnose, first_difference
+from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
 
 RANKS = [0, 1, 2]
 
@@ -247,6 +248,28 @@ def test_a_slow_store() -> None:
         free.set()
         failed.set()
         exchange.stop()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "ends"), [(True, "words. Told."), (False, "failed. Told. The backend's own text: words")]
+)
+def test_the_order_of_an_error(timeout: bool, ends: str) -> None:
+    """A library's words, which may be many lines, come last; those of a timeout are short, and come first."""
+    label = "group '): x', rank 0 of 2"
+    text = complete(f"mpi.send ({label}): words", label, "Told.", timeout=timeout)
+    assert text == f"mpi.send ({label}): {ends}"
+    assert complete("words", label, "Told.", timeout=timeout) == "words. Told."
+    assert complete("words", label, "", timeout=timeout) == "words"
+
+
+def test_a_difference_comes_first() -> None:
+    """And then nothing is said of the backend, which has done nothing wrong."""
+    reports = {0: report([call(1)]), 1: report([call(1, bytes=8)]), 2: report([])}
+    text = diagnose({rank: reports[rank] for rank in (0, 1)}, {}, "g", [0, 1], 1)
+    assert text.startswith("The ranks have made different calls: collective 1 of group 'g' is ")
+    assert "All ranks have arrived" not in text
+    text = diagnose(reports, {}, "g", RANKS, 1)
+    assert re.match(r"The ranks have made different calls: .*\. Not arrived: rank 2 ", text)
 
 
 def test_positions_of_this_process() -> None:

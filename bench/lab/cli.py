@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from lab import Lab, LabError, cleaning, plan
+from mcr_dl._console import Console
+from mcr_dl.bench.ranks import orderly_end
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 _EXAMPLE = "example: sudo .venv/bin/python bench/lab run --hosts 2 --nics 400,200 -- .venv/bin/python train.py"
@@ -89,28 +89,19 @@ def clean(labs: Sequence[str]) -> int:
     return 0
 
 
-def _leave(number: int, frame: object) -> None:
-    """End as after an exception, so that the lab is removed; a second signal does not disturb that."""
-    del frame
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Exit code 1: a rank or a stage failed; 2: wrong arguments, or no lab can be made here."""
     words = list(sys.argv[1:] if argv is None else argv)
     given = parser().parse_args(words[:1] if words[:1] == ["suite"] else words)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
     try:
-        if given.command == "run":
-            return run(given)
-        if given.command == "clean":
-            return clean(given.labs)
-        if given.command == "status":
-            return status()
-        return int(importlib.import_module("lab.suite").main(words[1:]))
+        with orderly_end():
+            if given.command == "run":
+                return run(given)
+            if given.command == "clean":
+                return clean(given.labs)
+            if given.command == "status":
+                return status()
+            return int(importlib.import_module("lab.suite").main(words[1:]))
     except LabError as error:
         _say(str(error))
         return WRONG

@@ -29,10 +29,10 @@ import torch
 from figures_conditions import conditions, load
 from figures_rows import COMPUTE, FUSE, OTHERS, OURS, Refused, Rows, bucket_bytes, describe
 from figures_sizes import WORKLOADS
-from rich.console import Console
 from rich.table import Table
 
 import mcr_dl as dist
+from mcr_dl._console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
 
@@ -234,17 +234,17 @@ def run(given: argparse.Namespace) -> int:
     try:
         workload = WORKLOADS[given.workload](given.seed, given.scale)
     except program.WorkloadError as error:
-        console.print(f"[red]{given.workload}: {error}[/]")
+        console.say(f"{given.workload}: {error}", style="red")
         return 2
     setting = workload.setting()
     rows = Rows(workload)
-    console.print(f"[bold]{setting.title}[/]")
+    console.say(setting.title, style="bold")
     entries, refused = make_entries(workload, given.rows, rows)
     for name, reason in refused.items():
-        console.print(f"{name}: refused: {reason}")
+        console.say(f"{name}: refused: {reason}")
     report.show_choice(console, rows.trials, "")
     if not entries:
-        console.print("[red]no row can be measured[/]")
+        console.say("no row can be measured", style="red")
         return 2
     bare = Entry(COMPUTE, workload.trainer(COMPUTE, rows.compute()))
     for entry in entries:
@@ -272,9 +272,9 @@ def run(given: argparse.Namespace) -> int:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(document, indent=1) + "\n")
         show(console, setting, document["rows"], setting.unit)
-        console.print(f"{given.out}: {document['seconds']:.0f} s")
+        console.say(f"{given.out}: {document['seconds']:.0f} s")
     for problem in wrong:
-        console.print(f"[red]failed: {problem}[/]")
+        console.say(f"failed: {problem}", style="red")
     dist.barrier()
     return 1 if wrong else 0
 

@@ -24,7 +24,8 @@ _LIBRARIES = ("gloo", "mpi")
 Found = Mapping[str, Any]
 
 
-def _nothing(found: Found, shape: Shape) -> list[str]:
+def nothing(found: Found, shape: Shape) -> list[str]:
+    """The check of stages whose figures may be any."""
     del found, shape
     return []
 
@@ -43,7 +44,7 @@ class Stage:
     limit: float
     multi_rail: bool = False
     tuned: bool = False  # auto goes by the table of the stage `tune`
-    check: Callable[[Found, Shape], list[str]] = _nothing
+    check: Callable[[Found, Shape], list[str]] = nothing
     say: Callable[[Found], str] = field(default=lambda found: f"{len(found)} values")
 
     @property

@@ -13,18 +13,23 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from rich.text import Text
 
+import script
 from lab import ROOT, Lab, LabError, plan, report, stages
 from lab.needs import missing
 from lab.stages import Stage
+from mcr_dl._console import Console, bars
 
 WORK = ROOT / "build" / "lab"
 _TEST_SECONDS = 400
@@ -43,9 +48,9 @@ class Runner:
         self.document: dict[str, Any] = {"full": False, "conditions": report.conditions(), "stages": []}
         if resume:
             self._resume()
-        self.console = Console(highlight=False, soft_wrap=True)
-        columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bars = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.console = Console(soft_wrap=True)
+        columns = ("{task.description:<24}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bars = bars(self.console, columns, transient=True, disable=not self.console.is_terminal)
         self.task = self.bars.add_task("starting", total=len(self.keys), completed=sum(map(self.done, self.keys)))
 
     @property
@@ -75,10 +80,10 @@ class Runner:
         self.document["conditions"]["load_at_the_end"] = list(os.getloadavg())
         self.summary.write_text(json.dumps(self.document, indent=1))
         self.bars.advance(self.task)
-        verdict = "[green]ok[/]    " if not problems else "[red]FAILED[/]"
+        verdict = ("FAILED", "red") if problems else ("ok    ", "green")
         place = f"{self.keys.index(key) + 1:3}/{len(self.keys)}"
-        self.console.print(f"{place} {key:<18} {seconds:6.1f} s  {verdict} ", end="")
-        self.console.print(text if not problems else "; ".join(problems), markup=False)
+        said = text if not problems else "; ".join(problems)
+        self.console.print(Text.assemble(f"{place} {key:<18} {seconds:6.1f} s  ", verdict, f" {said}"))
 
     def tests(self) -> None:
         """The lab's own tests."""
@@ -142,7 +147,7 @@ class Runner:
         self.note(stage.key, time.monotonic() - begin, problems, text, load)
         if not result.ok:
             for line in log.read_text().splitlines()[-_TAIL_LINES:]:
-                self.console.print(f"        {line}", markup=False)
+                self.console.print(f"        {line}")
 
     def environment(self, stage: Stage) -> dict[str, str]:
         """What the ranks of a stage have in theirs, beside what every lab gives them."""
@@ -157,7 +162,7 @@ class Runner:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="lab suite", description=__doc__)
+    found = script.parser(__doc__, program="lab suite")
     shapes = [str(shape) for shape in (*stages.SHAPES, stages.ALONE)]
     names = list(dict.fromkeys(stage.name for stage in stages.all_stages(WORK)))
     found.add_argument("--shapes", nargs="+", choices=shapes, help="clusters: hosts x ranks per host (all)")
@@ -181,37 +186,47 @@ def selected(all_stages: Iterable[Stage], shapes: Sequence[str] | None, only: Se
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the stages. Exit code 1: some failed; 2: no lab can be made here."""
-    given = parser().parse_args(argv)
+    given = script.parse(parser(), argv, shapes=[str(stages.SHAPES[0])], only=["bandwidth"])
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory())) if given.smoke else WORK
+        return measure(given, work)
+
+
+def measure(given: argparse.Namespace, work: Path) -> int:
+    """Run the stages that were asked for and report; returns the exit code. In smoke mode any figures are right."""
     full = not given.shapes and not given.only
-    summary = WORK / "lab.json"
+    summary = work / "lab.json"
     if not given.report:
         lacking = missing()
         if lacking:
             raise LabError(f"`make lab` cannot run here; missing: {'; '.join(lacking)}")
-        WORK.mkdir(parents=True, exist_ok=True)
-        chosen = selected(stages.all_stages(WORK), given.shapes, given.only)
+        work.mkdir(parents=True, exist_ok=True)
+        chosen = selected(stages.all_stages(work), given.shapes, given.only)
+        if given.smoke:
+            chosen = [replace(stage, check=stages.nothing) for stage in chosen]
         tests = not given.only or "tests" in given.only
         if full and not given.resume:
-            for old in WORK.glob("*.json"):
+            for old in work.glob("*.json"):
                 old.unlink()
-        run(chosen, given.minutes, tests=tests, resume=given.resume)
+        run(work, chosen, given.minutes, tests=tests, resume=given.resume)
     document = json.loads(summary.read_text())
     failed = [record["stage"] for record in document["stages"] if record["problems"]]
-    report.write(document, WORK, ROOT / "docs" if document["full"] else WORK)
-    console = Console(highlight=False, soft_wrap=True)
+    report.write(document, work, ROOT / "docs" if document["full"] else work)
+    console = Console(soft_wrap=True)
     minutes = document["seconds"] / 60
     if failed:
-        console.print(f"[red]{len(failed)} of {len(document['stages'])} stages failed[/]: {', '.join(failed)}")
+        verdict = f"{len(failed)} of {len(document['stages'])} stages failed"
+        console.print(Text.assemble((verdict, "red"), f": {', '.join(failed)}"))
     else:
-        ran, known = len(document["stages"]), len(stages.all_stages(WORK)) + 1
+        ran, known = len(document["stages"]), len(stages.all_stages(work)) + 1
         console.print(f"{ran} of {known} stages have run, in {minutes:.1f} minutes; all of these passed")
     return 1 if failed else 0
 
 
-def run(chosen: Sequence[Stage], minutes: float, *, tests: bool, resume: bool = False) -> None:
-    """Run them and write down how they ended."""
+def run(work: Path, chosen: Sequence[Stage], minutes: float, *, tests: bool, resume: bool = False) -> None:
+    """Run them and write down in the folder how they ended."""
     keys = [*(["tests"] if tests else []), *(stage.key for stage in chosen)]
-    runner = Runner(WORK, minutes, keys, resume=resume)
+    runner = Runner(work, minutes, keys, resume=resume)
     with runner.bars:
         if tests and not runner.done("tests"):
             runner.tests()

@@ -21,7 +21,7 @@ class Work:
     def wait(self, timeout: timedelta | None = None) -> bool: ...
     def is_completed(self) -> bool: ...
     def is_success(self) -> bool: ...
-    def exception(self) -> Exception | None: ...
+    def exception(self) -> BaseException | None: ...
     def synchronize(self) -> None: ...
     def source_rank(self) -> int: ...
     def result(self) -> list[torch.Tensor]: ...
@@ -170,17 +170,21 @@ def log_made() -> int: ...
 def log_lost() -> int: ...
 def log_now() -> int: ...
 def log_callers(wanted: bool) -> None: ...
+def timeout(value: timedelta | float, name: str = ...) -> timedelta: ...
 def positions(since: dict[str, int] = ...) -> list[dict[str, Any]]: ...
 def activities() -> list[dict[str, Any]]: ...
 def pending(most: int = ...) -> list[tuple[Work, dict[str, Any]]]: ...
+def overdue(grace: float) -> list[tuple[Work, dict[str, Any]]]: ...
 def expire(work: Work, text: str) -> bool: ...
 def stop_desync(text: str) -> None: ...
 def stop_forked(text: str) -> None: ...
 def clear_stop() -> None: ...
+def take_desync() -> str: ...
+def fail_at_exit(code: int) -> None: ...
 def give_up(group: Group) -> None: ...
 def keep_for_ever(group: Group) -> None: ...
 def set_detail(detail: bool) -> None: ...
-def set_explainer(function: Callable[[str, str, int, int], str]) -> None: ...
+def set_explainer(function: Callable[[str, str, int, int, int], str]) -> None: ...
 def watch_interrupts() -> None: ...
 def since_interrupt() -> float | None: ...
 def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]: ...
@@ -190,7 +194,8 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
     """Copies the root's tensor to every rank of the group.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         src: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
@@ -219,8 +224,11 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -247,9 +255,12 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         dst: global rank of the root (of the peer, for send and recv).
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         group_dst: the same as a rank of the group; give one of the two.
@@ -277,9 +288,9 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
-        tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+        tensor_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order.
-        tensor: contiguous tensor that is sent.
+        tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -306,10 +317,12 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order.
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -336,10 +349,10 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
-        output_tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks
-            in rank order.
-        input_tensor_list: list of one contiguous tensor per rank, or one tensor that holds the blocks
-            in rank order.
+        output_tensor_list: list of one dense tensor per rank, or one tensor that holds the blocks in
+            rank order.
+        input_tensor_list: list of one dense tensor per rank, or one tensor that holds the blocks in
+            rank order.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -366,8 +379,8 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
-        tensor: contiguous tensor that is sent.
-        gather_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in rank
+        tensor: dense tensor that is sent.
+        gather_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order.
         dst: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
@@ -397,9 +410,9 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
-        tensor: contiguous tensor that receives the result; same dtype and device as the input.
-        scatter_list: list of one contiguous tensor per rank, or one tensor that holds the blocks in
-            rank order.
+        tensor: dense tensor that receives the result; same dtype and device as the input.
+        scatter_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
+            order.
         src: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
@@ -453,7 +466,8 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         dst: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
@@ -483,7 +497,8 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         src: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
@@ -513,7 +528,8 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
     """MPI's name of broadcast.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         root: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
@@ -541,8 +557,8 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
-        output_tensor: contiguous tensor that receives the result; same dtype and device as the input.
-        input_tensor: contiguous tensor that is sent.
+        output_tensor: dense tensor that receives the result; same dtype and device as the input.
+        input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -569,8 +585,8 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
-        output_tensor: contiguous tensor that receives the result; same dtype and device as the input.
-        input_tensor: contiguous tensor that is sent.
+        output_tensor: dense tensor that receives the result; same dtype and device as the input.
+        input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -597,9 +613,11 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -626,9 +644,11 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
@@ -655,8 +675,8 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         output_split_sizes: rows of the output's first dimension from each rank; None: equal parts.
         input_split_sizes: rows of the input's first dimension for each rank; None: equal parts.
         group: group to work in; None: the default group.
@@ -685,8 +705,8 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         root: global rank of the root (of the peer, for send and recv).
         rcounts: elements of the block from each rank.
         displs: where each rank's block starts in the output, in elements; None: packed.
@@ -718,8 +738,8 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         root: global rank of the root (of the peer, for send and recv).
         scounts: elements of the block for each rank.
         displs: where each rank's block starts in the input, in elements; None: packed.
@@ -751,8 +771,8 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         rcounts: elements of the block from each rank.
         displs: where each rank's block starts in the output, in elements; None: packed.
         group: group to work in; None: the default group.
@@ -783,8 +803,8 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         scounts: elements of the block for each rank.
         rcounts: elements of the block from each rank.
         sdispls: where each rank's block starts in the input, in elements; None: packed.
@@ -817,10 +837,12 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
-        output: contiguous tensor that receives the result; same dtype and device as the input.
-        input: contiguous tensor that is sent.
+        output: dense tensor that receives the result; same dtype and device as the input.
+        input: dense tensor that is sent.
         rcounts: elements of the block for each rank.
-        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
+        op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
+            its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
+            NaN, except on nccl.
         group: group to work in; None: the default group.
         async_op: True: return a Work at once; the same on all ranks.
         size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
@@ -849,7 +871,8 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         dst: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
@@ -878,7 +901,8 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:
-        tensor: contiguous tensor of any shape, read and written in place.
+        tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
+            the same strides.
         src: global rank of the root (of the peer, for send and recv).
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.

@@ -24,6 +24,9 @@ from torch.distributed import (
     is_torchelastic_launched,
 )
 
+from mcr_dl import _installed as _installed  # refuses an installation that does not fit torch, before _C is loaded
+
+# isort: split
 from mcr_dl import _C, _torch_groups, deepspeed
 from mcr_dl._backends import available_backends, use
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
@@ -33,6 +36,7 @@ from mcr_dl._errors import (
     BackendError,
     BackendUnavailableError,
     CollectiveTimeoutError,
+    DesyncError,
     InvalidArgumentError,
     InvalidTypeError,
     McrError,
@@ -108,6 +112,7 @@ __all__ = [
     "BackendUnavailableError",
     "Change",
     "CollectiveTimeoutError",
+    "DesyncError",
     "Explanation",
     "FileStore",
     "GroupMember",

@@ -4,26 +4,28 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 
 
-def as_tensor(value: object, parameter: str) -> torch.Tensor:
+def as_tensor(value: object, parameter: str, written: bool = True) -> torch.Tensor:
     """Wrap a NumPy array or any DLPack object, such as a CuPy array, without a copy (also called by the C++ core).
 
-    Raises InvalidTypeError if ``value`` is no array and InvalidArgumentError if its memory cannot be shared as it is.
+    ``written`` says whether the call writes to it. Raises InvalidTypeError if ``value`` is no array and
+    InvalidArgumentError if its memory cannot be shared as it is.
     """
     if isinstance(value, torch.Tensor):
         return value
     try:
         if hasattr(value, "__array_interface__"):
-            if value.__array_interface__["data"][1] and not parameter.startswith("input"):
+            if value.__array_interface__["data"][1] and written:
                 raise ValueError("it is read-only")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a read-only array may well be an input
-                return torch.from_numpy(value)
+                return torch.from_numpy(_with_usual_type(value))
         if hasattr(value, "__dlpack__"):
             return torch.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -31,6 +33,15 @@ def as_tensor(value: object, parameter: str) -> torch.Tensor:
         raise InvalidArgumentError(message) from error
     message = f"{parameter}: expected a torch.Tensor, a NumPy array or a DLPack object, got {type(value).__name__}"
     raise InvalidTypeError(message)
+
+
+def _with_usual_type(array: Any) -> Any:
+    """The same memory, with the one of several equal NumPy types that torch knows.
+
+    ``numpy.uint64`` is C's unsigned long on some platforms; ``numpy.ulonglong`` is a second type of the same values.
+    """
+    kind = getattr(array, "dtype", None)
+    return array.view(kind.str) if kind is not None and kind.kind in "iufc" else array
 
 
 def stream_of(value: object) -> int | None:

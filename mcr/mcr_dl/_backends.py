@@ -7,14 +7,29 @@ import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _torch_backends
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
 
 ENTRY_POINTS = "mcr_dl.backends"
+VARIABLE = "MCR_DL_BACKENDS"
+REAL = ("mpi", "nccl", "gloo")  # what "auto" and no name stand for; all others start by name only
+_ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library, and so ask for it
+_NO_DEVICE = "no CUDA device"  # what the core says where there is none (src/backends/nccl_library.cc)
 _MODULES = Path(_C.__file__).parent / "_backends"
 _ADAPTERS = ("c10d", "striped")  # modules that serve backends of other names
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What one process says of one backend. JSON's types alone, as ranks exchange it."""
+
+    library: str = ""  # as in available_backends(); empty if the backend cannot be used
+    problem: str = ""
+    absent: bool = False  # the machine has no such library or device, which is normal
+    asked: bool = False  # the environment names the library
 
 
 def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
@@ -53,7 +68,7 @@ def with_parts(names: Iterable[str]) -> list[str]:
 def _module(stem: str) -> str:
     path = _MODULES / f"{stem}.so"
     if not path.exists():
-        raise BackendUnavailableError(f"this build of mcr_dl has no module {path.name} (no headers when it was built)")
+        raise BackendUnavailableError(f"expected {path}, which every build of mcr_dl has: reinstall mcr_dl")
     return str(path)
 
 
@@ -99,7 +114,7 @@ def _locate(name: str) -> tuple[str, str]:
         try:
             return _module(name), _nccl_library.find().path
         except _nccl_library.NcclLibraryError as error:
-            raise BackendUnavailableError(str(error)) from error
+            raise BackendUnavailableError(str(error), absent=error.absent) from error
     return _locate_module(name), ""
 
 
@@ -109,12 +124,12 @@ def _locate_module(name: str) -> str:
             library = _mpi_library.load()
             _share_cores_of_machine()
         except _mpi_library.MpiLibraryError as error:
-            raise BackendUnavailableError(str(error)) from error
-        return _module(f"mpi_{library.family}")
+            raise BackendUnavailableError(str(error), absent=error.absent) from error
+        return _module(_mpi_library.module(library))
     if is_torch(name):
         reason = _torch_backends.unavailable(name)
         if reason is not None:
-            raise BackendUnavailableError(reason)
+            raise BackendUnavailableError(reason, absent=name in REAL)
         return _module("c10d")
     if name in _third_party():
         path = str(_third_party()[name].load()())
@@ -136,7 +151,8 @@ def load(name: str) -> str:
         path, library = _locate(name)
     except BackendUnavailableError as error:
         _C.missing_backend(name, str(error))
-        raise BackendUnavailableError(f"backend '{name}' is unavailable: {error}") from error
+        message = f"backend '{name}' is unavailable: {error}"
+        raise BackendUnavailableError(message, absent=error.absent) from error
     _C.load_backend(name, path, library)
     return path
 
@@ -144,29 +160,36 @@ def load(name: str) -> str:
 def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     """The names in ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"``; none for auto.
 
-    None and torch's name of us, ``"mcr"``, stand for what MCR_DL_BACKENDS says. Raises InvalidArgumentError naming what
-    is wrong.
+    None and torch's name of us, ``"mcr"``, stand for what MCR_DL_BACKENDS says. Raises InvalidArgumentError or
+    InvalidTypeError naming what is wrong, and the variable if the names come from there.
     """
+    source = "backend"
     if backend in (None, _torch_backends.OURS):
-        backend = os.environ.get("MCR_DL_BACKENDS", "auto")
+        source, backend = VARIABLE, os.environ.get(VARIABLE, "auto")
     if backend == "auto":
         return []
+    if not hasattr(backend, "__iter__"):
+        message = f"{source}: expected a name, a list of names or None, got {backend!r}"
+        raise InvalidTypeError(message)
     parts = backend.split(",") if isinstance(backend, str) else list(backend)
-    names = []
-    for part in parts:
-        if not isinstance(part, str) or not part.strip():
-            message = f"backend: expected names of backends, got {backend!r}"
-            raise InvalidArgumentError(message)
-        device, _, name = part.strip().lower().rpartition(":")
-        if device not in ("", "cpu", "cuda"):
-            message = f"backend: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
-            raise InvalidArgumentError(message)
-        if not is_known(name):
-            known = ", ".join(known_names())
-            message = f"backend: expected one of {known}, auto, got the unknown name {name!r}"
-            raise InvalidArgumentError(message)
-        names.append(name)
-    return list(dict.fromkeys(names))
+    if not parts:
+        message = f"{source}: expected at least one name, or 'auto' for all that can be used, got {backend!r}"
+        raise InvalidArgumentError(message)
+    return list(dict.fromkeys(_parse_name(part, source, backend) for part in parts))
+
+
+def _parse_name(part: object, source: str, backend: object) -> str:
+    if not isinstance(part, str) or not part.strip():
+        message = f"{source}: expected names of backends, or auto, got {backend!r}"
+        raise InvalidArgumentError(message)
+    device, _, name = part.strip().lower().rpartition(":")
+    if device not in ("", "cpu", "cuda"):
+        message = f"{source}: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
+        raise InvalidArgumentError(message)
+    if not is_known(name):
+        message = f"{source}: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
+        raise InvalidArgumentError(message)
+    return name
 
 
 def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
@@ -179,18 +202,29 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
     return names
 
 
+def condition(name: str, size: int, *, named: bool) -> Condition:
+    """Whether this process can start the backend in a job of so many ranks, and with which library. Does not start it.
+
+    ``named``: the program names it; only then is the tests' stand-in for NCCL good enough.
+    """
+    asked = bool(os.environ.get(_ASKED.get(name, ""), ""))
+    try:
+        load(name)
+        if name == "mpi":
+            _mpi_library.require_launcher(size)
+    except BackendUnavailableError as error:
+        absent = error.absent or _NO_DEVICE in str(error)
+        return Condition(problem=str(error), absent=absent, asked=asked)
+    except _mpi_library.MpiLibraryError as error:
+        return Condition(problem=f"backend '{name}' is unavailable: {error}", asked=asked)
+    if not named and is_stand_in(name):
+        return Condition(problem="only the tests' library is there", absent=True)
+    return Condition(library=_C.backend_status()[name], asked=asked)
+
+
 def usable() -> list[str]:
-    """What ``auto`` starts: the real libraries that can be used here."""
-    names = []
-    for name in known_names():
-        if name in ("null", "fake") or is_stand_in(name):
-            continue
-        try:
-            load(name)
-        except BackendUnavailableError:
-            continue
-        names.append(name)
-    return names
+    """Those of the libraries behind ``auto`` that this process can load."""
+    return [name for name in REAL if condition(name, 1, named=False).library]
 
 
 @contextmanager

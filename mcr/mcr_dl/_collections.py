@@ -23,7 +23,7 @@ class P2POp:
 
     Args:
         op: isend or irecv, of mcr_dl or of torch.distributed.
-        tensor: contiguous tensor to send or to receive into.
+        tensor: dense tensor to send or to receive into.
         peer, group_peer: the other side as a global or as a group rank; one of the two.
         group: group to work in; None: the default group.
         tag: number that matches a send with its receive.
@@ -47,6 +47,8 @@ class P2POp:
         if (peer is None) == (group_peer is None):
             message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
             raise InvalidArgumentError(message)
+        if not _groups._not_a_member(group):
+            _groups._group(group)  # raises if it is none
         self.op = _C.isend if op in _SENDS else _C.irecv
         self.tensor = tensor
         self.group = group

@@ -92,8 +92,8 @@ def _one_line(error: Exception) -> str:
     return text if text.startswith("expected") else f"expected numbers of fewer digits, got {text.partition(';')[0]}"
 
 
-def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", pipes: bool = False) -> bytes:
-    """What is in a file of at most ``limit`` bytes; no more is read of a larger one, and of a pipe only with ``pipes``.
+def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "") -> bytes:
+    """The content of a regular file of at most ``limit`` bytes; no more is read of a larger one.
 
     Raises InvalidArgumentError, in one line that begins with ``what`` and says what to do: name another file or
     ``make`` it.
@@ -102,7 +102,7 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str
     another = "name another" + (f", or {make}" if make else "")
     try:
         mode = file.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipes and stat.S_ISFIFO(mode))):
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise InvalidArgumentError(f"{what}: expected a regular file, got a device, socket or pipe; {another}")
         with file.open("rb") as stream:
             content = stream.read(limit + 1)
@@ -118,15 +118,6 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str
         size = file.stat().st_size or "more"
         raise InvalidArgumentError(f"{what}: expected at most {limit} bytes, got {size}; {another}")
     return content
-
-
-def read_text(path: str | os.PathLike[str], what: str, *, limit: int, pipes: bool = False) -> str:
-    """The same as text in UTF-8."""
-    try:
-        return read_bytes(path, what, limit=limit, pipes=pipes).decode()
-    except UnicodeDecodeError as error:
-        message = f"{what}: expected text in UTF-8, got another byte at {error.start}; name another file"
-        raise InvalidArgumentError(message) from error
 
 
 def read(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", again: str = "") -> Any:

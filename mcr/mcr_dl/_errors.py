@@ -29,7 +29,12 @@ class NotInitializedError(McrError, ValueError):
 
 
 class BackendUnavailableError(McrError):
-    """A backend cannot be loaded here; the text says why."""
+    """A backend cannot be used here; the text says why."""
+
+    def __init__(self, text: str = "", *, absent: bool = False) -> None:
+        """``absent``: the machine has no such library or device; else it has one that cannot be used."""
+        super().__init__(text)
+        self.absent = absent
 
 
 class BackendError(McrError):

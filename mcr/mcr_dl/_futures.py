@@ -21,9 +21,12 @@ def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
     def complete() -> None:
         error = work.exception()
         if error is None:
-            future.set_result(work.result())
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is that of results
+            return future.set_result(work.result())
+        if not isinstance(error, Exception):  # of a user's function: SystemExit, say, which torch's futures do not take
+            raised = RuntimeError(f"{type(error).__name__}: {error}")
+            raised.__cause__ = error
+            error = raised
+        return future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is that of results
 
     work._on_done(complete)
     return future

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
-from mcr_dl import _C, _backends, _launch, _runtime, _torch_groups
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl import _C, _backends, _launch, _runtime, _torch_groups, watch
+from mcr_dl._errors import DesyncError, InvalidArgumentError, InvalidTypeError, NotInitializedError
 
 Group = torch_dist.ProcessGroup | _C.Group | None
 
@@ -43,7 +44,19 @@ def described(group: object) -> str:
 
 
 def _not_a_member(group: object) -> bool:
-    return isinstance(group, int) and group == GroupMember.NON_GROUP_MEMBER
+    return type(group) is int and group == GroupMember.NON_GROUP_MEMBER
+
+
+def _left_out(group: object, function: str) -> bool:
+    """Whether this rank is not a member of the group, with torch's warning that the function does nothing.
+
+    Raises InvalidTypeError for what is no group.
+    """
+    if not _not_a_member(group):
+        _group(group)
+        return False
+    warnings.warn(f"Running {function} on a rank which does not belong to the given group.", stacklevel=3)
+    return True
 
 
 def get_rank(group: Group | str = None) -> int:
@@ -152,9 +165,20 @@ def _check_ranks(ranks: Iterable[int], size: int) -> list[int]:
     return checked
 
 
+def _check_description(text: str | None) -> None:
+    """It becomes part of a name that other ranks and C libraries see."""
+    try:
+        usable = "\x00" not in (text or "").encode().decode()
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        message = f"group_desc: expected a text without null characters and lone surrogates, got {text!r}"
+        raise InvalidArgumentError(message)
+
+
 def new_group(
     ranks: Iterable[int] | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     backend: str | Iterable[str] | None = None,
     pg_options: Any | None = None,
     use_local_synchronization: bool = False,
@@ -168,7 +192,7 @@ def new_group(
 
     Args:
         ranks: global ranks of the members; None: all.
-        timeout: how long an operation of the group may take; the default group's by default.
+        timeout: how long an operation of the group may take, a timedelta or seconds; the default group's by default.
         backend: names as for init_process_group; the default group's by default.
         use_local_synchronization: True: only the members call.
         group_desc: a name for people, part of the group's name; equal on all ranks.
@@ -184,11 +208,12 @@ def new_group(
     Raises InvalidArgumentError for wrong ranks or backends. Source: torch.distributed.new_group.
     """
     del device_id
+    _check_description(group_desc)
     current = _runtime.state()
     if backend is None and isinstance(pg_options, _C.Options):
-        backend = pg_options.backends
-    names = (_backends.parse_for_group(backend) if backend else []) or list(current.backends)
-    limit = current.timeout if timeout is None else timeout
+        backend = pg_options.backends or None
+    names = ([] if backend is None else _backends.parse_for_group(backend)) or list(current.backends)
+    limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
         return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit)
     members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
@@ -230,7 +255,7 @@ def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta
 def new_subgroups(
     group_size: int | None = None,
     group: Group = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     backend: str | Iterable[str] | None = None,
     pg_options: Any | None = None,
     group_desc: str | None = None,
@@ -253,7 +278,7 @@ def new_subgroups(
 
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     backend: str | Iterable[str] | None = None,
     pg_options: Any | None = None,
     group_desc: str | None = None,
@@ -277,7 +302,7 @@ def new_subgroups_by_enumeration(
 def split_group(
     parent_pg: Group = None,
     split_ranks: list[list[int]] | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     pg_options: Any | None = None,
     group_desc: str | None = None,
     backend: str | Iterable[str] | None = None,
@@ -288,19 +313,21 @@ def split_group(
     outside the parent. Source: torch.distributed.split_group.
     """
     del pg_options
+    _check_description(group_desc)
     parent = _group(parent_pg)
     if not split_ranks:
         message = "split_ranks: expected at least one list of ranks, got none"
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size())
     made = _runtime.state().count(f"split {parent.name()}")
-    names = (_backends.parse_for_group(backend) if backend else []) or list(parent.backends)
+    names = ([] if backend is None else _backends.parse_for_group(backend)) or list(parent.backends)
+    limit = parent.timeout if timeout is None else _C.timeout(timeout)
     result = None
     for index, part in enumerate(split_ranks):
         if parent.rank() in part:
             name = f"{group_desc or parent.name()}/split-{made}-{index}"
             members = [parent.ranks[rank] for rank in sorted(part)]
-            result = _torch_groups.publish(_runtime.make_group(name, members, names, timeout or parent.timeout))
+            result = _torch_groups.publish(_runtime.make_group(name, members, names, limit))
     return result
 
 
@@ -308,16 +335,26 @@ def destroy_process_group(group: Group = None) -> None:
     """End one group, or the runtime with all groups (None or the default group).
 
     Started operations are completed first, for at most ten seconds; a warning names it if some could not.
-    Raises NotInitializedError outside init and finalize. Source: torch.distributed.destroy_process_group.
+    A rank that is not a member of the group has nothing to end. Raises NotInitializedError outside init and finalize,
+    and DesyncError, with all groups ended, if the ranks have made different calls (``MCR_DL_DEBUG=detail``).
+    Source: torch.distributed.destroy_process_group.
     """
+    if _not_a_member(group):
+        return
     members = _group(group)
     everything = members is _C.world()
-    if everything and _torch_groups.is_torch_default(members):
-        torch_dist.destroy_process_group()  # which ends what stands behind its groups
-        return
-    for each in reversed(list(_runtime.state().groups.values())) if everything else [members]:
-        handle = _C.handle_of(each)
+    desync = watch.compare_last() if everything else ""
+    ending = reversed(list(_runtime.state().groups.values())) if everything else [members]
+    handles = [_C.handle_of(each) for each in ending]
+    default = everything and _torch_groups.is_torch_default(members)
+    if desync:
+        _runtime.forget()  # the operations under way may never complete
+    if default:
+        torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
+    for handle in [] if default else handles:
         if isinstance(handle, torch_dist.ProcessGroup):
             torch_dist.destroy_process_group(handle)
     if everything and _runtime.is_initialized():
         _runtime.end()
+    if desync:
+        raise DesyncError(desync)

@@ -45,14 +45,24 @@ def number(environment: Mapping[str, str], name: str, otherwise: int | None = No
     return int(environment[name])
 
 
-def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Read rank and size from the launcher's variables; a process that nobody launched is rank 0 of 1."""
+def read(environment: Mapping[str, str] = os.environ) -> Launch:
+    """What the launcher's variables say, unchecked; a process without a launcher is rank 0 of 1."""
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
             return Launch(
                 launcher, number(environment, rank), number(environment, size), number(environment, local_rank, -1)
             )
     return Launch("none", 0, 1, 0)
+
+
+def detect(environment: Mapping[str, str] = os.environ) -> Launch:
+    """The same. Raises InvalidArgumentError, naming both variables, for a rank outside of the job's size."""
+    found = read(environment)
+    if 0 <= found.rank < found.size:
+        return found
+    rank, size = next(row[1:3] for row in _VARIABLES if row[0] == found.launcher)
+    message = f"{rank}, {size}: expected a rank from 0 to {size} - 1, got {rank}={found.rank} and {size}={found.size}"
+    raise InvalidArgumentError(message)
 
 
 def export_local_rank() -> None:

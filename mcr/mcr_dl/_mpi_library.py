@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from mcr_dl._launch import has_mpi_launcher
+
 Family = Literal["mpich", "openmpi"]
 
 _NAMES: dict[Family, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}
@@ -26,7 +28,11 @@ _STANDARD_ABI = re.compile(r"libmpi_abi\.so(\.\d+)*")
 
 
 class MpiLibraryError(RuntimeError):
-    """There is no MPI library, or none that works under this program's launcher."""
+    """There is no MPI library (``absent``), or none that works under this program's launcher."""
+
+    def __init__(self, text: str, *, absent: bool = False) -> None:
+        super().__init__(text)
+        self.absent = absent
 
 
 class MpiLibrary(NamedTuple):
@@ -75,6 +81,22 @@ def load() -> MpiLibrary:
     return library
 
 
+def require_launcher(size: int) -> None:
+    """Raise MpiLibraryError if the library cannot start so many ranks without the launcher that it lacks here."""
+    if size > 1 and not has_mpi_launcher() and find().family == "openmpi":
+        raise MpiLibraryError(
+            f"Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n {size} python "
+            f"script.py`, or use MPICH under torchrun: `pip install mpich` and `{_VARIABLE}=mpich torchrun ...`"
+        )
+
+
+def module(library: MpiLibrary) -> str:
+    """Name the backend's module for a loaded library: MPICH's ABI has two, for libraries with and without MPI 4."""
+    if library.family == "mpich" and not hasattr(ctypes.CDLL(library.path), "MPI_Bcast_c"):
+        return "mpi_mpich3"
+    return f"mpi_{library.family}"
+
+
 def _launcher() -> _Launcher:
     environment = os.environ
     # The innermost first: torchrun may itself run under another launcher, whose variables its children inherit.
@@ -117,7 +139,8 @@ def _not_found(wanted: Family | None) -> MpiLibraryError:
     places = ", ".join(str(place) for place, _ in _places())
     return MpiLibraryError(
         f"no {what} library found; looked at {_VARIABLE}, the libraries loaded already, {places} and the system's. "
-        f"`pip install {package}` installs one"
+        f"`pip install {package}` installs one",
+        absent=True,
     )
 
 

@@ -21,7 +21,11 @@ _STAND_IN = "mcr_dl_stand_in"  # the symbol by which the tests' library is known
 
 
 class NcclLibraryError(RuntimeError):
-    """There is no NCCL library that can be used here."""
+    """There is no NCCL library or no device for it (``absent``), or none that can be used here."""
+
+    def __init__(self, text: str, *, absent: bool = False) -> None:
+        super().__init__(text)
+        self.absent = absent
 
 
 class NcclLibrary(NamedTuple):
@@ -46,7 +50,7 @@ def find() -> NcclLibrary:
         return _loadable(named, f"named by {_VARIABLE}")
     if torch.version.cuda is None:
         message = f"no CUDA device: torch {torch.__version__} is built without CUDA"
-        raise NcclLibraryError(message)
+        raise NcclLibraryError(message, absent=True)
     for path, how in _candidates():
         library = _loadable(path, how)
         if not library.stand_in:
@@ -56,7 +60,7 @@ def find() -> NcclLibrary:
         f"no NCCL library found; looked at {_VARIABLE}, the libraries loaded already, the nvidia-nccl packages and the "
         f"system's {_SONAME}. `pip install {package}` (the extra mcr-dl[{package[-4:]}]) installs one"
     )
-    raise NcclLibraryError(message)
+    raise NcclLibraryError(message, absent=True)
 
 
 def _loadable(path: str, how: str) -> NcclLibrary:

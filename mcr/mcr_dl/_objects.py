@@ -73,7 +73,7 @@ def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
 
 def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) -> None:
     """Gather every rank's object into ``object_list`` on all ranks (torch.distributed.all_gather_object)."""
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "all_gather_object"):
         return
     size = _groups.get_world_size(group)
     _expect_list("object_list", object_list, size)
@@ -92,7 +92,7 @@ def gather_object(
     group_dst: int | None = None,
 ) -> None:
     """Gather every rank's object into a list on the root (torch.distributed.gather_object)."""
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "gather_object"):
         return
     members = _groups._group(group)
     root = _root(group, dst, group_dst, default=0)
@@ -115,7 +115,7 @@ def broadcast_object_list(
 ) -> None:
     """Replace the objects of the list by the root's (torch.distributed.broadcast_object_list)."""
     del device
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "broadcast_object_list"):
         return
     members = _groups._group(group)
     root = _root(group, src, group_src)
@@ -140,7 +140,7 @@ def scatter_object_list(
     group_src: int | None = None,
 ) -> None:
     """Put the i-th object of the root's list first into rank i's list (torch.distributed.scatter_object_list)."""
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "scatter_object_list"):
         return
     if not scatter_object_output_list:
         message = "scatter_object_output_list: expected a list of at least one entry, got an empty one"
@@ -171,6 +171,8 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to one rank (torch.distributed.send_object_list)."""
     del device, use_batch
+    if _groups._left_out(group, "send_object_list"):
+        return
     data = _pack(list(object_list), group)
     peer = _root(group, dst, group_dst)
     _C.send(_numbers([data.numel()], group), group=group, group_dst=peer)
@@ -187,6 +189,8 @@ def recv_object_list(
 ) -> int:
     """Receive the objects of a list; returns the sender's global rank (torch.distributed.recv_object_list)."""
     del device, use_batch
+    if _groups._left_out(group, "recv_object_list"):
+        return -1
     length = _space(1, group, torch.int64)
     peer = None if src is None and group_src is None else _root(group, src, group_src)
     sender = _C.recv(length, group=group, group_src=peer)
@@ -200,17 +204,19 @@ def recv_object_list(
     return int(sender)
 
 
-def monitored_barrier(group: _Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+def monitored_barrier(
+    group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
     """A barrier that names who is missing: the first such rank, or all with ``wait_all_ranks``.
 
     It runs over the store, so it works on every backend, and beside a collective that hangs. Raises
     CollectiveTimeoutError on all ranks that have come. Source: torch.distributed.monitored_barrier.
     """
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "monitored_barrier"):
         return
     current = _runtime.state()
     members = _groups._group(group)
-    limit = members.timeout if timeout is None else timeout
+    limit = members.timeout if timeout is None else _C.timeout(timeout)
     key = f"monitored_barrier/{members.name()}/{current.count(members.name())}"
     current.store.set(f"{key}/{members.rank()}", "here")
     if members.rank() == 0:
@@ -218,7 +224,10 @@ def monitored_barrier(group: _Group = None, timeout: timedelta | None = None, wa
     current.store.wait([f"{key}/missing"], limit * 2 + timedelta(seconds=1))
     missing = current.store.get(f"{key}/missing").decode()
     if missing:
-        message = f"monitored_barrier (group {members.name()!r}): ranks {missing} did not come within {limit}"
+        message = (
+            f"monitored_barrier (group {members.name()!r}) timed out: ranks {missing} did not come within the "
+            f"timeout of {limit}"
+        )
         raise CollectiveTimeoutError(message)
 
 

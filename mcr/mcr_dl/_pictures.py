@@ -17,6 +17,7 @@ def style(font_size: float) -> dict[Any, Any]:  # matplotlib's type for it names
         "axes.spines.right": False,
         "axes.spines.top": False,
         "text.color": INK,
+        "text.parse_math": False,  # names of users and libraries may have dollar signs
         "xtick.color": INK,
         "ytick.color": INK,
     }

@@ -15,14 +15,23 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _exit, _launch, _mpi_library, _torch_backends, watch
+from mcr_dl import _C, _agreement, _backends, _exit, _launch, _meeting, _startup, _torch_backends, _variables, watch
 from mcr_dl import _devices as devices
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, NotInitializedError
+from mcr_dl._errors import (
+    BackendError,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    DesyncError,
+    InvalidArgumentError,
+    McrError,
+    NotInitializedError,
+)
 from mcr_dl._pmi import PmiResponder
 from mcr_dl.tuning import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
 _DRAIN = timedelta(seconds=10)
+_EXIT_DESYNC = 70  # as of a process that ends itself in a call that cannot go on
 
 
 @dataclass
@@ -32,6 +41,7 @@ class _State:
     timeout: timedelta
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
+    asked: list[str] = field(default_factory=list)  # backends without which there is no start
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
@@ -50,8 +60,6 @@ class _State:
 _state: _State | None = None
 _responder: PmiResponder | None = None
 _epoch = 0  # how often init has run, so that a second life does not read the first one's keys
-# Stores by meeting point, as long as the process: rank 0 must not close one that others still read or come back to.
-_stores: dict[tuple[object, ...], torch_dist.Store] = {}
 
 
 def state() -> _State:
@@ -67,60 +75,6 @@ def is_initialized() -> bool:
     return _state is not None
 
 
-# ---- the store
-
-
-def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.Store:
-    """Under mpiexec nobody names a meeting point: rank 0 opens one and tells the others by an MPI broadcast."""
-    try:
-        path = _backends.load("mpi")
-    except BackendUnavailableError as error:
-        message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
-        raise BackendUnavailableError(message) from error
-    group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
-    group._connect("mpi", path, None)
-    address = torch.zeros(256, dtype=torch.uint8)
-    store = None
-    if launch.rank == 0:
-        text, store = _launch.listen(launch.size, timeout)
-        address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    _C.broadcast(address, src=0, group=group)
-    group._close()
-    if store is not None:
-        return store
-    host, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
-    return _launch.tcp_store(host, int(port), launch.rank, launch.size, timeout)
-
-
-def _rendezvous(
-    launch: _launch.Launch, init_method: str | None, timeout: timedelta, environment: dict[str, str]
-) -> torch_dist.Store:
-    url = init_method or "env://"
-    if url != "env://" or ("MASTER_ADDR" in environment and "MASTER_PORT" in environment):
-        store: torch_dist.Store
-        store, _, _ = next(iter(torch_dist.rendezvous(url, launch.rank, launch.size, timeout=timeout)))
-        return store
-    if launch.launcher == "none":
-        return torch_dist.HashStore()
-    if launch.launcher.startswith("mpiexec"):
-        return _store_over_mpi(launch, timeout)
-    if launch.launcher == "srun":
-        return _launch.tcp_store(*_launch.slurm_address(environment), launch.rank, launch.size, timeout)
-    message = "rank and size are set, but not where the ranks meet: set MASTER_ADDR and MASTER_PORT"
-    raise InvalidArgumentError(message)
-
-
-def _meet(
-    launch: _launch.Launch, init_method: str | None, timeout: timedelta, environment: dict[str, str]
-) -> torch_dist.Store:
-    """The store of the launch: that of an earlier life if it met at the same point."""
-    point = (launch, init_method, environment.get("MASTER_ADDR"), environment.get("MASTER_PORT"))
-    if point not in _stores:
-        _stores[point] = _rendezvous(launch, init_method, timeout, environment)
-    _stores[point].set_timeout(timeout)
-    return _stores[point]
-
-
 # ---- communicators
 
 
@@ -129,14 +83,6 @@ def _prepare_mpi(current: _State) -> None:
     global _responder
     if _responder is not None or current.launch.size == 1 or _launch.has_mpi_launcher():
         return
-    library = _mpi_library.load()
-    if library.family == "openmpi":
-        message = (
-            "Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n "
-            f"{current.launch.size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
-            "`MCR_DL_MPI_LIB=mpich torchrun ...`"
-        )
-        raise BackendUnavailableError(message)
     _responder = PmiResponder(torch_dist.PrefixStore("pmi", current.store), current.launch.rank, current.launch.size)
     # Exit handlers run last come, first served: MPI must end while the responder still answers.
     atexit.unregister(_at_exit)
@@ -159,12 +105,21 @@ def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = Non
             foreign = mpi_comm
         elif _backends.is_torch(name):
             store = torch_dist.PrefixStore(f"{group.name()}/{name}", current.store)
-            foreign = _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
+            foreign = _create_torch_backend(name, store, group)
         turn = current.count(f"connect {group.name()} {name}")
         meeting = torch_dist.PrefixStore(f"connect/{group.name()}/{name}/{turn}", current.store)
         group._connect(name, path, foreign, meeting)
         if name == "mpi" and _responder is not None:
             _responder.hide()
+
+
+def _create_torch_backend(name: str, store: torch_dist.Store, group: _C.Group) -> object:
+    try:
+        return _torch_backends.create(name, store, group.rank(), group.size(), group.timeout)
+    except McrError:
+        raise
+    except Exception as error:  # other packages' code may raise anything
+        raise BackendUnavailableError(f"backend '{name}' cannot start: {error}") from error
 
 
 def make_group(
@@ -181,30 +136,35 @@ def make_group(
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
     connect(group, names, mpi_comm=mpi_comm)
+    _equip(group, names, passes=passes)
+    return group
+
+
+def _equip(group: _C.Group, names: list[str], *, passes: bool) -> None:
+    current = state()
     if current.staging is not None:
         devices.stage(group, names, current.staging)
     if current.candidates is not None:
         choice.keep_candidates(group, current.candidates)
     if current.knowledge is not None:
         choice.tune(group, current.knowledge)
-    current.groups[name] = group
+    current.groups[group.name()] = group
     if passes and current.passes:
         from mcr_dl.passes import chain
 
         chain.apply(group, current.passes)
-    return group
 
 
-def _launch_of(rank: int, world_size: int, environment: dict[str, str]) -> _launch.Launch:
-    found = _launch.detect(environment)
+def _launch_of(rank: int, world_size: int) -> _launch.Launch:
     if (rank < 0) != (world_size < 0):
         message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
         raise InvalidArgumentError(message)
     if world_size < 0:
-        return found
+        return _launch.detect()
     if rank >= world_size:
         message = f"rank: expected 0 to {world_size - 1}, got {rank}"
         raise InvalidArgumentError(message)
+    found = _launch.read()
     return _launch.Launch(
         "arguments" if found.launcher == "none" else found.launcher, rank, world_size, found.local_rank
     )
@@ -213,7 +173,7 @@ def _launch_of(rank: int, world_size: int, environment: dict[str, str]) -> _laun
 def init_process_group(
     backend: str | Iterable[str] | None = None,
     init_method: str | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: torch_dist.Store | None = None,
@@ -229,11 +189,11 @@ def init_process_group(
     The default group is torch.distributed's too, unless that has one already.
 
     Args:
-        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for all
-            that can be used here; None and ``"mcr"`` stand for what ``MCR_DL_BACKENDS`` names, else for ``"auto"``.
+        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
+            nccl and gloo as far as all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
         init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
-        timeout: how long an operation may take; torch's 30 minutes by default.
-        world_size, rank: for programs that nobody launched; both or none.
+        timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
+        world_size, rank: for programs without a launcher; both or none.
         store: a torch store that all ranks reach; together with rank and world_size.
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
@@ -245,9 +205,8 @@ def init_process_group(
             ``MCR_DL_PASSES`` names.
 
     Raises:
-        InvalidArgumentError: an argument, the table or ``MCR_DL_TUNE`` is wrong, an argument differs between ranks, or
-            the runtime is running already.
-        BackendUnavailableError: a backend cannot be used here; the text says why.
+        InvalidArgumentError: an argument or variable is wrong or differs between ranks, or the runtime runs already.
+        BackendUnavailableError: some rank cannot use a named backend, or no backend can be used; raised on all ranks.
 
     Source: torch.distributed.init_process_group.
     """
@@ -277,7 +236,7 @@ def start(
     backend: str | Iterable[str] | None,
     *,
     init_method: str | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     world_size: int = -1,
     rank: int = -1,
     store: torch_dist.Store | None = None,
@@ -297,20 +256,20 @@ def start(
     _exit.prepare()
     wanted = _backends.parse_for_group(backend)
     specifications = trace.with_log(chain.specify(passes))
-    limit = DEFAULT_TIMEOUT if timeout is None else timeout
-    environment = dict(os.environ)
-    launch = _launch_of(rank, world_size, environment)
+    limit = DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
+    _variables.warn_of_unknown()
+    launch = _launch_of(rank, world_size)
     if store is None:
-        store = _meet(launch, init_method, limit, environment)
+        store = _meeting.meet(launch, init_method, limit)
     _epoch += 1
     device = devices.own(device_id)
     _state = _State(launch, torch_dist.PrefixStore(f"life-{_epoch}", store), limit, wanted, device)
     _state.passes = specifications
     try:
-        watch.start(_state.store, launch.rank, launch.size, _living, detail=_debug() == "detail")
+        groups = watch.Groups(_living, _is_shadow)
+        watch.start(_state.store, launch.rank, launch.size, groups, detail=_debug() == "detail")
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
-        _state.backends = wanted or _backends.usable()
         _agree(_state, tuning_table)
         _state.staging = devices.agree(_state)
         _C.set_world(_make_world(_state))
@@ -321,6 +280,10 @@ def start(
 
 def _living() -> list[_C.Group]:
     return [] if _state is None else list(_state.groups.values())
+
+
+def _is_shadow(name: str) -> bool:
+    return _state is not None and any(name in shadows for shadows in _state.shadows.values())
 
 
 def _debug() -> str:
@@ -336,25 +299,12 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
 
     Else their calls would not meet.
     """
-    libraries = {}
-    problem: BackendUnavailableError | None = None
-    for name in current.backends:
-        try:
-            _backends.load(name)
-            libraries[name] = _C.backend_status()[name]
-        except BackendUnavailableError as error:
-            libraries[name] = str(error)
-            problem = error
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
+    current.backends, current.asked = _startup.agree(store, rank, size, current.backends)
+    status = _C.backend_status()
+    libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug()}
-    try:
-        answer = _agreement.settle(store, rank, size, "facts", facts, choice.decider(tuning_table, current.backends))
-    except InvalidArgumentError:
-        if problem is not None:
-            raise problem from None
-        raise
-    if problem is not None:
-        raise problem
+    answer = _agreement.settle(store, rank, size, "facts", facts, choice.decider(tuning_table, current.backends))
     current.knowledge = choice.knowledge_of(answer, current.backends)
     if current.knowledge.crowded[rank]:
         _backends.share_cores()
@@ -363,7 +313,9 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
 def _make_world(current: _State) -> _C.Group:
     """The default group, and what the ranks can choose from: variants are known once the libraries have started."""
     launch = current.launch
-    world = make_group("default", list(range(launch.size)), current.backends, current.timeout)
+    world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
+    _connect_world(world, current)
+    _equip(world, current.backends, passes=True)
     if launch.size > 1:
         store = torch_dist.PrefixStore("init", current.store)
         decide = choice.common_candidates
@@ -373,6 +325,26 @@ def _make_world(current: _State) -> _C.Group:
     if current.knowledge is not None:
         choice.check_rules(current.knowledge, world.candidates)
     return world
+
+
+def _connect_world(world: _C.Group, current: _State) -> None:
+    """Start the backends, one after the other; all ranks do without one that has failed on some, or all raise."""
+    store = torch_dist.PrefixStore("init", current.store)
+    for name in list(current.backends):
+        problem = ""
+        try:
+            connect(world, [name])
+        except (BackendUnavailableError, BackendError) as error:
+            problem = str(error)
+        problems = _agreement.settle(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
+        told = _startup.problem_of(problems)
+        if not told:
+            continue
+        current.backends.remove(name)
+        if name in current.asked or not current.backends:
+            raise BackendUnavailableError(told)
+        world._disconnect(name)
+        _startup.warn_left_out(told)
 
 
 def forget() -> None:
@@ -388,6 +360,7 @@ def forget() -> None:
 
 def forget_group(group: _C.Group) -> None:
     """The same for one group and those that its passes use."""
+    watch.compare()
     current = state()
     for name in [*current.shadows.pop(group.name(), []), group.name()]:
         current.groups.pop(name)._close()
@@ -402,7 +375,14 @@ def end_group(group: _C.Group) -> None:
 
 
 def end() -> None:
-    """End the runtime: what has been started is completed first, for at most ten seconds."""
+    """End the runtime: what has been started is completed first, for at most ten seconds.
+
+    Raises DesyncError, when all is ended, if the ranks have made different calls (``MCR_DL_DEBUG=detail``).
+    """
+    desync = watch.compare_last()
+    if desync:
+        forget()
+        raise DesyncError(desync)
     if not _C.drain(state().backends, _DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     _C.drain_futures(_DRAIN)
@@ -439,11 +419,12 @@ def synchronize(backends: str | Iterable[str] | None = None) -> None:
     Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
     """
     current = state()
-    names = _backends.parse_backends(backends) or current.backends
+    names = current.backends if backends is None else _backends.parse_backends(backends) or current.backends
     if not _C.drain(list(names), current.timeout):
-        from mcr_dl._errors import CollectiveTimeoutError
-
-        message = f"synchronize({', '.join(names)}): operations still running after {current.timeout}"
+        message = (
+            f"synchronize({', '.join(names)}): timed out: operations are still running after the timeout of "
+            f"{current.timeout}"
+        )
         raise CollectiveTimeoutError(message)
 
 
@@ -455,6 +436,10 @@ def _at_exit() -> None:
         _C.leave()
         return
     error = getattr(sys, "last_value", None)
+    desync = watch.compare_last() if error is None else ""
+    if desync:
+        print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
+        _C.fail_at_exit(_EXIT_DESYNC)
     watch.stop("it has ended" if error is None else f"it has raised {type(error).__name__}: {error}")
     if _state is not None:
         from mcr_dl import trace
@@ -462,7 +447,7 @@ def _at_exit() -> None:
         trace.finish(together=False)
     # Libraries end together. After an uncaught exception, or without a rank, the others may never come to that: then
     # this one leaves at once, so that the launcher ends them.
-    together = watch.leave_together(error is None)
+    together = watch.leave_together(error is None and not desync)
     if _responder is not None:
         _responder.leave()
     if together and _state is not None:

@@ -12,12 +12,13 @@ from torch.distributed import ReduceOp
 from mcr_dl import _C
 
 _PARAMETERS = {
-    "tensor": "contiguous tensor of any shape, read and written in place",
-    "input": "contiguous tensor that is sent",
-    "output": "contiguous tensor that receives the result; same dtype and device as the input",
-    "inputs": "list of one contiguous tensor per rank, or one tensor that holds the blocks in rank order",
-    "outputs": "list of one contiguous tensor per rank, or one tensor that holds the blocks in rank order",
-    "op": "torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR",
+    "tensor": "dense tensor of any shape, read and written in place; its memory counts, so ranks use the same strides",
+    "input": "dense tensor that is sent",
+    "output": "dense tensor that receives the result; same dtype and device as the input",
+    "inputs": "list of one dense tensor per rank, or one tensor that holds the blocks in rank order",
+    "outputs": "list of one dense tensor per rank, or one tensor that holds the blocks in rank order",
+    "op": "torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with its factor. "
+    "AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a NaN, except on nccl",
     "group": "group to work in; None: the default group",
     "async_op": "True: return a Work at once; the same on all ranks",
     "src": "global rank of the root (of the peer, for send and recv)",

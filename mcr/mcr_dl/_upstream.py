@@ -36,7 +36,7 @@ def init_distributed(
     """Start mcr_dl (``use_mcr_dl=True``) or torch.distributed, unless it runs already.
 
     Args:
-        dist_backend: a backend's name; for mcr_dl also several, or None for all that can be used here.
+        dist_backend: a backend's name; for mcr_dl also several, or None as in init_process_group.
         auto_mpi_discovery: take rank and size from any launcher (torchrun, mpiexec, srun), and leave ``LOCAL_RANK`` in
             the environment for the program; False: from torchrun's variables or the arguments alone.
         distributed_port: where the ranks of one host meet for torch.distributed if the launcher names no place.

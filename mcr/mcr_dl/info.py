@@ -6,13 +6,14 @@ from __future__ import annotations
 import platform
 
 import torch
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
 from mcr_dl import _C, _groups, _launch, _mpi_library, _nccl_library, _runtime
 from mcr_dl._backends import available_backends
+from mcr_dl._console import Console
 from mcr_dl._generate import support_matrix
+from mcr_dl.bench import _arguments as arguments
 
 
 def _mpi_text() -> str:
@@ -63,7 +64,11 @@ def _backend_table(status: dict[str, str]) -> Table:
 
 
 def main() -> None:
-    """Print the report; under a launcher, on rank 0 alone."""
+    """Print the report; under a launcher, on rank 0 alone. A wrong argument: one line, exit code 2."""
+    arguments.Parser(
+        prog="python -m mcr_dl.info",
+        description="Show versions, launcher, libraries, the tuning table, and which backends support what.",
+    ).parse_args()
     console = Console()
     status = available_backends()
     usable = [name for name in ("mpi", "gloo") if status.get(name, "").startswith("ok")]

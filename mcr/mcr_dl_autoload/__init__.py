@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr".
+"""What ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr", and finds
+its ranks under mpiexec and srun too.
 
 A package of its own, so that torch's import stays quick: mcr_dl is imported when the backend is used. DeepSpeed knows
 it too, once it is imported.
@@ -14,10 +15,11 @@ def register() -> None:
     """Teach torch.distributed and DeepSpeed the backend (torch's entry point ``torch.backends``)."""
     import torch.distributed as dist
 
-    from mcr_dl_autoload import _deepspeed
+    from mcr_dl_autoload import _deepspeed, _rendezvous
 
     _deepspeed.watch()
-
+    if dist.is_available():
+        _rendezvous.extend()
     if dist.is_available() and not hasattr(dist.Backend, "MCR"):
         dist.Backend.register_backend("mcr", _create, extended_api=True, devices=["cpu", "cuda"])
 

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "backend.h"
+#include "c10d_types.h"
 
 namespace mcr {
 
@@ -30,6 +31,9 @@ using std::chrono::nanoseconds;
 
 using TorchWork = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
+using c10d_types::data_view;
+using c10d_types::reduction_view;
+using c10d_types::View;
 
 // torch's libraries match messages by sender and tag: an emulation's messages have a tag that no user may take.
 constexpr int kInternalTag = 1 << 30;
@@ -45,7 +49,8 @@ constexpr std::chrono::seconds kGrace{1};
 [[noreturn]] void fail(const std::string& text) {
   const auto says = [&](std::string_view words) { return text.find(words) != std::string::npos; };
   if (says("does not support") || says("does not implement")) throw Error(ErrorCode::Unsupported, text);
-  if (says("imed out") || says("imeout")) throw Error(ErrorCode::Timeout, text);
+  if (says("imed out") || says("imeout"))
+    throw Error(ErrorCode::Timeout, "timed out after a timeout of the library: " + text);
   throw Error(ErrorCode::Backend, text);
 }
 
@@ -67,53 +72,7 @@ void finish(c10d::Work& work, milliseconds limit = kNoTimeout) {
   if (!guarded([&] { return work.wait(limit); })) throw Error(ErrorCode::Backend, "the operation was aborted");
 }
 
-// ---- Element types
-
-constexpr std::array kScalarTypes = {
-#define X(name, scalar, ...) at::ScalarType::scalar,
-    MCR_DTYPES(X)
-#undef X
-};
-
-// The elements that a library is given: each of ours is `factor` of them.
-struct View {
-  at::ScalarType type;
-  int64_t factor = 1;
-};
-
-// Moving data needs no type, and torch's libraries do not know all of ours.
-View data_view(DType dtype) { return {at::kByte, size_of(dtype)}; }
-
-bool bitwise(RedOp red) { return red == RedOp::BAND || red == RedOp::BOR || red == RedOp::BXOR; }
-
-// Types that every library knows and that give the same bits: two's complement sums and products do not see the sign,
-// bitwise operations do not see the width. Where there is none: nothing for gloo; another library is asked to do the
-// type itself, and what it lacks it refuses on all ranks alike.
-std::optional<View> reduction_view(bool gloo, DType dtype, RedOp red) {
-  const View native{kScalarTypes[static_cast<std::size_t>(dtype)]};
-  const auto otherwise = gloo ? std::nullopt : std::optional<View>(native);
-  if (red == RedOp::AVG || red == RedOp::PREMUL_SUM) return std::nullopt;
-  switch (dtype) {
-    case DType::Bool:
-      return View{at::kByte};
-    case DType::ComplexFloat:
-    case DType::ComplexDouble:
-      if (red != RedOp::SUM) return std::nullopt;
-      return View{dtype == DType::ComplexFloat ? at::kFloat : at::kDouble, 2};
-    case DType::Float8_e4m3fn:
-    case DType::Float8_e5m2:
-      return otherwise;
-    case DType::Short:
-    case DType::UInt16:
-      return bitwise(red) ? View{at::kByte, 2} : otherwise;
-    case DType::UInt32:
-    case DType::UInt64:
-      if (red == RedOp::MIN || red == RedOp::MAX) return otherwise;
-      return View{dtype == DType::UInt32 ? at::kInt : at::kLong};
-    default:
-      return native;
-  }
-}
+// ---- Buffers as torch's tensors
 
 at::Tensor tensor(const Buffer& buffer, View view) {
   return at::from_blob(buffer.data, {buffer.count * view.factor}, at::TensorOptions(view.type));

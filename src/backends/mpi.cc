@@ -136,6 +136,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     return library_.algorithms().any() ? Algorithms::kVariants : std::span<const std::string_view>{};
   }
   bool varies(const Call& call) const override { return library_.algorithms().switches(call.op); }
+  bool excludes_threads() const override { return library_.serialized(); }
 
   void broadcast(const Call& call, Lane& lane) {
     post(call, lane, kBroadcast, {}, call.out.data, narrow(call.out.count), type_of(call.dtype), call.root);

@@ -2,11 +2,10 @@
 // The algorithms of collectives inside one host, which MPICH lets a program choose between two calls.
 #pragma once
 
-#include <mpi.h>
-
 #include <array>
 #include <string_view>
 
+#include "mpi_abi.h"
 #include "ops.h"
 
 namespace mcr::mpi {

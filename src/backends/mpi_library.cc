@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -143,7 +144,8 @@ MPI_Op native_op(RedOp red) {
   return MPI_OP_NULL;
 }
 
-/// A reduction on elements that MPI moves without knowing what they are.
+/// A reduction that MPI lacks: on types that it does not know, and MIN and MAX of its own floating-point types, whose
+/// answer to a NaN depends on the order of the ranks.
 struct OwnReduction {
   DType dtype;
   RedOp red;
@@ -156,21 +158,35 @@ constexpr OwnReduction own() {
           [](void* in, void* inout, Count* count, MPI_Datatype*) { combine(inout, in, *count, dtype, red); }};
 }
 
-template <DType dtype>
-constexpr std::array kOwnOn = {own<dtype, RedOp::SUM>(), own<dtype, RedOp::PRODUCT>(), own<dtype, RedOp::MIN>(),
-                               own<dtype, RedOp::MAX>()};
+template <DType... dtypes>
+constexpr auto own_orders() {
+  return std::array{own<dtypes, RedOp::MIN>()..., own<dtypes, RedOp::MAX>()...};
+}
 
-constexpr std::array kOwnReductions = {kOwnOn<DType::Float8_e4m3fn>, kOwnOn<DType::Float8_e5m2>, kOwnOn<DType::Half>,
-                                       kOwnOn<DType::BFloat16>};
+template <DType... dtypes>
+constexpr auto own_sums() {
+  return std::array{own<dtypes, RedOp::SUM>()..., own<dtypes, RedOp::PRODUCT>()...};
+}
 
-/// Each element type's place in kOwnReductions, or -1: one look-up in every call.
-constexpr auto kOwnPlaces = [] {
-  std::array<int8_t, kDTypes.size()> places{};
-  places.fill(-1);
+constexpr auto kOwnOrders =
+    own_orders<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16, DType::Float, DType::Double>();
+constexpr auto kOwnSums = own_sums<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16>();
+
+constexpr auto kOwnReductions = [] {
+  std::array<OwnReduction, kOwnOrders.size() + kOwnSums.size()> all{};
+  std::copy(kOwnSums.begin(), kOwnSums.end(), std::copy(kOwnOrders.begin(), kOwnOrders.end(), all.begin()));
+  return all;
+}();
+
+/// The index in kOwnReductions of each element type and reduction, or -1: one look-up in every call.
+constexpr auto kOwnIndexes = [] {
+  std::array<std::array<int8_t, kReductions.size()>, kDTypes.size()> indexes{};
+  for (auto& of_type : indexes) of_type.fill(-1);
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
-    places[static_cast<std::size_t>(kOwnReductions[i][0].dtype)] = static_cast<int8_t>(i);
+    const auto& one = kOwnReductions[i];
+    indexes[static_cast<std::size_t>(one.dtype)][static_cast<std::size_t>(one.red)] = static_cast<int8_t>(i);
   }
-  return places;
+  return indexes;
 }();
 
 int wanted_thread_level() {
@@ -226,17 +242,11 @@ Library& Library::get() {
 
 MPI_Op Library::op(DType dtype, RedOp red) const {
   static_assert(kOwnReductions.size() == std::tuple_size_v<decltype(own_ops_)>);
-  static_assert(kOwnReductions[0].size() == std::tuple_size_v<decltype(own_ops_)::value_type>);
-  const int place = kOwnPlaces[static_cast<std::size_t>(dtype)];
-  if (place < 0) return native_op(red);
-  const auto& reductions = kOwnReductions[static_cast<std::size_t>(place)];
-  for (std::size_t i = 0; i < reductions.size(); ++i) {
-    if (reductions[i].red == red) return own_ops_[static_cast<std::size_t>(place)][i];
-  }
-  return MPI_OP_NULL;
+  const int index = kOwnIndexes[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(red)];
+  return index < 0 ? native_op(red) : own_ops_[static_cast<std::size_t>(index)];
 }
 
-// Reductions of our own compute on the host.
+// Our own reductions compute on the host.
 bool Library::takes_device_memory(const Call& call) const {
   return device_memory_ && (!row(call.op).is(kReduces) || op(call.dtype, call.red) == native_op(call.red));
 }
@@ -267,9 +277,7 @@ void Library::start() {
   device_memory_ = wants_device_memory();
   if (serialized_) algorithms_.start();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
-    for (std::size_t j = 0; j < kOwnReductions[i].size(); ++j) {
-      check(kCreateOp(kOwnReductions[i][j].function, 1, &own_ops_[i][j]), "MPI_Op_create");
-    }
+    check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
   }
   ready_ = true;
 }
@@ -278,9 +286,7 @@ void Library::stop() {
   std::lock_guard lock(mutex_);
   if (!std::exchange(ready_, false) || finalized()) return;
   algorithms_.stop();
-  for (auto& ops : own_ops_) {
-    for (auto& op : ops) MPI_Op_free(&op);
-  }
+  for (auto& op : own_ops_) MPI_Op_free(&op);
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
 }
 

@@ -3,8 +3,6 @@
 // types, reductions.
 #pragma once
 
-#include <mpi.h>
-
 #include <array>
 #include <climits>
 #include <mutex>
@@ -14,6 +12,7 @@
 
 #include "call.h"
 #include "error.h"
+#include "mpi_abi.h"
 #include "mpi_algorithms.h"
 #include "types.h"
 
@@ -28,7 +27,7 @@ struct Routine {
 };
 
 // From MPI 4 on, counts have 64 bits and our vectors are passed as they are.
-#if MPI_VERSION >= 4
+#if MCR_MPI_VERSION >= 4
 using Count = MPI_Count;
 using Displ = MPI_Aint;
 inline constexpr Routine kBroadcast{"MPI_Bcast", MPI_Bcast_c, MPI_Ibcast_c};
@@ -164,6 +163,8 @@ class Library {
     return !serialized_ || lock.try_lock();
   }
 
+  bool serialized() const { return serialized_; }
+
   MPI_Op op(DType dtype, RedOp red) const;
 
   /// Whether this MPI does a call on a device's memory, with streams of its own. MCR_DL_MPI_STREAMS decides, or the
@@ -180,7 +181,7 @@ class Library {
   bool ready_ = false;
   bool ours_ = false;
   Algorithms algorithms_;
-  std::array<std::array<MPI_Op, 4>, 4> own_ops_{};  // as kOwnReductions
+  std::array<MPI_Op, 20> own_ops_{};  // as kOwnReductions
 };
 
 }  // namespace mcr::mpi

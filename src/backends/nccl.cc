@@ -364,8 +364,8 @@ std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   try {
     ids.resize(static_cast<std::size_t>(wanted_lanes()));
     for (auto& id : ids) library.get_unique_id(&id);
-  } catch (const Error& error) {
-    if (spec.store != nullptr) spec.store->set(kKey, kFailure + std::string(error.what()));
+  } catch (...) {
+    if (spec.store != nullptr) spec.store->set(kKey, kFailure + std::string(current_error().what()));
     throw;
   }
   if (spec.size() > 1) spec.store->set(kKey, as_text(ids));

@@ -76,9 +76,10 @@ void require_cuda_device() {
   int devices = 0;
   int code = init == nullptr || count == nullptr ? -1 : init(0);
   if (code == 0) code = count(&devices);
+  constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE
   if (code == 0 && devices > 0) return;
-  throw Error(ErrorCode::Unavailable,
-              "no CUDA device" + (code == 0 ? "" : ": the driver answers with error " + std::to_string(code)));
+  if (code == 0 || code == kNoDevice) throw Error(ErrorCode::Unavailable, "no CUDA device");
+  throw Error(ErrorCode::Unavailable, "the CUDA driver cannot be used: it answers with error " + std::to_string(code));
 }
 
 }  // namespace mcr::nccl

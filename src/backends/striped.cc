@@ -203,19 +203,7 @@ class StripedCommunicator : public Communicator {
   }
 
  private:
-  static bool cuttable(const Call& call) {
-    switch (call.op) {
-      case Op::broadcast:
-      case Op::all_reduce:
-      case Op::reduce:
-      case Op::all_gather:
-      case Op::reduce_scatter:
-      case Op::all_to_all:
-        return !call.vectored;
-      default:
-        return false;
-    }
-  }
+  static bool cuttable(const Call& call) { return row(call.op).is(kCuttable) && !call.vectored; }
 
   // By the message's size and the variant alone, which are equal on all ranks. 0: it is not worth cutting.
   int64_t columns_of_first(const Call& call) const {

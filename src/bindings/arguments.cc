@@ -11,14 +11,13 @@
 
 #include "error.h"
 #include "errors.h"
+#include "objects.h"
 
 namespace mcr::python {
 
 namespace {
 
 constexpr double kForever = 100.0 * 365 * 24 * 3600;  // in seconds; points in time are 64 bits of nanoseconds
-
-using Owner = std::unique_ptr<PyObject, decltype([](PyObject* o) { Py_XDECREF(o); })>;
 
 [[noreturn]] void wrong(ErrorCode code, const std::string& parameter, const std::string& expected,
                         const std::string& got) {
@@ -27,19 +26,16 @@ using Owner = std::unique_ptr<PyObject, decltype([](PyObject* o) { Py_XDECREF(o)
 
 std::string type_of(PyObject* value) { return Py_TYPE(value)->tp_name; }
 
-std::string text_of(PyObject* value) {
-  const Owner text(PyObject_Repr(value));
-  const char* utf8 = text == nullptr ? nullptr : PyUnicode_AsUTF8(text.get());  // not of lone surrogates
-  if (utf8 == nullptr) PyErr_Clear();
-  return utf8 == nullptr ? type_of(value) : utf8;
+Owner attribute(PyObject* object, const char* name) {
+  Owner value(PyObject_GetAttrString(object, name));
+  if (value == nullptr) throw ErrorAlreadySet{};
+  return value;
 }
 
 Owner attribute(const char* module, const char* name) {
   const Owner owner(PyImport_ImportModule(module));
   if (owner == nullptr) throw ErrorAlreadySet{};
-  Owner value(PyObject_GetAttrString(owner.get(), name));
-  if (value == nullptr) throw ErrorAlreadySet{};
-  return value;
+  return attribute(owner.get(), name);
 }
 
 // torch's enumerators, which live as long as the process.
@@ -62,23 +58,24 @@ std::string_view string(PyObject* value, const char* parameter, const char* expe
   const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
-    wrong(ErrorCode::InvalidType, parameter, expected, text_of(value));
+    wrong(ErrorCode::InvalidType, parameter, expected, represented(value));
   }
   return {text, static_cast<std::size_t>(length)};
 }
 
 // Is it a name that some backend has, or a typo? Decides between two errors only.
-[[noreturn]] void no_such_backend(Group& group, const std::string& name) {
+[[noreturn]] void no_such_backend(Group& group, PyObject* value) {
+  const std::string name = represented(value);
   std::string initialized;
   for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
-  const Owner known(PyObject_CallFunction(attribute("mcr_dl._backends", "is_known").get(), "s", name.c_str()));
+  const Owner known(PyObject_CallOneArg(attribute("mcr_dl._backends", "is_known").get(), value));
   if (known == nullptr) throw ErrorAlreadySet{};
   if (known.get() == Py_True) {
     throw Error(
         ErrorCode::NotInitialized,
-        "backend: '" + name + "' was not named when the group was made; expected one of " + initialized + ", auto");
+        "backend: " + name + " was not named when the group was made; expected one of " + initialized + ", auto");
   }
-  wrong(ErrorCode::InvalidArgument, "backend", "one of " + initialized + ", auto", "the unknown name '" + name + "'");
+  wrong(ErrorCode::InvalidArgument, "backend", "one of " + initialized + ", auto", "the unknown name " + name);
 }
 
 }  // namespace
@@ -97,20 +94,17 @@ int64_t integer(PyObject* value, const char* parameter) {
   const int64_t result = index == nullptr ? -1 : PyLong_AsLongLong(index.get());
   if (PyErr_Occurred() != nullptr) {
     PyErr_Clear();
-    wrong(ErrorCode::InvalidType, parameter, "an integer of 64 bits", text_of(value));
+    wrong(ErrorCode::InvalidType, parameter, "an integer of 64 bits", represented(value));
   }
   return result;
 }
 
 std::vector<int64_t> integers(PyObject* value, const char* parameter) {
-  const Owner sequence(PySequence_Fast(value, ""));
-  if (sequence == nullptr) {
-    PyErr_Clear();
-    wrong(ErrorCode::InvalidType, parameter, "a list of integers", text_of(value));
-  }
+  const Owner entries = entries_of(value);
+  if (entries == nullptr) wrong(ErrorCode::InvalidType, parameter, "a list of integers", represented(value));
   std::vector<int64_t> result;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence.get()); ++i) {
-    result.push_back(integer(PySequence_Fast_GET_ITEM(sequence.get(), i), parameter));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries.get()); ++i) {
+    result.push_back(integer(PyTuple_GET_ITEM(entries.get(), i), parameter));
   }
   return result;
 }
@@ -122,7 +116,7 @@ std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
   const double number = seconds == nullptr ? -1 : PyFloat_AsDouble(seconds.get());
   if (PyErr_Occurred() != nullptr || !std::isfinite(number) || number <= 0) {
     PyErr_Clear();
-    wrong(ErrorCode::InvalidArgument, parameter, "a positive datetime.timedelta (or seconds)", text_of(value));
+    wrong(ErrorCode::InvalidArgument, parameter, "a positive datetime.timedelta (or seconds)", represented(value));
   }
   return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::min(number, kForever) * 1000)));
 }
@@ -137,7 +131,15 @@ RedOp reduction(PyObject* value) {
     if (equal < 0) PyErr_Clear();
     if (equal == 1) return static_cast<RedOp>(i);
   }
-  wrong(ErrorCode::InvalidType, "op", "a torch.distributed.ReduceOp", text_of(value));
+  wrong(ErrorCode::InvalidType, "op", "a torch.distributed.ReduceOp", represented(value));
+}
+
+bool is_no_member(PyObject* value) {
+  static PyObject* none = attribute(attribute("torch.distributed", "GroupMember").get(), "NON_GROUP_MEMBER").release();
+  if (PyLong_CheckExact(value) == 0) return false;
+  const int equal = PyObject_RichCompareBool(value, none, Py_EQ);
+  if (equal < 0) throw ErrorAlreadySet{};
+  return equal == 1;
 }
 
 int root_rank(const Group& group, Op op, Named global, Named local) {
@@ -182,7 +184,7 @@ Group::Slot* backend_slot(Group& group, PyObject* value) {
   const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
   if (auto* slot = group.find(name)) return slot;
-  no_such_backend(group, std::string(name));
+  no_such_backend(group, value);
 }
 
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size) {

@@ -2,7 +2,7 @@
 // Python values of arguments -> the core's. Each throws Error naming the parameter, what was expected and what was got.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <Python.h>
 
 #include <chrono>
@@ -28,6 +28,8 @@ std::vector<int64_t> integers(PyObject* value, const char* parameter);
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
 /// torch's ReduceOp or RedOpType.
 RedOp reduction(PyObject* value);
+/// Whether it is torch's GroupMember.NON_GROUP_MEMBER: an int of that value and no other.
+bool is_no_member(PyObject* value);
 /// The group rank of a root or peer that is given as a global or as a group rank.
 int root_rank(const Group& group, Op op, Named global, Named local);
 /// The group's slot of a backend; null for "auto".

@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "handles.h"
 #include "log.h"
 #include "named_backend.h"
+#include "objects.h"
 #include "signature.h"
 #include "stream_call.h"
 #include "tensors.h"
@@ -31,7 +33,9 @@ thread_local std::unique_ptr<Batch> batch;
 // One call while its arguments become a Call and a Plan.
 class Binder {
  public:
-  Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {}
+  Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {
+    plan_.names = &signature.names;
+  }
 
   /// False: this process is not a member of the group.
   bool bind() {
@@ -46,7 +50,8 @@ class Binder {
       finish();
     } catch (const Error& error) {
       const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
-      throw Error(error.code(), describe(std::string(backend), signature_.op, *group_->label()) + ": " + error.what());
+      throw Error(error.code(),
+                  describe(std::string(backend), signature_.name, *group_->label()) + ": " + error.what());
     }
     return true;
   }
@@ -54,7 +59,7 @@ class Binder {
   PyObject* issue() {
     plan_.keep = [this] { return std::make_shared<KeptTensors>(kept(), results()); };
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
-    const auto guard = stream_guard();
+    const auto guard = tensors_.stream_guard();
     place_factor();
     if (asynchronous_) return wrap(start_call());
     if (coalescing != nullptr) return coalesce();
@@ -77,7 +82,7 @@ class Binder {
       group_ = default_group.get();
       return true;
     }
-    if (PyLong_Check(object)) return false;  // torch's GroupMember.NON_GROUP_MEMBER
+    if (is_no_member(object)) return false;
     group_ = group_of(object);
     if (group_ == nullptr) {
       throw Error(ErrorCode::InvalidType,
@@ -113,19 +118,19 @@ class Binder {
     const char* name = param.text;
     switch (param.kind) {
       case Kind::Tensor:
-        call_.out = tensor(value, name, &out_);
+        call_.out = tensor(value, name, Use::InPlace);
         break;
       case Kind::Input:
-        if (given || !optional_input()) call_.in = tensor(value, name, &in_);
+        if (given || !optional_input()) call_.in = tensor(value, name, Use::Send);
         break;
       case Kind::Output:
-        if (given || !optional_output()) call_.out = tensor(value, name, &out_);
+        if (given || !optional_output()) call_.out = tensor(value, name, Use::Receive);
         break;
       case Kind::Inputs:
-        take_list(given ? value : nullptr, name, plan_.in_blocks, call_.in);
+        take_list(given ? value : nullptr, name, Use::Send);
         break;
       case Kind::Outputs:
-        take_list(given ? value : nullptr, name, plan_.out_blocks, call_.out);
+        take_list(given ? value : nullptr, name, Use::Receive);
         break;
       case Kind::Reduction:
         if (given) take_reduction(value);
@@ -172,16 +177,9 @@ class Binder {
 
   static int tag(PyObject* value, const char* name) {
     const int64_t number = integer(value, name);
-    if (number <= INT_MAX) return number < 0 ? -1 : static_cast<int>(number);
-    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected at most " + std::to_string(INT_MAX) +
-                                                ", got " + std::to_string(number));
-  }
-
-  // Where an array's own library works on another stream than torch, so does the call.
-  std::optional<StreamGuard> stream_guard() const {
-    const auto handle = tensors_.stream();
-    if (!handle) return std::nullopt;
-    return std::optional<StreamGuard>(std::in_place, foreign_stream(tensors_.device(), *handle));
+    if (number >= 0 && number <= INT_MAX) return static_cast<int>(number);
+    throw Error(ErrorCode::InvalidArgument,
+                std::string(name) + ": expected 0 to " + std::to_string(INT_MAX) + ", got " + std::to_string(number));
   }
 
   // On the stream that the call is made from.
@@ -206,32 +204,49 @@ class Binder {
   std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
 
   // gatherv's output and scatterv's input exist on the root alone.
-  bool optional_input() const { return call_.op == Op::scatter && !is_root_; }
-  bool optional_output() const { return call_.op == Op::gather && !is_root_; }
-
-  Buffer tensor(PyObject* value, const char* name, const at::Tensor** keep = nullptr) {
-    const auto& tensor = tensors_.get(value == nullptr ? Py_None : value, name);
-    if (keep != nullptr) *keep = &tensor;
-    return Tensors::buffer(tensor);
+  bool optional_input() const { return on_root_alone(Extent::Scatter); }
+  bool optional_output() const { return on_root_alone(Extent::Gather); }
+  bool on_root_alone(Extent extent) const {
+    return row(call_.op).is(kRooted) && row(call_.op).extent == extent && !is_root_;
   }
 
-  void take_list(PyObject* value, const char* name, std::vector<Block>& blocks, Buffer& single) {
+  Buffer tensor(PyObject* value, const char* name, Use use) {
+    const auto& tensor = tensors_.get(value == nullptr ? Py_None : value, name, use);
+    (use == Use::Send ? in_ : out_) = &tensor;
+    return tensors_.memory(tensor, use);
+  }
+
+  void take_list(PyObject* value, const char* name, Use use) {
+    const bool sends = use == Use::Send;
     const bool rooted = row(call_.op).is(kRooted);
     if (rooted && !is_root_) {
-      if (value != nullptr && !(PySequence_Check(value) && PySequence_Size(value) == 0)) {
-        throw Error(ErrorCode::InvalidArgument,
-                    std::string(name) + ": expected None on a rank that is not the root, got a value");
-      }
+      const bool empty = value == nullptr || (PySequence_Check(value) != 0 && PySequence_Size(value) == 0);
       PyErr_Clear();
-      return;
+      if (empty) return;
+      throw Error(ErrorCode::InvalidArgument,
+                  std::string(name) + ": expected None on a rank that is not the root, got a value");
     }
     if (value != nullptr && Tensors::is(value)) {
-      single = tensor(value, name, &blocks == &plan_.out_blocks ? &out_ : &in_);
+      (sends ? call_.in : call_.out) = tensor(value, name, use);
     } else {
-      auto list = tensors_.list(value == nullptr ? Py_None : value, name, group_->size());
-      blocks = std::move(list.blocks);
-      if (&blocks == &plan_.out_blocks) out_list_ = std::move(list.tensors);
+      auto list = tensors_.list(value == nullptr ? Py_None : value, name, group_->size(), use);
+      check_even(list.blocks, name);
+      (sends ? plan_.in_blocks : plan_.out_blocks) = std::move(list.blocks);
+      if (!sends) out_list_ = std::move(list.tensors);
     }
+  }
+
+  // By the list alone, which ranks have alike: a rank whose own tensor fits its entry would wait for one whose does
+  // not.
+  void check_even(const std::vector<Block>& blocks, const char* name) const {
+    if (row(call_.op).extent == Extent::Exchange) return;
+    const auto differs = [&](const Block& block) { return block.count != blocks.front().count; };
+    if (std::none_of(blocks.begin(), blocks.end(), differs)) return;
+    std::string sizes;
+    for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
+    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected tensors of equal size, got " + sizes +
+                                                " elements; " + std::string(row(call_.op).name) +
+                                                "v takes different sizes");
   }
 
   void vectored(std::span<const int64_t>& span, PyObject* value, const char* name) {
@@ -242,14 +257,17 @@ class Binder {
   void finish() {
     call_.dtype = tensors_.dtype();
     call_.device = tensors_.device();
+    call_.layout = tensors_.layout();
+    tensors_.deliver_to(plan_);
     if (factor_.defined() && factor_.is_cpu()) {
       call_.factor = factor_.item<double>();
       factor_ = at::Tensor();
     }
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;
-    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, "input_split_sizes", *in_, group_->size()));
-    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, "output_split_sizes", *out_, group_->size()));
+    const Names& names = signature_.names;
+    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, names.in_counts, *in_, group_->size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, names.out_counts, *out_, group_->size()));
   }
 
   std::shared_ptr<Work> start_call() {
@@ -329,6 +347,10 @@ PyObject* represent(PyObject* self) {
 
 PyObject* reduce_operation(PyObject* self, PyObject*) { return name_of(self, nullptr); }  // pickled by its global name
 
+// As a builtin function, an operation is no method of a class that has it. With this, help() takes it for a function
+// and shows its signature.
+PyObject* get_operation(PyObject* self, PyObject*, PyObject*) { return Py_NewRef(self); }
+
 PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Operation, call), READONLY, nullptr},
     {"__dictoffset__", T_PYSSIZET, offsetof(Operation, dict), READONLY, nullptr},
@@ -349,6 +371,7 @@ PyType_Slot type_slots[] = {
     {Py_tp_repr, reinterpret_cast<void*>(represent)},
     {Py_tp_getattro, reinterpret_cast<void*>(PyObject_GenericGetAttr)},
     {Py_tp_setattro, reinterpret_cast<void*>(PyObject_GenericSetAttr)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(get_operation)},
     {Py_tp_members, members},
     {Py_tp_getset, getters},
     {Py_tp_methods, methods},
@@ -407,7 +430,8 @@ void add_operations(PyObject* module) {
     operation->call = call_operation;
     operation->signature = &signature;
     operation->dict = PyDict_New();
-    if (PyModule_AddObject(module, signature.name.c_str(), reinterpret_cast<PyObject*>(operation)) != 0)
+    const Owner owner(reinterpret_cast<PyObject*>(operation));
+    if (operation->dict == nullptr || PyModule_AddObjectRef(module, signature.name.c_str(), owner.get()) != 0)
       throw ErrorAlreadySet{};
   }
 }

@@ -2,7 +2,7 @@
 // The public operations as Python callables.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <Python.h>
 
 #include <memory>

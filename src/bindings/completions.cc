@@ -2,8 +2,11 @@
 #include "completions.h"
 
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "errors.h"
 
 namespace mcr::python {
 
@@ -16,16 +19,25 @@ constexpr std::chrono::seconds kPatience{2};
 
 // Never destroyed: its threads are ended by the process.
 Completions& Completions::instance() {
-  static auto& completions = *std::make_unique<Completions>().release();
+  static auto& completions = *std::unique_ptr<Completions>(new Completions).release();
   return completions;
+}
+
+Completions::Completions() {
+  std::thread(&Completions::serve, this).detach();
+  idle_ = 1;  // (it cannot end so soon)
 }
 
 void Completions::run(std::function<void()> action) {
   const std::lock_guard lock(mutex_);
   actions_.push_back(std::move(action));
   if (idle_ >= actions_.size()) return wake_.notify_one();
-  ++idle_;
-  std::thread(&Completions::serve, this).detach();
+  try {
+    std::thread(&Completions::serve, this).detach();
+    ++idle_;
+  } catch (const std::system_error&) {
+    wake_.notify_one();  // the system grants no more threads: the present ones run it later
+  }
 }
 
 void Completions::serve() {
@@ -41,7 +53,11 @@ void Completions::serve() {
     --idle_;
     ++busy_;
     lock.unlock();
-    action();
+    try {
+      action();
+    } catch (...) {
+      report_unraisable("mcr_dl: callback of a future");
+    }
     action = nullptr;  // what it has kept may need a lock of its own to end
     lock.lock();
     --busy_;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "compress.h"
 
+#include <ATen/ops/empty.h>
 #include <pybind11/stl.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +19,7 @@
 #include "errors.h"
 #include "gil.h"
 #include "names.h"
+#include "objects.h"
 #include "passes/compress.h"
 #include "passes/parcels.h"
 #include "tensors.h"
@@ -37,7 +39,19 @@ constexpr int64_t kReason = 64;  // room for the text of a failure
 // The Python error in flight as the core's.
 Error error_of(py::error_already_set& error) {
   const auto code = error.matches(PyExc_ImportError) ? ErrorCode::Unavailable : ErrorCode::InvalidArgument;
-  return {code, py::str(error.value()).cast<std::string>()};
+  const Owner text(PyObject_Str(error.value().ptr()));
+  return {code, utf8_of(text.get(), "an exception without a text")};
+}
+
+// That a codec has failed on some rank.
+Error failed(const std::string& text) {
+  return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
+}
+
+// "ValueError: bad batch"
+std::string line_of(py::error_already_set& error) {
+  const auto text = error_of(error);
+  return py::str(error.type().attr("__name__")).cast<std::string>() + ": " + text.what();
 }
 
 template <class T>
@@ -100,9 +114,13 @@ class PythonCodec final : public Codec {
                             .attr("encode")(view(in, count * size_of(dtype)), row(dtype).name,
                                             py::memoryview::from_memory(out + kHeader, room))
                             .cast<int64_t>();
+      if (used < 0 || used > room) {
+        const auto text = "encode() returned " + std::to_string(used) + ", expected 0 to " + std::to_string(room);
+        return encode_failure(text, count, dtype, out);
+      }
       return kHeader + (fixed_ ? room : used);
     } catch (py::error_already_set& error) {
-      return encode_failure(error.what(), count, dtype, out);
+      return encode_failure(line_of(error), count, dtype, out);
     }
   }
 
@@ -111,7 +129,7 @@ class PythonCodec final : public Codec {
       case Status::NotFinite:
         return fill_with_nan(out, count, dtype);
       case Status::Failed:
-        throw Error(ErrorCode::Backend, "codec " + name() + ": the sender could not encode: " + reason(in, bytes));
+        throw failed(sender_failed() + reason(in, bytes));
       case Status::Encoded:
         break;
     }
@@ -120,11 +138,16 @@ class PythonCodec final : public Codec {
       object_.attr("decode")(view(in + kHeader, bytes - kHeader),
                              py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
     } catch (py::error_already_set& error) {
-      throw Error(ErrorCode::Backend, "codec " + name() + ": cannot decode: " + error_of(error).what());
+      throw failed("codec " + name() + ": cannot decode: " + line_of(error));
     }
   }
 
-  int64_t encode_failure(const std::string& text, int64_t count, DType dtype, std::byte* out) const override {
+  int64_t encode_failure(const std::string& failure, int64_t count, DType dtype, std::byte* out) const override {
+    // What an earlier phase has said already is not said again: there is little room.
+    auto text = failure;
+    for (const auto& known : {sender_failed(), "codec " + name() + ": "}) {
+      if (text.starts_with(known)) text.erase(0, known.size());
+    }
     const int64_t room = fixed_ ? capacity(count, dtype) - kHeader : kReason;
     std::memset(out, 0, static_cast<std::size_t>(kHeader + room));
     out[0] = static_cast<std::byte>(Status::Failed);
@@ -133,6 +156,7 @@ class PythonCodec final : public Codec {
   }
 
  private:
+  std::string sender_failed() const { return "codec " + name() + ": the sender could not encode: "; }
   static py::memoryview view(const void* data, int64_t bytes) { return py::memoryview::from_memory(data, bytes); }
   static std::string reason(const std::byte* in, int64_t bytes) {
     const auto* text = reinterpret_cast<const char*>(in + kHeader);

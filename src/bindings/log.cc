@@ -11,6 +11,7 @@
 
 #include "gil.h"
 #include "names.h"
+#include "objects.h"
 #include "passes/log.h"
 #include "recorder.h"
 
@@ -75,7 +76,9 @@ std::shared_ptr<Log> make_log(const Group& group, const std::optional<std::vecto
 
 using Frame = std::unique_ptr<PyFrameObject, decltype([](PyFrameObject* frame) { Py_XDECREF(frame); })>;
 
-std::string text_of(const py::handle& code, const char* attribute) { return code.attr(attribute).cast<std::string>(); }
+std::string text_of(const py::handle& code, const char* attribute) {
+  return utf8_of(py::object(code.attr(attribute)).ptr(), "?");
+}
 
 // "train.py:33 in step": the innermost function that belongs neither to torch.distributed nor to this package.
 std::string call_site(PyFrameObject* innermost) {
@@ -100,8 +103,7 @@ void find_caller() {
   if (frame == nullptr) return;
   if (Position::detail()) Position::call_site() = &Registry::instance().keep_name(call_site(frame));
   const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  const auto name = code.attr("co_name").cast<std::string>();
-  Recorder::caller() = &Registry::instance().keep_name(name);
+  Recorder::caller() = &Registry::instance().keep_name(text_of(code, "co_name"));
 }
 
 void add_log(py::module_& module) {

@@ -3,8 +3,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <limits>
 #include <optional>
@@ -67,9 +66,10 @@ void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
   // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
   auto owned = std::make_shared<py::function>(std::move(callback));
   const Unlocked guard;
+  auto& completions = Completions::instance();
   work->set_awaited();
-  work->on_done([owned = std::move(owned)] {
-    Completions::instance().run([owned] {
+  work->on_done([&completions, owned = std::move(owned)] {
+    completions.run([owned] {
       const Locked locked;
       try {
         (*owned)();
@@ -186,7 +186,15 @@ std::string support(Group& group, const std::string& backend, const std::string&
   return std::string(how(*slot->communicator, call));
 }
 
+// Python's lock may be what a thread of the library waits for.
+void destroy(std::unique_ptr<Communicator> communicator) {
+  if (Py_IsInitialized() == 0) return;
+  const UnlockedIfHeld guard;
+  communicator.reset();
+}
+
 void add_group(py::module_& module) {
+  Group::destroy_with(destroy);
   py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A set of ranks and its communicators, one per backend.")
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
@@ -227,6 +235,11 @@ py::list op_table() {
     row["reduces"] = op.is(kReduces);
     row["vectored"] = op.is(kVectored);
     row["peer"] = op.is(kPeer);
+    row["cuttable"] = op.is(kCuttable);
+    row["fusible"] = op.is(kFusible);
+    row["compressible"] = op.is(kCompressible);
+    row["in_place"] = op.extent == Extent::Same;
+    row["bus"] = kBuses[static_cast<std::size_t>(op.bus)];
     row["fallback"] = op.fallback == Fallback::Exchange;
     ops.append(row);
   }

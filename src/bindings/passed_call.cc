@@ -2,8 +2,10 @@
 #include "passed_call.h"
 
 #include <pybind11/stl.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include <cstddef>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -43,6 +45,10 @@ std::shared_ptr<py::function> shared(py::function function) {
 
 }  // namespace
 
+std::string where(const std::string& pass, const Passage& passage) {
+  return "pass '" + pass + "' in " + described(passage);
+}
+
 void let_go(py::object& object) {
   const py::handle handle = object.release();
   if (Py_IsInitialized() == 0) return;
@@ -64,7 +70,7 @@ bool Promise::poll() {
   std::shared_ptr<Work> work;
   {
     const std::lock_guard lock(mutex_);
-    if (error_) throw Error(error_->code(), error_->what());
+    if (error_) throw Error(*error_);
     work = work_;
   }
   if (work == nullptr || !work->poll()) return false;
@@ -73,7 +79,17 @@ bool Promise::poll() {
 }
 
 PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next)
-    : group_(std::move(group)), pass_(pass), passage_(&passage), next_(next) {}
+    : group_(std::move(group)),
+      pass_(pass),
+      passage_(&passage),
+      next_(next),
+      earlier_steps_(passage.plan.after.size()) {}
+
+PassedCall::~PassedCall() {
+  if (promise_ == nullptr) return;
+  const Error error(ErrorCode::Backend, "pass '" + pass_ + "' has dropped the call that it held, without proceed()");
+  promise_->fail(error.caused_by(std::make_shared<const Cause>()));
+}
 
 // ---- what the call is
 
@@ -91,7 +107,7 @@ bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->
 int64_t PassedCall::bytes() const { return std::max(call().in.count, call().out.count) * size_of(call().dtype); }
 
 py::object PassedCall::backend() const {
-  const Slot* slot = passage_ == nullptr ? slot_ : passage_->slot;
+  const Slot* slot = passage_ != nullptr ? passage_->slot : slot_ ? &*slot_ : nullptr;
   return slot == nullptr ? py::object(py::none()) : py::object(py::str(slot->name));
 }
 
@@ -138,9 +154,14 @@ void PassedCall::decide(Fate fate) {
 
 void PassedCall::replace(Buffer& side, const char* name, const py::object& value) {
   Tensors tensors;
-  const at::Tensor tensor = tensors.get(value.ptr(), name);
+  const at::Tensor tensor = tensors.get(value.ptr(), name, Use::InPlace);
   auto& call = passage_->call;
   const bool reduces = row(call.op).is(kReduces);
+  if (!tensor.is_contiguous()) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': " + name +
+                                                ": expected a tensor whose elements lie row by row, got another order "
+                                                "(call .contiguous())");
+  }
   if (side.data == nullptr || tensor.numel() != side.count) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': " + name + ": expected " +
                                                 std::to_string(side.count) + " elements, got " +
@@ -150,10 +171,28 @@ void PassedCall::replace(Buffer& side, const char* name, const py::object& value
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': " + name + ": " + std::string(mcr::name(call.red)) +
                                             " is not defined for " + std::string(row(tensors.dtype()).name));
   }
-  side.data = Tensors::buffer(tensor).data;
+  side.data = tensors.memory(tensor, Use::InPlace).data;
   call.dtype = tensors.dtype();
   call.device = tensors.device();
   passage_->plan.owned.push_back(std::make_shared<at::Tensor>(tensor));
+}
+
+// The call's own output goes on to the tensors of a list, or to tensors of another order. What the pass puts into it
+// comes after the operation, so this comes behind the pass's steps, and in front of those of the passes before it.
+void PassedCall::distribute_later() {
+  auto& plan = passage_->plan;
+  Plan last;
+  last.out_blocks = std::exchange(plan.out_blocks, {});
+  last.deliver = std::exchange(plan.deliver, nullptr);
+  unflatten(passage_->call, last);
+  const auto device = passage_->call.device;
+  for (auto& copy : last.behind) {
+    last.finish.emplace_back(
+        [copy = std::move(copy), device] { copy(DeviceRuntime::of(device.type).current(device)); });
+  }
+  // The last one of `after` runs first.
+  plan.after.insert(plan.after.begin() + static_cast<std::ptrdiff_t>(earlier_steps_),
+                    std::make_move_iterator(last.finish.rbegin()), std::make_move_iterator(last.finish.rend()));
 }
 
 void PassedCall::choose_backend(Passage& passage, const py::object& name) const {
@@ -175,6 +214,7 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
   }
   decide(Fate::Proceeded);
   const auto dtype = passage_->call.dtype;
+  if (!output.is_none()) distribute_later();  // before the call gets another dtype
   if (!input.is_none()) replace(passage_->call.in, "input", input);
   if (!output.is_none()) replace(passage_->call.out, "output", output);
   const bool both = passage_->call.in.data != nullptr && passage_->call.out.data != nullptr;
@@ -188,13 +228,17 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
 py::object PassedCall::proceed_held() {
   if (promise_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
   const auto promise = std::exchange(promise_, nullptr);
-  Plan plan;  // the Work that hold() made has the call's own
-  Passage passage{*group_, slot_, held_, plan, true};
-  try {
+  {
     const Unlocked guard;
-    promise->fulfil(next_(passage).work);
-  } catch (const Error& error) {
-    promise->fail(error);
+    try {
+      if (group_->closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+      Plan plan;  // the Work that hold() made has the call's own
+      Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
+      promise->fulfil(next_(passage).work);
+    } catch (...) {
+      promise->fail(current_error());
+    }
+    if (slot_) slot_->communicator.reset();  // the program may keep this object for long
   }
   return py::none();
 }
@@ -216,7 +260,7 @@ py::object PassedCall::hold() {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': only an asynchronous call can be held");
   }
   decide(Fate::Held);
-  slot_ = passage_->slot;
+  if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;
   chain_ = group_->chain();
   promise_ = std::make_shared<Promise>();
@@ -229,12 +273,13 @@ void PassedCall::after(py::function step) {
   if (passage_ == nullptr || fate_ != Fate::Open) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': after() comes before the call goes on");
   }
-  passage_->plan.after.emplace_back([step = shared(std::move(step)), pass = pass_] {
+  passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
     const Locked locked;
     try {
       (*step)();
-    } catch (const py::error_already_set& error) {
-      throw Error(ErrorCode::Backend, "pass '" + pass + "': " + error.what());
+    } catch (py::error_already_set& error) {
+      error.restore();
+      throw take_error(where);
     }
   });
 }

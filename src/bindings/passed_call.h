@@ -15,6 +15,9 @@ namespace mcr::python {
 /// Gives up a reference, on whatever thread; after the interpreter's end it is left alone.
 void let_go(pybind11::object& object);
 
+/// How the exceptions of a pass name it: "pass 'mine' in mpi.all_reduce (group 'default', rank 1 of 4)".
+std::string where(const std::string& pass, const Passage& passage);
+
 /// Completes a held call once somebody gives it the Work that does it, or an error.
 class Promise {
  public:
@@ -33,6 +36,10 @@ class Promise {
 class PassedCall {
  public:
   PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next);
+  PassedCall(const PassedCall&) = delete;
+  PassedCall& operator=(const PassedCall&) = delete;
+  /// A call that is still held fails: nothing can let it go any more.
+  ~PassedCall();
 
   // What the call is. Tensors are views of one dimension on the call's memory, None where this rank has none.
   std::string op() const;
@@ -68,19 +75,21 @@ class PassedCall {
   const Call& call() const;
   void decide(Fate fate);
   void replace(Buffer& side, const char* name, const pybind11::object& value);
+  void distribute_later();
   void choose_backend(Passage& passage, const pybind11::object& name) const;
   pybind11::object proceed_now(Passage& passage);
   pybind11::object proceed_held();
 
   std::shared_ptr<Group> group_;
-  const std::string& pass_;
+  const std::string pass_;
   Passage* passage_;
   Next next_;
+  std::size_t earlier_steps_;  // of `after`, which are those of the passes before this one
   Fate fate_ = Fate::Open;
   Outcome outcome_;
   // Of a held call, which outlives handle():
   Call held_;
-  Slot* slot_ = nullptr;
+  std::optional<Slot> slot_;  // the candidate it has; a copy, as the group may give it up meanwhile
   std::shared_ptr<const Chain> chain_;
   std::shared_ptr<Promise> promise_;
 };

@@ -15,6 +15,7 @@
 #include "gil.h"
 #include "passed_call.h"
 #include "passes/fuse.h"
+#include "unlocked.h"
 
 namespace py = pybind11;
 
@@ -24,7 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A pass that is a Python object: its handle() gets a PassedCall.
+// A pass that is a Python object: its handle() gets a PassedCall. It throws nothing but Error, whose cause is the
+// exception of handle(), as the core may keep it for another thread.
 class PythonPass : public Pass {
  public:
   PythonPass(py::object object, std::string name, const std::shared_ptr<Group>& group)
@@ -46,10 +48,10 @@ class PythonPass : public Pass {
     } catch (py::error_already_set& error) {
       call->close();
       error.restore();
-      throw ErrorAlreadySet{};
+      throw take_error(where(name_, passage));
     } catch (const Error& error) {
       call->close();
-      throw refusal(passage, error.code(), error.what());
+      throw refusal(passage, error);
     }
   }
 
@@ -127,7 +129,7 @@ std::shared_ptr<Fuse> make_fuse(std::shared_ptr<Group> shadow, const Limits& lim
 }
 
 py::dict statistics_of(const Fuse& fuse) {
-  const auto values = fuse.statistics();
+  const auto values = unlocked([&] { return fuse.statistics(); });
   py::dict result;
   result["calls"] = values.calls;
   result["flushes"] = values.flushes;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "objects.h"
 
 namespace mcr::python {
 
@@ -67,7 +68,9 @@ Param parse_param(std::string_view text, bool keyword_only) {
   const auto kind = kind_of(colon == std::string_view::npos ? std::string_view(name) : declared.substr(colon + 1));
   const std::string value(equals == std::string_view::npos ? "" : text.substr(equals + 1));
   PyObject* interned = PyUnicode_InternFromString(name.c_str());
-  return {interned, PyUnicode_AsUTF8(interned), kind, value, keyword_only};
+  const char* utf8 = interned == nullptr ? nullptr : PyUnicode_AsUTF8(interned);
+  if (utf8 == nullptr) throw ErrorAlreadySet{};
+  return {interned, utf8, kind, value, keyword_only};
 }
 
 std::size_t index_of(const Signature& signature, Kind kind) {
@@ -75,6 +78,43 @@ std::size_t index_of(const Signature& signature, Kind kind) {
     if (signature.params[i].kind == kind) return i;
   }
   return signature.params.size();
+}
+
+// Parameters without a name in the function keep the general ones.
+void fill(Names& names, const Signature& signature) {
+  names.function = signature.name.c_str();
+  for (const auto& param : signature.params) {
+    switch (param.kind) {
+      case Kind::Input:
+      case Kind::Inputs:
+        names.in = param.text;
+        break;
+      case Kind::Tensor:
+      case Kind::Output:
+      case Kind::Outputs:
+        names.out = param.text;
+        break;
+      case Kind::InCounts:
+      case Kind::InSplits:
+        names.in_counts = param.text;
+        break;
+      case Kind::OutCounts:
+      case Kind::OutSplits:
+        names.out_counts = param.text;
+        break;
+      case Kind::InDispls:
+        names.in_displs = param.text;
+        break;
+      case Kind::OutDispls:
+        names.out_displs = param.text;
+        break;
+      case Kind::Root:
+        names.root = param.text;
+        break;
+      default:
+        break;
+    }
+  }
 }
 
 Signature parse(std::string_view name, Op op, std::string_view text, std::string_view summary, bool starts) {
@@ -106,9 +146,12 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
 }
 
 [[noreturn]] void type_error(const Signature& signature, const std::string& text) {
-  PyErr_SetString(PyExc_TypeError, (signature.name + "() " + text).c_str());
+  const Owner message(str_of(signature.name + "() " + text));
+  if (message != nullptr) PyErr_SetObject(PyExc_TypeError, message.get());
   throw ErrorAlreadySet{};
 }
+
+bool equal(PyObject* keyword, const char* text) { return PyUnicode_CompareWithASCIIString(keyword, text) == 0; }
 
 std::size_t index_of_keyword(const Signature& signature, PyObject* keyword) {
   const auto& params = signature.params;
@@ -116,12 +159,14 @@ std::size_t index_of_keyword(const Signature& signature, PyObject* keyword) {
     if (params[i].name == keyword) return i;
   }
   for (std::size_t i = 0; i < params.size(); ++i) {
-    if (PyUnicode_Compare(params[i].name, keyword) == 0) return i;
+    if (equal(keyword, params[i].text)) return i;
   }
   for (const auto& [alias, kind] : kAliases) {
-    if (PyUnicode_CompareWithASCIIString(keyword, alias.data()) == 0) return index_of(signature, kind);
+    if (equal(keyword, alias.data())) return index_of(signature, kind);
   }
-  return params.size();
+  const auto& own = signatures()[static_cast<std::size_t>(signature.op)];
+  const bool root = own.root < own.params.size() && equal(keyword, own.params[own.root].text);
+  return root ? signature.root : params.size();
 }
 
 void put(const Signature& signature, PyObject** slots, std::size_t index, PyObject* value) {
@@ -147,6 +192,7 @@ const std::vector<Signature>& signatures() {
       list.push_back(parse(kOps[i].name, static_cast<Op>(i), kOps[i].signature, kOps[i].summary, false));
     }
     for (const auto& s : kSpellings) list.push_back(parse(s.name, s.op, s.signature, s.summary, s.starts));
+    for (auto& signature : list) fill(signature.names, signature);  // which point into it, where it stays
     return list;
   }();
   return all;
@@ -174,7 +220,7 @@ void arrange(const Signature& signature, PyObject* const* args, Py_ssize_t nargs
     PyObject* keyword = PyTuple_GET_ITEM(kwnames, i);
     const auto index = index_of_keyword(signature, keyword);
     if (index == params.size())
-      type_error(signature, std::string("got an unexpected keyword argument '") + PyUnicode_AsUTF8(keyword) + "'");
+      type_error(signature, "got an unexpected keyword argument '" + utf8_of(keyword, "?") + "'");
     put(signature, slots, index, keyword_values[i]);
   }
   for (std::size_t i = 0; i < params.size(); ++i) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ops.h"
+#include "plan.h"
 
 namespace mcr::python {
 
@@ -53,7 +54,8 @@ struct Signature {
   bool starts;  // always asynchronous
   std::vector<Param> params;
   int positional = 0;  // how many of them may be given by position
-  // Places of the parameters that every call looks at first; params.size() where there is none.
+  Names names{};       // of the function and its parameters
+  // Indexes of the parameters that every call reads first; params.size() where there is none.
   std::size_t group = 0, backend = 0, async_op = 0, root = 0, group_root = 0;
 };
 
@@ -66,7 +68,8 @@ const std::vector<Signature>& signatures();
 inline constexpr int kMaxParams = 16;
 
 /// Puts the arguments of a vectorcall in the order of the parameters, null where none was given. A leading str goes to
-/// `backend`; with it, a last positional bool goes to `async_op`, as in the paper's Listing 1. Throws ErrorAlreadySet.
+/// `backend`; with it, a last positional bool goes to `async_op`, as in the paper's Listing 1. The root may have the
+/// name that it has in the op's own function, or the paper's. Throws ErrorAlreadySet.
 void arrange(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, PyObject** slots);
 
 }  // namespace mcr::python

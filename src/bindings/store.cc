@@ -12,7 +12,10 @@ auto guarded(Action action) {
   try {
     return action();
   } catch (const c10::Error& error) {
-    throw Error(ErrorCode::Timeout, std::string("store: ") + error.what_without_backtrace());
+    const std::string text = error.what_without_backtrace();
+    const bool late = text.find("imeout") != std::string::npos || text.find("imed out") != std::string::npos;
+    if (late) throw Error(ErrorCode::Timeout, "store: timed out after a timeout of the store: " + text);
+    throw Error(ErrorCode::Backend, "store: " + text);
   }
 }
 

@@ -67,19 +67,18 @@ std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
 
 TorchBackend::TorchWorkPtr TorchBackend::wrap(std::vector<std::shared_ptr<Work>> parts, OpType type,
                                               uint64_t sequence) {
+  std::function<void()> hook;
   if (hasHooks()) {
     using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
-    const auto start = Clock::now();
-    for (const auto& part : parts) {
-      part->on_done([hook = onCompletionHook_, type, sequence, start] {
-        const auto end = Clock::now();
-        hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
-      });
-    }
+    hook = [hook = onCompletionHook_, type, sequence, start = Clock::now()] {
+      const auto end = Clock::now();
+      hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
+    };
   }
   return c10::make_intrusive<TorchWork>(
       std::move(parts),
-      TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)});
+      TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
+      std::move(hook));
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
@@ -321,7 +320,10 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
 
 void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   if (hasHooks()) throw Error(ErrorCode::InvalidArgument, "mcr: the group has a hook on completion already");
-  onCompletionHook_ = std::move(hook);
+  // Shared, as copies of torch's own change a Python object's count of references without the GIL.
+  onCompletionHook_ = [shared = std::make_shared<const std::decay_t<decltype(hook)>>(std::move(hook))](auto info) {
+    (*shared)(std::move(info));
+  };
 }
 
 void TorchBackend::waitForPendingWorks() {
@@ -365,7 +367,6 @@ void TorchBackend::abort() {
 namespace {
 
 using Options = TorchBackend::Options;
-using std::chrono::milliseconds;
 
 std::string represent(const Options& options) {
   std::string names;
@@ -385,7 +386,7 @@ void add_torch_backend(py::module_& module) {
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);
   module.def(
-      "drain_futures", [](milliseconds limit) { return Completions::instance().drain(limit); },
+      "drain_futures", [](std::chrono::milliseconds limit) { return Completions::instance().drain(limit); },
       py::call_guard<py::gil_scoped_release>(), py::arg("limit"),
       "Waits until the callbacks of completed operations have run. False if some are still running then.");
   py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(

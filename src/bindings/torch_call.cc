@@ -25,6 +25,7 @@ void note_site() {
 
 TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
   call_.op = op;
+  plan_.names = &names_;
   // torch's programs wait on some ranks where others do not (Join does), and call from several threads.
   call_.any_form = true;
   if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
@@ -37,30 +38,35 @@ auto TorchCall::named(Action action) {
     return action();
   } catch (const Error& error) {
     throw Error(error.code(),
-                describe(std::string(group_.any_backend()), call_.op, *group_.label()) + ": " + error.what());
+                describe(std::string(group_.any_backend()), row(call_.op).name, *group_.label()) + ": " + error.what());
   }
 }
 
 TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
   in_ = &tensor;
-  named([&] { call_.in = Tensors::buffer(tensors_.get(tensor, name)); });
+  names_.in = name;
+  named([&] { call_.in = tensors_.memory(tensors_.get(tensor, name), Use::Send); });
   return *this;
 }
 
 TorchCall& TorchCall::out(const at::Tensor& tensor, const char* name) {
   out_ = &tensor;
-  named([&] { call_.out = Tensors::buffer(tensors_.get(tensor, name)); });
+  names_.out = name;
+  const bool in_place = row(call_.op).extent == Extent::Same;
+  named([&] { call_.out = tensors_.memory(tensors_.get(tensor, name), in_place ? Use::InPlace : Use::Receive); });
   results_ = {tensor};
   return *this;
 }
 
 TorchCall& TorchCall::in(const TensorList& list, const char* name) {
-  named([&] { plan_.in_blocks = tensors_.list(list, name, group_.size()).blocks; });
+  names_.in = name;
+  named([&] { plan_.in_blocks = tensors_.list(list, name, group_.size(), Use::Send).blocks; });
   return *this;
 }
 
 TorchCall& TorchCall::out(const TensorList& list, const char* name) {
-  named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size()).blocks; });
+  names_.out = name;
+  named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size(), Use::Receive).blocks; });
   results_ = list;
   return *this;
 }
@@ -77,6 +83,7 @@ TorchCall& TorchCall::root(int64_t rank, const char* name) {
     throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected a rank of the group (0 to " +
                                                 std::to_string(group_.size() - 1) + "), got " + std::to_string(rank));
   });
+  names_.root = name;
   call_.root = static_cast<int>(rank);
   return *this;
 }
@@ -94,9 +101,11 @@ TorchCall& TorchCall::tag(int tag) {
 TorchCall& TorchCall::splits(const std::vector<int64_t>& out_rows, const std::vector<int64_t>& in_rows) {
   if (out_rows.empty() && in_rows.empty()) return *this;
   call_.vectored = true;
+  names_.in_counts = "input_split_sizes";
+  names_.out_counts = "output_split_sizes";
   named([&] {
-    call_.in_counts = plan_.keep_counts(split_counts(in_rows, "input_split_sizes", *in_, group_.size()));
-    call_.out_counts = plan_.keep_counts(split_counts(out_rows, "output_split_sizes", *out_, group_.size()));
+    call_.in_counts = plan_.keep_counts(split_counts(in_rows, names_.in_counts, *in_, group_.size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_rows, names_.out_counts, *out_, group_.size()));
   });
   return *this;
 }
@@ -110,6 +119,8 @@ TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
 Group::Slot* TorchCall::prepare() {
   call_.dtype = tensors_.dtype();
   call_.device = tensors_.device();
+  call_.layout = tensors_.layout();
+  tensors_.deliver_to(plan_);
   if (factor_.defined() && factor_.is_cpu()) {
     call_.factor = factor_.item<double>();
     factor_ = at::Tensor();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -20,6 +20,7 @@ class TorchCall {
 
   TorchCall(Group& group, Op op, std::chrono::milliseconds timeout);
 
+  /// Names are literals.
   TorchCall& in(const at::Tensor& tensor, const char* name = "input");
   TorchCall& out(const at::Tensor& tensor, const char* name = "output");
   /// One tensor per rank.
@@ -48,6 +49,7 @@ class TorchCall {
   auto named(Action action);
 
   Group& group_;
+  Names names_;
   Call call_;
   Plan plan_;
   Tensors tensors_;

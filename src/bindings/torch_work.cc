@@ -11,6 +11,7 @@
 #include "completions.h"
 #include "devices.h"
 #include "dispatch.h"
+#include "errors.h"
 #include "gil.h"
 
 namespace mcr::python {
@@ -32,8 +33,8 @@ std::vector<c10::Stream> streams_of(const std::vector<std::shared_ptr<mcr::Work>
   return streams;
 }
 
-// The first error among them; null if there is none.
-std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
+// The first error among them, or the hook's; null if there is none.
+std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts, const HookRuns* hook_runs) {
   for (const auto& part : parts) {
     try {
       part->rethrow();
@@ -41,7 +42,7 @@ std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts
       return std::current_exception();
     }
   }
-  return nullptr;
+  return hook_runs == nullptr ? nullptr : hook_runs->error();
 }
 
 std::vector<at::Tensor> results_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
@@ -67,8 +68,60 @@ c10d::WorkResult outcome(const std::exception_ptr& error) {
 
 }  // namespace
 
-TorchWork::TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context)
+HookRuns::HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts)
+    : hook_(std::move(hook)), left_(parts.size()) {}
+
+HookRuns::~HookRuns() {
+  if (!failure_ || told_) return;
+  try {
+    throw Error(*failure_);
+  } catch (...) {
+    report_unraisable("mcr: completion hook");
+  }
+}
+
+void HookRuns::run(const std::string& call) noexcept {
+  std::optional<Error> failure;
+  try {
+    hook_();
+  } catch (...) {
+    const Error error = current_error();
+    failure = Error(ErrorCode::Backend, call + ": the completion hook has raised " + error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+  --left_;
+  done_.notify_all();
+}
+
+bool HookRuns::over() const {
+  const std::lock_guard lock(mutex_);
+  return left_ == 0;
+}
+
+void HookRuns::wait(Interrupt interrupt) const {
+  std::unique_lock lock(mutex_);
+  while (!done_.wait_for(lock, kSlice, [this] { return left_ == 0; })) {
+    if (interrupt == nullptr) continue;
+    lock.unlock();
+    interrupt();
+    lock.lock();
+  }
+}
+
+std::exception_ptr HookRuns::error() const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) return nullptr;
+  told_ = true;
+  return std::make_exception_ptr(*failure_);
+}
+
+TorchWork::TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook)
     : c10d::Work(context.rank, context.type), parts_(std::move(parts)), context_(context) {
+  if (hook != nullptr) {
+    hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_);
+    for (const auto& part : parts_) part->on_done([runs = hook_runs_, call = part->what()] { runs->run(call); });
+  }
   if (!context.timed) return;
   clock_ = std::make_shared<Clock>();
   when_done([clock = clock_] { clock->nanoseconds = (std::chrono::steady_clock::now() - clock->start).count(); });
@@ -85,14 +138,16 @@ void TorchWork::when_done(std::function<void()> action) {
 }
 
 bool TorchWork::isCompleted() {
-  return std::ranges::all_of(parts_, [](const auto& part) { return part->poll(); });
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->poll(); }) &&
+         (hook_runs_ == nullptr || hook_runs_->over());
 }
 
 bool TorchWork::isSuccess() const {
-  return std::ranges::all_of(parts_, [](const auto& part) { return part->completed() && !part->failed(); });
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->completed() && !part->failed(); }) &&
+         (hook_runs_ == nullptr || (hook_runs_->over() && hook_runs_->error() == nullptr));
 }
 
-std::exception_ptr TorchWork::exception() const { return error_of(parts_); }
+std::exception_ptr TorchWork::exception() const { return error_of(parts_, hook_runs_.get()); }
 
 int TorchWork::sourceRank() const { return parts_.empty() ? -1 : parts_.front()->source(); }
 
@@ -108,9 +163,15 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
     while (!part->wait_for(kSlice)) check_signals();
     part->rethrow();
   }
+  if (hook_runs_ != nullptr) {
+    if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
+    if (const auto error = hook_runs_->error()) std::rethrow_exception(error);
+  }
   wait_for_future();
   return true;
 }
+
+bool TorchWork::on_streams() const { return !streams_of(parts_).empty(); }
 
 // Whoever has waited finds the future complete too, as with torch's own works.
 void TorchWork::wait_for_future() {
@@ -119,7 +180,7 @@ void TorchWork::wait_for_future() {
     const std::lock_guard lock(future_mutex_);
     future = future_;
   }
-  if (future != nullptr && streams_of(parts_).empty()) future->wait();
+  if (future != nullptr && !on_streams()) future->wait();
 }
 
 void TorchWork::abort() {
@@ -139,17 +200,20 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
     future->markCompleted(c10::IValue(results_of(parts_)));
     return future;
   }
-  const auto finish = [future, parts = parts_] {
-    if (auto error = error_of(parts)) return future->setError(std::move(error));
+  const auto finish = [future, parts = parts_, runs = hook_runs_] {
+    if (runs != nullptr) runs->wait(nullptr);
+    if (auto error = error_of(parts, runs.get())) return future->setError(std::move(error));
     future->markCompleted(c10::IValue(results_of(parts)));
   };
-  if (std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) {
+  const bool over = hook_runs_ == nullptr || hook_runs_->over();
+  if (over && std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) {
     finish();
     return future;
   }
+  auto& completions = Completions::instance();
   // (That the parts own their callbacks, and these the parts, ends with the last of them.)
   for (const auto& part : parts_) part->set_awaited();
-  when_done([finish] { Completions::instance().run(finish); });
+  when_done([finish, &completions] { completions.run(finish); });
   return future;
 }
 

@@ -1,14 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "work.h"
 
 namespace mcr::python {
+
+/// A completion hook's runs for the parts of one work. Their first exception is that of the work; if nobody asks the
+/// work for it, it is reported through sys.unraisablehook. Shared by the work and its parts; from any thread.
+class HookRuns {
+ public:
+  HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts);
+  HookRuns(const HookRuns&) = delete;
+  HookRuns& operator=(const HookRuns&) = delete;
+  ~HookRuns();
+
+  void run(const std::string& call) noexcept;
+  bool over() const;
+  /// Waits until all runs are over, calling `interrupt` now and then if it is not null.
+  void wait(Interrupt interrupt) const;
+  /// The first exception so far; null if there is none.
+  std::exception_ptr error() const;
+
+ private:
+  const std::function<void()> hook_;
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::condition_variable done_;
+  std::size_t left_;
+  std::optional<Error> failure_;
+  mutable bool told_ = false;
+};
 
 /// What torch gets for one or several started operations of ours. From any thread, with or without the GIL.
 class TorchWork final : public c10d::Work {
@@ -21,7 +49,8 @@ class TorchWork final : public c10d::Work {
     bool timed = false;
   };
 
-  TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context);
+  /// `hook`: called when a part is complete, once for each; null for none.
+  TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -47,6 +76,7 @@ class TorchWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> make_future();
   void wait_for_future();
   void when_done(std::function<void()> action);
+  bool on_streams() const;
 
   const std::vector<std::shared_ptr<mcr::Work>> parts_;
   const Context context_;
@@ -57,6 +87,7 @@ class TorchWork final : public c10d::Work {
     std::atomic<int64_t> nanoseconds{-1};
   };
   std::shared_ptr<Clock> clock_;
+  std::shared_ptr<HookRuns> hook_runs_;  // null without a hook
 };
 
 }  // namespace mcr::python

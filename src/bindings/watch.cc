@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "watch.h"
 
+#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
-#include <signal.h>
+#include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -19,8 +19,10 @@
 #include <vector>
 
 #include "activity.h"
+#include "arguments.h"
 #include "errors.h"
 #include "group.h"
+#include "interrupt.h"
 #include "position.h"
 #include "registry.h"
 #include "stop.h"
@@ -49,6 +51,7 @@ py::dict dict_of(const Entered& entered) {
   call["red"] = op.is(kReduces) ? py::object(py::str(std::string(name(entered.red)))) : py::none();
   call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
   call["bytes"] = bytes_or_none(entered.bytes);
+  call["layout"] = text_or_none(entered.layout);
   call["backend"] = text_or_none(entered.backend);
   call["async"] = entered.asynchronous;
   call["caller"] = text_or_none(entered.caller);
@@ -97,54 +100,46 @@ py::list activities() {
   return result;
 }
 
+py::tuple with_facts(std::shared_ptr<Work> work, steady_clock::time_point now) {
+  const auto& call = work->context();
+  py::dict known;
+  known["what"] = work->what();
+  known["label"] = text_or_none(call.group);
+  known["backend"] = text_or_none(call.backend);
+  known["op"] = row(call.op).name;
+  known["message"] = row(call.op).is(kPeer);
+  known["seq"] = call.seq;
+  known["bytes"] = bytes_or_none(call.bytes);
+  known["limit"] = seconds(call.limit);
+  known["age"] = seconds(work->observed(now));
+  return py::make_tuple(std::move(work), known);
+}
+
 py::list pending(std::size_t most) {
   py::list result;
   const auto now = steady_clock::now();
   for (auto& work : Registry::instance().watched(most)) {
-    if (work->completed()) continue;
-    const auto& call = work->context();
-    py::dict known;
-    known["what"] = work->what();
-    known["label"] = text_or_none(call.group);
-    known["backend"] = text_or_none(call.backend);
-    known["op"] = row(call.op).name;
-    known["message"] = row(call.op).is(kPeer);
-    known["seq"] = call.seq;
-    known["bytes"] = bytes_or_none(call.bytes);
-    known["limit"] = seconds(call.limit);
-    known["age"] = seconds(work->observed(now));
-    result.append(py::make_tuple(std::move(work), known));
+    if (!work->completed()) result.append(with_facts(std::move(work), now));
   }
   return result;
 }
 
-// ---- Ctrl-C: Python notes it and acts when its main thread comes back from C, which a call that hangs never does
-
-std::atomic<int64_t> interrupted_at{0};
-struct sigaction python_action;
-
-int64_t now_in_nanoseconds() { return steady_clock::now().time_since_epoch().count(); }
-
-void on_interrupt(int signal, siginfo_t* info, void* context) {
-  interrupted_at.store(now_in_nanoseconds(), std::memory_order_relaxed);
-  if ((python_action.sa_flags & SA_SIGINFO) != 0) {
-    python_action.sa_sigaction(signal, info, context);
-  } else {
-    python_action.sa_handler(signal);
-  }
-}
-
-// In front of the program's own handler, whenever it has put one there. A program that ignores SIGINT, or lets it end
-// the process, needs nothing.
-void watch_interrupts() {
-  struct sigaction action{};
-  if (sigaction(SIGINT, nullptr, &action) != 0) return;
-  if ((action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_interrupt) return;
-  if ((action.sa_flags & SA_SIGINFO) == 0 && (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN)) return;
-  python_action = action;
-  action.sa_sigaction = on_interrupt;
-  action.sa_flags |= SA_SIGINFO;
-  sigaction(SIGINT, &action, nullptr);
+// Looked for ten times a second, so Python objects are made of what is found alone.
+py::list overdue(double grace) {
+  constexpr std::size_t kMost = 1000;  // of each backend
+  const auto now = steady_clock::now();
+  auto late = unlocked([&] {
+    auto works = Registry::instance().watched(kMost);
+    std::erase_if(works, [&](const auto& work) {
+      const auto age = work->observed(now);  // starts the clock of an operation that is new
+      const auto limit = work->context().limit;
+      return work->completed() || limit.count() <= 0 || seconds(age - limit) <= grace;
+    });
+    return works;
+  });
+  py::list result;
+  for (auto& work : late) result.append(with_facts(std::move(work), now));
+  return result;
 }
 
 // Waits that poll end, and so do calls of libraries that let go of their callers.
@@ -179,28 +174,46 @@ void set_detail(bool detail) {
 }
 
 std::optional<double> since_interrupt() {
-  const auto at = interrupted_at.load(std::memory_order_relaxed);
-  if (at == 0) return std::nullopt;
-  return seconds(std::chrono::nanoseconds(now_in_nanoseconds() - at));
+  const auto time = Interrupts::since();
+  return time ? std::optional<double>(seconds(*time)) : std::nullopt;
+}
+
+int exit_code = 0;
+
+// The process ends with this code, whatever Python ends with. Runs when the interpreter is gone; the handlers that were
+// registered earlier do not run.
+void fail_at_exit(int code) {
+  exit_code = code;
+  std::atexit([] {
+    std::fflush(nullptr);
+    _exit(exit_code);
+  });
 }
 
 }  // namespace
 
 void add_watch(py::module_& module) {
+  module.def(
+      "timeout",
+      [](const py::object& value, const std::string& name) { return python::milliseconds(value.ptr(), name.c_str()); },
+      py::arg("value"), py::arg("name") = "timeout");
   module.def("positions", positions, py::arg("since") = std::map<std::string, int64_t>());
   module.def("activities", activities);
   module.def("pending", pending, py::arg("most") = 1000);
+  module.def("overdue", overdue, py::arg("grace"));
   module.def("expire", [](Work& work, const std::string& text) {
     return unlocked([&] { return work.expire(ErrorCode::Timeout, text); });
   });
   module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
   module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
   module.def("clear_stop", Stop::clear);
+  module.def("take_desync", Stop::take_desync);
+  module.def("fail_at_exit", fail_at_exit);
   module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
   module.def("keep_for_ever", keep_for_ever);
   module.def("set_detail", set_detail);
   module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
-  module.def("watch_interrupts", watch_interrupts);
+  module.def("watch_interrupts", Interrupts::watch);
   module.def("since_interrupt", since_interrupt);
 }
 

@@ -15,7 +15,8 @@ constexpr uint32_t kTags = 1U << 14;
 // Why a call that names a codec cannot have it.
 std::string objection(const Call& call, const Coding& coding) {
   const std::string codec = "codec '" + coding.text + "': ";
-  if (!compressible(call.op)) return codec + "this operation has no compressed form; expected codec=None or 'none'";
+  if (!row(call.op).is(kCompressible))
+    return codec + "this operation has no compressed form; expected codec=None or 'none'";
   if (!coding.codec->accepts(call.dtype)) {
     std::string known;
     for (std::size_t i = 0; i < kDTypes.size(); ++i) {
@@ -44,7 +45,7 @@ const Codec* Compress::named(const Passage& passage) const {
   }
   const auto text = objection(call, *call.coding);
   if (text.empty()) return call.coding->codec;
-  const bool type = compressible(call.op) && !call.coding->codec->accepts(call.dtype);
+  const bool type = row(call.op).is(kCompressible) && !call.coding->codec->accepts(call.dtype);
   throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
 }
 
@@ -96,8 +97,7 @@ Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automat
   const auto bytes = message_bytes(passage.call, passage.group.size());
   const auto dtype = passage.call.dtype;
   Call carrier;
-  carrier.op = passage.call.op;
-  if (carrier.op == Op::all_reduce || carrier.op == Op::reduce_scatter) carrier.op = Op::all_to_all;
+  carrier.op = carrier_of(passage.call.op);
   carrier.device = passage.call.device;
   carrier.vectored = passage.call.vectored;
   carrier.size_hint = bytes < 0 ? -1 : codec.capacity(bytes / size_of(dtype), coded_type(dtype));
@@ -110,7 +110,7 @@ std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Co
   try {
     return feedback_.find(coding->feedback, count, passage.call.dtype, share(count, passage.group.size()));
   } catch (const Error& error) {
-    throw refusal(passage, error.code(), error.what());
+    throw refusal(passage, error);
   }
 }
 
@@ -135,7 +135,9 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
   passage.slot = &slot_of(passage, *codec, automatic);
   auto sequence = sequence_of(passage, *codec);
   const int64_t number = messages_.fetch_add(1, std::memory_order_relaxed) % kTags;
-  return Compressed(passage, next, *codec, {shadow_, std::move(sequence), std::move(residual), number}).run();
+  const auto* slot = shadow_->find(passage.slot->name);
+  if (slot == nullptr) throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
+  return Compressed(passage, next, *codec, {shadow_, *slot, std::move(sequence), std::move(residual), number}).run();
 }
 
 bool Compress::settle(std::chrono::nanoseconds limit) {

@@ -25,8 +25,6 @@ std::vector<int64_t> shares(int64_t count, int size) {
   return result;
 }
 
-Op first_op(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter ? Op::all_to_all : op; }
-
 // All ranks' contributions to this rank's part, combined in rank order in the type that the codec sees.
 class Combination {
  public:
@@ -64,8 +62,6 @@ void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void*
 }
 
 }  // namespace
-
-bool compressible(Op op) { return op != Op::reduce && op != Op::gather && op != Op::scatter && op != Op::barrier; }
 
 Compressed::Compressed(Passage& passage, const Next& next, const Codec& codec, CompressContext context)
     : passage_(passage),
@@ -111,7 +107,7 @@ void Compressed::prepare() {
   const auto& call = passage_.call;
   const bool root = row(op_).is(kRooted) && call.root == passage_.group.rank();
   const bool sends = root || op_ == Op::send;
-  transfer_ = std::make_shared<Transfer>(first_op(op_), call, !even_, sends);
+  transfer_ = std::make_shared<Transfer>(carrier_of(op_), call, !even_, sends);
   if (row(op_).extent == Extent::Same && op_ != Op::all_reduce) {
     transfer_->out.emplace(parcels({call.out.count}));
     if (sends) transfer_->out->encode(0, call.out.data, dtype_);
@@ -180,7 +176,7 @@ Outcome Compressed::run_inline() {
   try {
     passage_.plan.conclude();
   } catch (const Error& error) {
-    throw refusal(passage_, error.code(), error.what());
+    throw refusal(passage_, error);
   }
   return outcome;
 }
@@ -188,11 +184,9 @@ Outcome Compressed::run_inline() {
 // What is issued later is kept by these closures alone, so they hold no reference to this object.
 std::vector<Steps::Step> Compressed::steps() {
   std::vector<Steps::Step> steps;
-  const auto start_on_shadow = [shadow = context_.shadow, name = std::string(passage_.slot->name)](Call call,
-                                                                                                   Plan& plan) {
-    auto* slot = shadow->find(name);
-    if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the backend " + name + " has been given up");
-    return mcr::start(*shadow, slot, call, plan);
+  const auto start_on_shadow = [shadow = context_.shadow, slot = context_.slot](Call call, Plan& plan) {
+    auto own = slot;
+    return mcr::start(*shadow, &own, call, plan);
   };
   const auto data = [start_on_shadow](const std::shared_ptr<Transfer>& transfer, const Work& before) {
     transfer->take_sizes(before.source());
@@ -210,8 +204,8 @@ std::vector<Steps::Step> Compressed::steps() {
     try {
       const Combination sum(*transfer->out, dtype, red);
       part.encode(0, sum.data(), sum.dtype(), residual == nullptr ? nullptr : residual->owned.data());
-    } catch (const Error& error) {
-      part.fail(0, error.what());
+    } catch (...) {
+      part.fail(0, current_error().what());
     }
   };
   steps.emplace_back([combined, start_on_shadow, fixed, result = result_](const Work&) {

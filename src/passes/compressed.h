@@ -12,8 +12,8 @@
 
 namespace mcr {
 
-/// Whether the operation has a compressed form.
-bool compressible(Op op);
+/// The op that carries the encoded parts of a call first. What is reduced goes to the ranks that reduce it.
+constexpr Op carrier_of(Op op) { return row(op).is(kReduces) ? Op::all_to_all : op; }
 
 /// The elements of an all_reduce that one rank combines, at most.
 constexpr int64_t share(int64_t count, int size) { return (count + size - 1) / size; }
@@ -21,6 +21,7 @@ constexpr int64_t share(int64_t count, int size) { return (count + size - 1) / s
 /// What a call needs of its pass.
 struct CompressContext {
   std::shared_ptr<Group> shadow;
+  Slot slot;  // the shadow group's; a copy keeps its communicator, which the group may give up meanwhile
   std::shared_ptr<Sequence> sequence;
   std::shared_ptr<Residual> residual;  // null: no feedback
   int64_t number = 0;                  // of a message whose size goes before it

@@ -21,7 +21,7 @@ class Fused : public Request {
       stream_->drive();
       if (!part_->gone.load(std::memory_order_acquire)) return false;
     }
-    if (part_->failure) throw Error(part_->failure->code(), part_->failure->what());
+    if (part_->failure) throw Error(*part_->failure);
     if (!part_->carrier->poll()) return false;
     part_->carrier->rethrow();
     return true;
@@ -41,10 +41,8 @@ class Fused : public Request {
 };
 
 bool fusible(const Call& call) {
-  const bool kind = call.op == Op::all_reduce || call.op == Op::broadcast || call.op == Op::all_gather ||
-                    call.op == Op::reduce_scatter;
   // One that names a codec is for the pass that compresses, as it is.
-  return kind && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
+  return row(call.op).is(kFusible) && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
 }
 
 }  // namespace
@@ -55,7 +53,7 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
     if (slot.variant != 0) continue;
     const auto& own = limits.at(slot.backend.name);
     largest_buffer_ = std::max(largest_buffer_, own.buffer_bytes);
-    streams_.emplace(slot.backend.name, std::make_shared<FuseStream>(shadow_, slot.backend.name, own));
+    streams_.emplace(slot.backend.name, std::make_shared<FuseStream>(shadow_, own));
   }
 }
 
@@ -91,7 +89,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   try {
     part = stream->join(passage.call, *slot);
   } catch (const Error& error) {
-    throw refusal(passage, error.code(), error.what());
+    throw refusal(passage, error);
   }
   return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
 }

@@ -19,6 +19,16 @@ int64_t kind_of(const Call& call, const Slot& slot) {
   return (number << 8) | slot.variant;
 }
 
+// The calls are no longer held: `carrier` does them, or they have failed.
+template <class Parts>
+void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
+  for (const auto& part : parts) {
+    part->carrier = carrier;
+    part->failure = failure;
+    part->gone.store(true, std::memory_order_release);
+  }
+}
+
 uint64_t mix(uint64_t digest, int64_t value) {
   constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ULL;
   return (digest ^ static_cast<uint64_t>(value)) * kPrime + (digest >> 29);
@@ -28,22 +38,22 @@ uint64_t mix(uint64_t digest, int64_t value) {
 
 int64_t fuse_bytes(const Call& call) { return std::max(call.in.count, call.out.count) * size_of(call.dtype); }
 
-FuseStream::FuseStream(std::shared_ptr<Group> shadow, const std::string& backend, FuseLimits limits)
-    : shadow_(std::move(shadow)), backend_(backend), limits_(limits), pool_(limits.buffer_bytes) {}
+FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
 
-std::shared_ptr<FusePart> FuseStream::join(const Call& call, Slot& slot) {
-  auto part = std::make_shared<FusePart>();
-  part->call = call;
-  part->slot = &slot;
-  part->kind = kind_of(call, slot);
-  part->since = Clock::now();
+FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
+    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes) {}
+
+std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
+  const auto part = std::make_shared<FusePart>(call, slot);
   const auto bytes = fuse_bytes(call);
-  const std::lock_guard lock(mutex_);
-  if (broken_) throw Error(broken_->code(), broken_->what());
-  if (bytes_[part->kind] + bytes > limits_.buffer_bytes) {
+  std::unique_lock lock(mutex_);
+  if (!broken_ && bytes_[part->kind] + bytes > limits_.buffer_bytes) {
     wanted_ = made();
-    step();
+    lock.unlock();
+    drive();
+    lock.lock();
   }
+  if (broken_) throw Error(*broken_);
   held_.push_back(part);
   part->number = made();
   auto& total = bytes_[part->kind];
@@ -51,26 +61,38 @@ std::shared_ptr<FusePart> FuseStream::join(const Call& call, Slot& slot) {
   if (total >= limits_.buffer_bytes) wanted_ = part->number;
   ++statistics_.calls;
   set_pending(true);
-  step();
+  lock.unlock();
+  drive();
   return part;
 }
 
 void FuseStream::drive() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock) step();
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(driven_, true)) return;
+  }
+  try {
+    while (step()) continue;
+  } catch (...) {
+    break_off(current_error());
+  }
 }
 
 void FuseStream::hurry(const FusePart& part) {
   if (part.gone.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
-  wanted_ = std::max(wanted_, part.number);
-  step();
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::max(wanted_, part.number);
+  }
+  drive();
 }
 
 void FuseStream::hurry() {
-  const std::lock_guard lock(mutex_);
-  wanted_ = made();
-  step();
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = made();
+  }
+  drive();
 }
 
 FuseStatistics FuseStream::statistics() const {
@@ -85,106 +107,137 @@ bool FuseStream::due() const {
   return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
 }
 
-void FuseStream::step() {
-  try {
-    for (;;) {
-      if (round_) {
-        if (!round_->poll()) return;
-        round_->rethrow();
-        const int64_t agreed = *answer_;
-        round_.reset();
-        flush(agreed - flushed_);
-      } else if (due()) {
-        ask();
-      } else {
-        return;
-      }
-    }
-  } catch (const Error& error) {
-    break_off(error);
+// False: nothing more can be done now, and this thread is the driver no longer. That ends under the lock under which
+// it was seen, so that what another thread wants by then is not overlooked.
+bool FuseStream::step() {
+  if (round_ != nullptr && round_->poll()) {
+    round_->rethrow();
+    const int64_t agreed = *answer_;
+    round_.reset();
+    flush(agreed);
+    return true;
   }
+  std::unique_lock lock(mutex_);
+  if (round_ != nullptr || !due()) {
+    driven_ = false;
+    return false;
+  }
+  const int64_t number = made();
+  const Slot& first = held_.front()->slot;
+  // Rounds go by the backend itself, as ranks may hold calls of different variants.
+  const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
+  lock.unlock();
+  ask(number, slot);
+  return true;
 }
 
-void FuseStream::ask() {
-  if (shadow_->size() == 1) return flush(static_cast<int64_t>(held_.size()));
+void FuseStream::ask(int64_t number, Slot slot) {
+  if (shadow_->size() == 1) return flush(number);
   Plan plan;
-  auto* number = static_cast<int64_t*>(plan.allocate({}, sizeof(int64_t)));
-  *number = made();
+  auto* memory = static_cast<int64_t*>(plan.allocate({}, sizeof(int64_t)));
+  *memory = number;
   Call call;
   call.op = Op::all_reduce;
   call.dtype = DType::Long;
   call.red = RedOp::MIN;
-  call.out = {number, 1};
-  answer_ = number;
-  round_ = start(*shadow_, shadow_->find(backend_), call, plan);
+  call.out = {memory, 1};
+  answer_ = memory;
+  round_ = start_around_passes(*shadow_, &slot, call, plan);
 }
 
 // ---- the flush
 
-// Buffers fill up in the order of the calls, each kind its own; what is left goes in the order of the kinds' numbers.
-void FuseStream::flush(int64_t count) {
-  std::map<int64_t, Parts> open;
-  std::map<int64_t, int64_t> filled;
-  for (; count > 0; --count) {
-    const auto part = held_.front();
-    held_.pop_front();
-    ++flushed_;
-    const auto bytes = fuse_bytes(part->call);
-    bytes_[part->kind] -= bytes;
-    if (filled[part->kind] + bytes > limits_.buffer_bytes) {
-      send(std::exchange(open[part->kind], {}));
-      filled[part->kind] = 0;
-    }
-    filled[part->kind] += bytes;
-    open[part->kind].push_back(part);
+void FuseStream::flush(int64_t agreed) {
+  std::vector<Parts> buffers;
+  {
+    const std::lock_guard lock(mutex_);
+    buffers = take(agreed);
   }
-  for (auto& [kind, parts] : open) send(std::move(parts));
+  std::optional<Error> local;
+  for (const auto& parts : buffers) {
+    if (!local) {
+      local = send(parts);
+    } else {
+      release(parts, nullptr, local);
+    }
+  }
+  if (local) throw Error(*local);
+  const std::lock_guard lock(mutex_);
   if (held_.empty()) set_pending(false);
 }
 
-void FuseStream::send(Parts parts) {
-  if (parts.empty()) return;
-  ++statistics_.flushes;
-  for (const auto& part : parts) statistics_.bytes += fuse_bytes(part->call);
-  statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind), parts.back()->number);
+// The buffers of the calls up to `agreed`, which are no longer held then. Buffers fill up in the order of the calls,
+// each kind its own; the rest goes in the order of the kinds' numbers. Changes nothing if it throws.
+std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
+  const auto end = held_.begin() + (agreed - flushed_);
+  std::vector<Parts> full;
+  std::map<int64_t, Parts> open;
+  std::map<int64_t, int64_t> filled;
+  for (auto part = held_.begin(); part != end; ++part) {
+    const auto kind = (*part)->kind, bytes = fuse_bytes((*part)->call);
+    if (filled[kind] + bytes > limits_.buffer_bytes && !open[kind].empty()) {
+      full.push_back(std::exchange(open[kind], {}));
+      filled[kind] = 0;
+    }
+    filled[kind] += bytes;
+    open[kind].push_back(*part);
+  }
+  for (auto& [kind, parts] : open) full.push_back(std::move(parts));
+  for (const auto& parts : full) {
+    ++statistics_.flushes;
+    for (const auto& part : parts) {
+      statistics_.bytes += fuse_bytes(part->call);
+      bytes_.find(part->kind)->second -= fuse_bytes(part->call);
+    }
+    statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind), parts.back()->number);
+  }
+  held_.erase(held_.begin(), end);
+  flushed_ = agreed;
+  return full;
+}
+
+// An error is that of all calls in the buffer. Returns it if it is this rank's alone: then the other ranks have issued
+// what this one has not, and nothing may follow it on these communicators.
+std::optional<Error> FuseStream::send(const Parts& parts) {
   std::shared_ptr<Work> carrier;
-  std::optional<Error> failure;
+  std::optional<Error> failure, local;
   try {
     carrier = carry(parts);
   } catch (const Error& error) {
     failure = error;
+    if (error.cause() != nullptr) local = error;  // a user's function has raised
+  } catch (...) {
+    failure = local = current_error();
   }
-  for (const auto& part : parts) {
-    part->carrier = carrier;
-    part->failure = failure;
-    part->gone.store(true, std::memory_order_release);
-  }
+  release(parts, carrier, failure);
+  return local;
 }
 
 std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   Plan plan;
-  Slot* slot = parts.front()->slot;
+  Slot slot = parts.front()->slot;
   if (parts.size() == 1) {
     Call call = parts.front()->call;
-    return start(*shadow_, slot, call, plan);
+    return start(*shadow_, &slot, call, plan);
   }
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
   Call call = fuse_calls(calls, shadow_->rank(), shadow_->size(), pool_, plan);
-  return start(*shadow_, slot, call, plan);
+  return start(*shadow_, &slot, call, plan);
 }
 
-// Nobody can tell any more what the other ranks flush: all that is held fails, and later calls are refused.
+// The ranks cannot agree on flushes any more: all held calls fail, and later ones are refused. The driver's last act.
 void FuseStream::break_off(const Error& error) {
-  broken_ = error;
   round_.reset();
-  for (const auto& part : held_) {
-    part->failure = error;
-    part->gone.store(true, std::memory_order_release);
-  }
-  held_.clear();
+  std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
+                                    "); go on with a new group");
+  held.swap(held_);
+  release(held, nullptr, error);
   bytes_.clear();
   set_pending(false);
+  driven_ = false;
 }
 
 }  // namespace mcr

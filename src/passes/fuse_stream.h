@@ -38,11 +38,13 @@ int64_t fuse_bytes(const Call& call);
 
 /// A held call.
 struct FusePart {
-  Call call;  // its memory is kept by the Work of the call
-  Slot* slot = nullptr;
-  int64_t kind = 0;    // calls with the same number may share a buffer
+  FusePart(const Call& held, const Slot& of);
+
+  const Call call;     // the Work of the call keeps its memory
+  Slot slot;           // the shadow group's; a copy keeps its communicator, which the group may give up meanwhile
+  const int64_t kind;  // calls with the same number may share a buffer
   int64_t number = 0;  // which call of its stream it is, from 1
-  std::chrono::steady_clock::time_point since;
+  const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   std::shared_ptr<Work> carrier;  // both written before `gone`
   std::optional<Error> failure;
   std::atomic<bool> gone{false};
@@ -56,17 +58,20 @@ struct FusePart {
 /// has made a call joins at the latest when T is over, and none joins without a call that is new to the others' answer,
 /// so that each round flushes something. Rounds and fused calls have their communicator to themselves: each rank issues
 /// round, flush, round, flush.
+/// Thread-safe. One thread at a time, the driver, issues rounds and flushes, without a lock: they may run users'
+/// passes.
 class FuseStream : public Continuation {
  public:
-  FuseStream(std::shared_ptr<Group> shadow, const std::string& backend, FuseLimits limits);
+  FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
 
-  /// Takes a call in.
-  std::shared_ptr<FusePart> join(const Call& call, Slot& slot);
-  /// One step: asks for a flush if it is time, flushes what was agreed on. Returns at once.
+  /// Takes a call in. Throws if the ranks cannot agree on flushes any more.
+  std::shared_ptr<FusePart> join(const Call& call, const Slot& slot);
+  /// Asks for a flush if one is due and flushes what was agreed on, as far as possible now. Never waits; returns at
+  /// once if another thread is the driver.
   void drive();
-  /// Somebody waits for this call.
+  /// A thread waits for this call.
   void hurry(const FusePart& part);
-  /// Somebody waits for all.
+  /// A thread waits for all calls.
   void hurry() override;
   const FuseLimits& limits() const { return limits_; }
   FuseStatistics statistics() const;
@@ -75,26 +80,30 @@ class FuseStream : public Continuation {
   using Clock = std::chrono::steady_clock;
   using Parts = std::vector<std::shared_ptr<FusePart>>;
 
+  // What is called with the mutex:
   int64_t made() const { return flushed_ + static_cast<int64_t>(held_.size()); }
   bool due() const;
-  void step();
-  void ask();
-  void flush(int64_t count);
-  void send(Parts parts);
+  std::vector<Parts> take(int64_t agreed);
+
+  // What the driver calls, without the mutex:
+  bool step();
+  void ask(int64_t number, Slot slot);
+  void flush(int64_t agreed);
+  std::optional<Error> send(const Parts& parts);
   std::shared_ptr<Work> carry(const Parts& parts);
   void break_off(const Error& error);
 
   const std::shared_ptr<Group> shadow_;
-  const std::string& backend_;
   const FuseLimits limits_;
   FusePool pool_;
-  mutable std::mutex mutex_;  // guards all below
+  std::shared_ptr<Work> round_;      // the agreement that is under way; the driver's
+  const int64_t* answer_ = nullptr;  // its memory; the driver's
+  mutable std::mutex mutex_;         // guards all below
+  bool driven_ = false;              // some thread is the driver
   std::deque<std::shared_ptr<FusePart>> held_;
   std::map<int64_t, int64_t> bytes_;  // of those held, by kind
-  int64_t flushed_ = 0;               // calls that are gone
+  int64_t flushed_ = 0;               // calls that have left held_
   int64_t wanted_ = 0;                // up to this call, all shall go now
-  std::shared_ptr<Work> round_;       // the agreement that is under way
-  const int64_t* answer_ = nullptr;   // its memory
   std::optional<Error> broken_;       // the ranks cannot agree any more
   FuseStatistics statistics_;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "passes/compress.h"
 
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -166,6 +168,69 @@ TEST(a_step_that_fails_fails_its_own_call_alone) {
     CHECK(all_equal(good, 2));
     const auto got = ranks::failure([&] { wait(*failing, milliseconds(30000), nullptr); });
     CHECK(got.code == ErrorCode::Backend && check::has(got.text, "memory.all_reduce", "could not"));
+  });
+}
+
+// As bf16, but slow where it meets a value above 70: until its gate is open, or for some seconds.
+struct Gates {
+  struct Gate {
+    std::atomic<bool> entered{false}, open{false}, left{false};
+  };
+  std::array<Gate, 2> of_rank;
+};
+Gates gates;
+
+class Gated final : public Codec {
+ public:
+  Gated() : Codec("gated") {}
+  bool accepts(DType dtype) const override { return dtype == DType::Float; }
+  bool fixed() const override { return true; }
+  int64_t capacity(int64_t count, DType) const override { return 4 * count; }
+  int64_t encode(const void* in, int64_t count, DType, std::byte* out) const override {
+    float first = 0;
+    std::memcpy(&first, in, sizeof first);
+    if (first >= 70) wait(gates.of_rank.at(static_cast<std::size_t>(first - 70)));
+    std::memcpy(out, in, static_cast<std::size_t>(4 * count));
+    return 4 * count;
+  }
+  void decode(const std::byte* in, int64_t, void* out, int64_t count, DType) const override {
+    std::memcpy(out, in, static_cast<std::size_t>(4 * count));
+  }
+
+ private:
+  static void wait(Gates::Gate& gate) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    gate.entered = true;
+    while (!gate.open && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    gate.left = true;
+  }
+};
+
+// The sums of both parts, 70 and 71, are encoded by whichever thread sees that all contributions are there.
+TEST(calls_begin_while_a_codec_works_for_another_thread) {
+  Codecs::instance().add({"gated", {}, [](const Options&) { return std::make_unique<Gated>(); }});
+  compressed(2, [](Group& group) {
+    auto& gate = gates.of_rank.at(static_cast<std::size_t>(group.rank()));
+    std::vector<float> slow{35, 35.5}, quick{1, 2};
+    const auto first = ranks::start(group, call_of(Op::all_reduce, slow, "gated"));
+    std::thread waiter([&] { CHECK(first->wait_for(std::chrono::seconds(30))); });
+    while (!gate.entered) std::this_thread::yield();
+    const auto second = ranks::start(group, call_of(Op::all_reduce, quick, "gated"));
+    CHECK(!gate.left);
+    gate.open = true;
+    waiter.join();
+    CHECK(second->wait_for(std::chrono::seconds(30)) && slow[0] == 70 && slow[1] == 71 && quick[0] == 2);
+  });
+}
+
+TEST(later_phases_keep_a_candidate_that_the_group_gives_up) {
+  ranks::together(2, [](Group& group, const std::shared_ptr<Group>& shadow) {
+    const auto pass = std::make_shared<Compress>(shadow, CompressDefaults{});
+    group.set_passes({pass});
+    std::vector<float> values(10, 1);
+    const auto work = ranks::start(group, call_of(Op::all_reduce, values, "zeros"));
+    shadow->disconnect("memory");
+    CHECK(work->wait_for(std::chrono::seconds(30)) && !work->failed() && all_equal(values, 2));
   });
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch.h"
 
+#include <atomic>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "check.h"
@@ -290,4 +292,64 @@ TEST(several_threads_on_several_groups) {
       }
     });
   }
+}
+
+namespace {
+
+// Starts something and fails then, with what is no Error.
+class HalfStarted : public Communicator {
+ public:
+  struct Library {
+    std::atomic<bool> over{false}, freed_early{false};
+  };
+  explicit HalfStarted(Library& library) : library_(library) {}
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call&, Lane& lane) override {
+    struct Running : Request {
+      explicit Running(Library& of) : library(of) {}
+      ~Running() override { library.freed_early = library.freed_early || !library.over; }
+      bool poll() override { return library.over; }
+      Library& library;
+    };
+    lane.track(std::make_unique<Running>(library_));
+    throw std::bad_alloc();
+  }
+
+ private:
+  Library& library_;
+};
+
+std::atomic<int> destroyed{0};
+
+}  // namespace
+
+TEST(what_was_started_lives_on_after_any_exception) {
+  HalfStarted::Library library;
+  ranks::Alone alone([&] { return std::make_unique<HalfStarted>(library); });
+  Floats data(3);
+  bool thrown = false;
+  try {
+    ranks::start(alone.group(), all_reduce(data));
+  } catch (const std::bad_alloc&) {
+    thrown = true;
+  }
+  CHECK(thrown && !library.freed_early);
+  library.over = true;
+  CHECK(alone.backend().progress.drain(10s) && !library.freed_early);
+}
+
+TEST(communicators_are_destroyed_as_the_bindings_want) {
+  Group::destroy_with([](std::unique_ptr<Communicator> last) {
+    CHECK(last != nullptr);
+    ++destroyed;
+  });
+  {
+    Recorded recorded;
+    Floats data(3);
+    const auto work = ranks::start(recorded.alone.group(), all_reduce(data));
+    recorded.alone.group().close();
+    CHECK(destroyed == 0);  // the Work keeps it
+  }
+  Group::destroy_with(nullptr);
+  CHECK(destroyed == 1);
 }

@@ -76,6 +76,22 @@ TEST(separate_outputs_get_their_data_in_the_end) {
   CHECK(first == Ints({0, 1}) && second == Ints({2, 3}));
 }
 
+TEST(delivery_comes_last) {
+  Ints first(2), second(2), seen, in{5, 6};
+  Plan plan;
+  plan.out_blocks = {{first.data(), 2}, {second.data(), 2}};
+  plan.deliver = [&] { seen = {first[0], second[1]}; };
+  Call call = call_of(Op::all_gather);
+  call.in = {in.data(), 2};
+  flatten(call, plan);
+  unflatten(call, plan);
+  unflatten(call, plan);  // once is enough
+  CHECK(plan.finish.size() == 2 && plan.deliver == nullptr);
+  std::ranges::copy(numbers(4), static_cast<int32_t*>(call.out.data));
+  finish(plan);
+  CHECK(seen == Ints({0, 3}));
+}
+
 TEST(uneven_lists_become_vectored) {
   Ints first(1), second(3), in{5, 6, 7};
   Plan plan;

@@ -2,6 +2,8 @@
 #include "passes/fuse.h"
 
 #include <algorithm>
+#include <atomic>
+#include <new>
 #include <random>
 #include <thread>
 
@@ -46,12 +48,15 @@ class Counter : public Communicator {
  public:
   struct Log {
     std::vector<Call> calls;
-    int fail_after = 1 << 20;  // from this call on, all throw
+    int fail_after = 1 << 20;    // from this call on, all throw
+    bool out_of_memory = false;  // and no Error
   };
   explicit Counter(Log& log) : log_(log) {}
   bool supports(const Call&) const override { return true; }
   void issue(const Call& call, Lane&) override {
-    if (std::cmp_greater_equal(log_.calls.size(), log_.fail_after)) throw Error(ErrorCode::Backend, "out of order");
+    const bool fails = std::cmp_greater_equal(log_.calls.size(), log_.fail_after);
+    if (fails && log_.out_of_memory) throw std::bad_alloc();
+    if (fails) throw Error(ErrorCode::Backend, "out of order");
     log_.calls.push_back(call);
   }
 
@@ -159,6 +164,89 @@ TEST(a_failed_flush_fails_its_calls_alone) {
   one.fused.fail_after = 10;
   const auto third = one.start(call(Op::all_reduce, c));
   CHECK(third->wait_for(10s) && !third->failed());
+}
+
+TEST(a_flush_may_fail_with_any_exception) {
+  One one(limits(32));
+  one.fused.fail_after = 0;
+  one.fused.out_of_memory = true;
+  Floats a(4), b(4);
+  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
+  for (const auto& work : {first, second}) CHECK(work->wait_for(10s) && work->failed());
+  CHECK(!Continuation::any());
+}
+
+TEST(held_calls_keep_a_candidate_that_the_group_gives_up) {
+  One one(limits(1000));
+  Floats a(4), b(4);
+  const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
+  one.alone.group().disconnect("fake");
+  one.shadow->group().disconnect("fake");
+  CHECK(first->wait_for(10s) && second->wait_for(10s) && !first->failed() && !second->failed());
+  CHECK(one.fused.calls.size() == 1 && one.fused.calls[0].out.count == 8);
+}
+
+TEST(held_calls_of_a_group_that_is_closed_fail) {
+  One one(limits(1000));
+  Floats data(4);
+  const auto work = one.start(call(Op::all_reduce, data));
+  one.alone.group().close();
+  one.shadow->group().close();
+  CHECK(work->wait_for(10s) && work->failed());
+  CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "fake.all_reduce", "the group has been destroyed"));
+}
+
+// A pass behind the fusion that uses the group from inside of a flush, and lets another thread do so.
+class Nosy : public Pass {
+ public:
+  explicit Nosy(One& one) : one_(one) {}
+  std::string_view name() const override { return "nosy"; }
+  Outcome handle(Passage& passage, const Next& next) override {
+    const auto look = [this] { seen += static_cast<int>(one_.pass->statistics().calls); };
+    look();
+    std::thread(look).join();
+    if (!std::exchange(called_, true)) later = one_.start(call(Op::all_reduce, data));
+    return next(passage);
+  }
+  int seen = 0;
+  Floats data = Floats(4);
+  std::shared_ptr<Work> later;
+
+ private:
+  One& one_;
+  bool called_ = false;
+};
+
+TEST(no_lock_is_held_during_a_flush) {
+  One one(limits(1000));
+  const auto nosy = std::make_shared<Nosy>(one);
+  one.shadow->group().set_passes({nosy});
+  Floats first(4);
+  CHECK(one.start(call(Op::all_reduce, first))->wait_for(10s));
+  CHECK(nosy->seen >= 2 && nosy->later->wait_for(10s) && one.fused.calls.size() == 2);
+  one.shadow->group().set_passes({});
+}
+
+TEST(rounds_go_around_the_passes) {
+  for (const int size : {2, 3}) {
+    ranks::together(size, [&](Group& group, const Shadow& shadow) {
+      struct Sees : Pass {
+        std::string_view name() const override { return "sees"; }
+        Outcome handle(Passage& passage, const Next& next) override {
+          CHECK(passage.call.dtype == DType::Float);
+          ++calls;
+          return next(passage);
+        }
+        std::atomic<int> calls{0};
+      };
+      const auto pass = fuse(group, shadow, limits(1000));
+      const auto sees = std::make_shared<Sees>();
+      shadow->set_passes({sees});
+      Floats data(4, 1);
+      CHECK(ranks::start(group, call(Op::all_reduce, data))->wait_for(60s));
+      CHECK(data == Floats(4, static_cast<float>(size)) && sees->calls == 1);
+    });
+  }
 }
 
 TEST(a_broken_agreement_refuses_later_calls) {

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 8-bit floating-point types: conversions, reductions and division against a model in double precision that knows
-// the formats from their definition alone.
+// the formats from their definition alone. What stands in for reductions that libraries lack.
 #include "reduce.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "elements.h"
+#include "error.h"
 
 namespace {
 
@@ -169,4 +172,70 @@ TEST(short_floats_are_floats_to_the_core) {
     CHECK(defined(dtype, RedOp::AVG) && defined(dtype, RedOp::MAX) && !defined(dtype, RedOp::BAND));
   }
   CHECK(row(DType::Float8_e4m3fn).name == "float8_e4m3fn" && row(DType::Float8_e5m2).name == "float8_e5m2");
+}
+
+template <class Action>
+bool refuses(Action action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::InvalidType;
+  }
+  return false;
+}
+
+// Every value of a 16- or 8-bit type: the integers order as the numbers do, and a NaN is on the side that wins.
+template <class S, class I>
+void check_order(DType dtype) {
+  constexpr int kValues = 1 << (8 * sizeof(S));
+  for (const bool largest : {true, false}) {
+    std::vector<S> values(kValues);
+    for (int i = 0; i < kValues; ++i) values[static_cast<std::size_t>(i)] = std::bit_cast<S>(static_cast<I>(i));
+    const auto numbers = values;
+    to_ordered(values.data(), kValues, dtype, largest);
+    std::vector<std::pair<I, float>> pairs;
+    for (std::size_t i = 0; i < values.size(); ++i) pairs.emplace_back(std::bit_cast<I>(values[i]), load(numbers[i]));
+    std::sort(pairs.begin(), pairs.end(), [](auto a, auto b) { return a.first < b.first; });
+    if (!largest) std::reverse(pairs.begin(), pairs.end());
+    int wrong = 0;
+    bool seen_nan = false;
+    for (std::size_t i = 1; i < pairs.size(); ++i) {
+      seen_nan = seen_nan || std::isnan(pairs[i].second);
+      if (seen_nan) {
+        wrong += std::isnan(pairs[i].second) ? 0 : 1;
+      } else {
+        wrong += (largest ? pairs[i - 1].second <= pairs[i].second : pairs[i - 1].second >= pairs[i].second) ? 0 : 1;
+      }
+    }
+    CHECK(seen_nan && wrong == 0);
+    from_ordered(values.data(), kValues, dtype);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float number = load(numbers[i]);
+      wrong += std::isnan(number) ? !std::isnan(load(values[i])) : std::memcmp(&values[i], &numbers[i], sizeof(S)) != 0;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(integers_in_the_order_of_numbers) {
+  check_order<E4M3, int8_t>(DType::Float8_e4m3fn);
+  check_order<E5M2, int8_t>(DType::Float8_e5m2);
+  check_order<Half, int16_t>(DType::Half);
+  check_order<Brain, int16_t>(DType::BFloat16);
+  std::vector<double> values = {-kInfinity, -1e300, -1, -5e-324, -0.0, 0.0, 5e-324, 2, 1e300, kInfinity, kNaN, -kNaN};
+  to_ordered(values.data(), 12, DType::Double, true);
+  std::vector<int64_t> keys(values.size());
+  std::memcpy(keys.data(), values.data(), sizeof(double) * keys.size());
+  CHECK(std::is_sorted(keys.begin(), keys.end()) && keys[10] == keys[11] && keys[9] < keys[10]);
+  CHECK(refuses([] { to_ordered(nullptr, 0, DType::Int, true); }));
+}
+
+TEST(products_with_a_factor) {
+  std::vector<float> values = {1, -2, 3};
+  multiply(values.data(), 3, DType::Float, 0.5, nullptr);
+  CHECK(values == std::vector<float>({0.5F, -1, 1.5F}));
+  const float factor = 4;
+  multiply(values.data(), 3, DType::Float, 0.5, &factor);
+  CHECK(values == std::vector<float>({2, -4, 6}));
+  CHECK(refuses([] { multiply(nullptr, 0, DType::Bool, 1, nullptr); }));
 }

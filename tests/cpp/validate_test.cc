@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "validate.h"
 
+#include <limits>
+
 #include "check.h"
 #include "ranks.h"
 
@@ -180,5 +182,32 @@ TEST(blocks_that_exceed_the_buffer) {
   const Counts counts{3, 3};
   Call call = vectored(Op::all_gather, 3, 5);
   call.out_counts = counts;
-  CHECK(refused(validated(call), kInvalid, "output displacements", "5 elements", "block 1 from 3 with 3 elements"));
+  CHECK(refused(validated(call), kInvalid, "output: expected 6 elements (the sum of output counts), got 5"));
+  const Counts displs{0, 3};
+  call.out_displs = displs;
+  CHECK(refused(validated(call), kInvalid, "output displacements: expected blocks inside the 5 elements of output",
+                "block 1 from 3 with 3 elements"));
+  const Counts huge{std::numeric_limits<int64_t>::max(), 3};
+  call.out_displs = {};
+  call.out_counts = huge;
+  CHECK(refused(validated(call), kInvalid, "output: expected 9223372036854775807 elements", "got 5"));
+}
+
+TEST(names_of_the_caller) {
+  constexpr Names kWords{"gatherv", "tensor", "result", "scounts", "rcounts", "sdispls", "displs", "dst"};
+  Plan plan;
+  plan.names = &kWords;
+  const Counts counts{3, 3}, one{0};
+  Call call = vectored(Op::gather, 3, 5);
+  call.out_counts = counts;
+  const auto text = [&] { return ranks::failure([&] { validate(call, plan, 0, 2); }).text; };
+  CHECK(check::has(text(), "result: expected 6 elements (the sum of rcounts), got 5"));
+  call.out.count = 6;
+  call.out_displs = one;
+  CHECK(check::has(text(), "displs: expected 2 entries"));
+  call.out_displs = {};
+  call.in.count = 2;
+  CHECK(check::has(text(), "tensor: expected 3 elements (this rank's entry of rcounts), got 2"));
+  call.root = 2;
+  CHECK(check::has(text(), "dst: expected a rank of the group"));
 }

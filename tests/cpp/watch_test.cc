@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is known of calls that do not end: positions, activities, operations that expire, the end of communication.
+#include <signal.h>
+
+#include <array>
 #include <atomic>
+#include <csignal>
 #include <thread>
 
 #include "activity.h"
 #include "check.h"
 #include "dispatch.h"
+#include "interrupt.h"
 #include "position.h"
 #include "ranks.h"
 #include "stop.h"
@@ -149,9 +154,118 @@ TEST(a_time_limit_names_call_number_and_size) {
     wait(work, 10ms, nullptr);
     CHECK(false);
   } catch (const Error& error) {
-    CHECK(check::has(error.what(), "fake.all_reduce", kLabel, "collective 3 of 4 bytes still running after 10 ms"));
+    CHECK(check::has(error.what(), "fake.all_reduce", kLabel,
+                     "collective 3 of 4 bytes timed out: still running after the timeout of 10 ms"));
     CHECK(error.subject() != nullptr && error.subject()->seq == 3 && error.subject()->label == kLabel);
   }
+}
+
+namespace {
+
+// Handlers of SIGINT as programs install them: each counts, and most call their predecessor.
+int called_python = 0;
+int called_later = 0;
+int called_last = 0;
+struct sigaction before_later{};
+struct sigaction before_last{};
+
+void call(const struct sigaction& action, int number, siginfo_t* information, void* context) {
+  if ((action.sa_flags & SA_SIGINFO) != 0) return action.sa_sigaction(number, information, context);
+  action.sa_handler(number);
+}
+
+void like_python(int) { ++called_python; }
+
+void like_another_python(int) { ++called_python; }
+
+void later(int number, siginfo_t* information, void* context) {
+  if (++called_later < 1000) call(before_later, number, information, context);
+}
+
+void last(int number, siginfo_t* information, void* context) {
+  if (++called_last < 1000) call(before_last, number, information, context);
+}
+
+void install(void (*handler)(int, siginfo_t*, void*), struct sigaction* before) {
+  struct sigaction action{};
+  action.sa_sigaction = handler;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGINT, &action, before);
+}
+
+std::array<int, 3> counts_of_an_interrupt() {
+  called_python = called_later = called_last = 0;
+  std::raise(SIGINT);
+  return {called_python, called_later, called_last};
+}
+
+}  // namespace
+
+TEST(a_handler_that_calls_its_predecessor_is_called_once) {
+  struct sigaction usual{};
+  struct sigaction python{};
+  python.sa_handler = like_python;
+  sigaction(SIGINT, &python, &usual);
+  Interrupts::watch();
+  CHECK((counts_of_an_interrupt() == std::array{1, 0, 0}));
+  const auto since = Interrupts::since();
+  CHECK(since && *since >= 0ns && *since < 60s);
+  install(later, &before_later);
+  for (int i = 0; i < 3; ++i) {
+    Interrupts::watch();
+    CHECK((counts_of_an_interrupt() == std::array{1, 1, 0}));
+  }
+  install(last, &before_last);
+  Interrupts::watch();
+  CHECK((counts_of_an_interrupt() == std::array{1, 1, 1}));
+  sigaction(SIGINT, &python, nullptr);  // back to the first one, which calls no other
+  Interrupts::watch();
+  CHECK((counts_of_an_interrupt() == std::array{1, 0, 0}));
+  sigaction(SIGINT, &usual, nullptr);
+  Interrupts::watch();
+  struct sigaction now{};
+  sigaction(SIGINT, nullptr, &now);
+  CHECK(now.sa_handler == usual.sa_handler);  // a program without a handler stays without one
+}
+
+TEST(interrupts_while_the_handler_changes) {
+  struct sigaction usual{};
+  struct sigaction python{};
+  python.sa_handler = like_python;
+  sigaction(SIGINT, &python, &usual);
+  Interrupts::watch();
+  struct sigaction other = python;
+  other.sa_handler = like_another_python;
+  std::atomic<bool> done{false};
+  std::thread watcher([&] {
+    for (int i = 0; i < 200; ++i) {
+      sigaction(SIGINT, &other, nullptr);
+      Interrupts::watch();
+      sigaction(SIGINT, &python, nullptr);
+      Interrupts::watch();
+    }
+    done = true;
+  });
+  called_python = 0;
+  do {
+    std::raise(SIGINT);
+  } while (!done);
+  watcher.join();
+  CHECK(called_python > 0);
+  sigaction(SIGINT, &usual, nullptr);
+}
+
+TEST(a_desync_is_taken_once) {
+  CHECK(Stop::take_desync().empty());
+  Stop::request(ErrorCode::Desync, "out of step");
+  CHECK(Stop::take_desync() == "out of step" && Stop::take_desync().empty());
+  Stop::clear();
+  Stop::request(ErrorCode::Desync, "out of step again");
+  CHECK(ranks::failure(Stop::check).code == ErrorCode::Desync && Stop::take_desync().empty());
+  Stop::clear();
+  Stop::request(ErrorCode::NotInitialized, "forked");
+  CHECK(Stop::take_desync().empty());
+  Stop::clear();
 }
 
 TEST(calls_fail_when_communication_has_been_stopped) {

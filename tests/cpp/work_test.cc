@@ -66,6 +66,26 @@ TEST(waiting) {
   work->rethrow();
 }
 
+TEST(an_error_keeps_its_cause) {
+  struct Known : Cause {};
+  const std::shared_ptr<const Cause> cause = std::make_shared<Known>();
+  struct Raising : Request {
+    explicit Raising(std::shared_ptr<const Cause> why) : cause(std::move(why)) {}
+    bool poll() override { throw Error(ErrorCode::Backend, "a user's function").caused_by(cause); }
+    std::shared_ptr<const Cause> cause;
+  };
+  const auto work = work_of(std::make_unique<Raising>(cause));
+  CHECK(work->wait_for(10s) && work->failed());
+  for (int again = 0; again < 2; ++again) {
+    try {
+      wait(*work, 10ms, nullptr);
+      CHECK(false);
+    } catch (const Error& error) {
+      CHECK(error.cause() == cause && check::has(error.what(), "fake.all_reduce", "a user's function"));
+    }
+  }
+}
+
 TEST(a_wait_ends_in_time) {
   const std::atomic<bool> open{false};
   auto work = work_of(std::make_unique<Gate>(open));

@@ -240,7 +240,7 @@ def test_a_removed_host_is_silence() -> None:
             lab.remove_host(0)
 
 
-def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path) -> None:
     """Of `make lab`: each failure is recorded with its stage, for each of its reasons, and the rest still runs."""
     shape = plan.Shape(2)
 
@@ -257,8 +257,7 @@ def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
         stage("wrong", write, problems=("expected 1, got 2",)),
         stage("right", write),
     ]
-    monkeypatch.setattr(suite, "WORK", tmp_path)
-    suite.run(chosen, 1, tests=False)
+    suite.run(tmp_path, chosen, 1, tests=False)
     document = json.loads((tmp_path / "lab.json").read_text())
     found = {record["stage"]: " ".join(record["problems"]) for record in document["stages"]}
     assert list(found) == [f"2x1-{name}" for name in ("dies", "hangs", "silent", "wrong", "right")]
@@ -269,13 +268,13 @@ def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
     assert found["2x1-right"] == ""
     assert not document["full"]
     (tmp_path / "right.json").unlink()
-    suite.run([stage("wrong", write), chosen[-1]], 1, tests=False, resume=True)
+    suite.run(tmp_path, [stage("wrong", write), chosen[-1]], 1, tests=False, resume=True)
     document = json.loads((tmp_path / "lab.json").read_text())
     assert [(record["stage"], record["problems"]) for record in document["stages"]] == [
         ("2x1-wrong", []),
         ("2x1-right", []),
     ]
     assert not (tmp_path / "right.json").exists(), "it had passed, and is not run again"
-    suite.run(chosen[-1:], 0, tests=False)
+    suite.run(tmp_path, chosen[-1:], 0, tests=False)
     (late,) = json.loads((tmp_path / "lab.json").read_text())["stages"]
     assert late["problems"] == ["not run: the time for all stages is over"]

@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 from torch.utils.data import DataLoader, Dataset
 
 import mcr_dl as dist
+from mcr_dl import _C
 
 LIMIT = timedelta(seconds=1)
 LONG = timedelta(seconds=60)
@@ -54,6 +55,8 @@ def desync(backend: str, difference: str) -> None:
             dist.all_reduce(y, op=dist.ReduceOp.MAX)
         elif difference == "backend":
             dist.barrier(backend="gloo" if one else "mpi")
+        elif difference == "strides":
+            dist.all_reduce(y.view(2, 500).t().contiguous().t() if one else y.view(2, 500))
         elif difference == "dtype" and one:
             dist.all_reduce(y.int())
         else:
@@ -65,6 +68,66 @@ def desync(backend: str, difference: str) -> None:
 
     expect("different calls went unnoticed", calls)
     expect("a call after a desync", lambda: dist.all_reduce(x))
+
+
+def ends(backend: str, how: str) -> None:
+    """MCR_DL_DEBUG=detail: the program ends right behind calls of different sizes, in several ways."""
+    dist.init_process_group(backend, timeout=LONG)
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1]) if "pair" in how else None
+    ending = False
+    if rank < 2 or pair is None:
+        dist.all_reduce(torch.arange(1000.0 if rank == 0 else 900.0), group=pair)
+    try:
+        if "calls" in how:
+            for _ in range(200):
+                dist.all_reduce(torch.ones(1))
+        if "forget" in how and pair is not None and rank < 2:
+            dist.destroy_process_group(pair)
+        ending = "destroy" in how
+        if ending:
+            dist.destroy_process_group()
+        if "torch" in how:
+            torch_dist.destroy_process_group()
+    except dist.DesyncError as error:
+        assert not ending or not (dist.is_initialized() or torch_dist.is_initialized())
+        say("RAISED", type(error).__name__, error)
+        sys.exit(3)
+    say("END")
+
+
+def one_more(backend: str) -> None:
+    """MCR_DL_DEBUG=detail: one rank ends with a call under way that the others do not make."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    work = dist.all_reduce(x, async_op=True) if dist.get_rank() == 1 else None
+    say("END", work is not None)
+
+
+def one_raises(backend: str) -> None:
+    """MCR_DL_DEBUG=detail: one rank does not come to its end."""
+    dist.init_process_group(backend, timeout=LONG)
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == 1:
+        raise ValueError("bad batch")
+
+
+def same_to_the_end(backend: str) -> None:
+    """MCR_DL_DEBUG=detail: a program in order ends quietly, with passes, groups that are gone, and works left."""
+    dist.init_process_group(backend, timeout=LONG, passes=["fuse", "log"])
+    groups = [dist.new_group([0, 1], timeout=LONG) for _ in range(3)]
+    works = []
+    for turn in range(20):
+        for group in [None, *(groups if dist.get_rank() < 2 else [])]:
+            works.append(dist.all_reduce(torch.ones(turn + 1), group=group, async_op=True))
+    for work in works[: len(works) // 2]:
+        work.wait()
+    if dist.get_rank() < 2:
+        for work in works:
+            work.wait()
+        dist.destroy_process_group(groups[0])
+    say("SAME")
 
 
 def same(backend: str) -> None:
@@ -208,6 +271,17 @@ def late(backend: str) -> None:
     os._exit(3)
 
 
+def late_for_a_blocking_call(backend: str) -> None:
+    """Rank 1 is late for a blocking call with a limit of its own."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    if dist.get_rank() == 1:
+        time.sleep(20)
+    expect("a time limit", lambda: dist.all_reduce(x, timeout=LIMIT))
+    os._exit(3)
+
+
 def impatient(backend: str) -> None:
     """Rank 1 is late; rank 2 gives up and ends before rank 0's limit."""
     dist.init_process_group(backend, timeout=LONG)
@@ -247,6 +321,41 @@ def differ(backend: str) -> None:
         expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
     time.sleep(1)
     os._exit(3)
+
+
+def sizes(backend: str) -> None:
+    """Without the detail mode: a library that notices that sizes differ."""
+    dist.init_process_group(backend, timeout=LONG)
+    x = torch.arange(1000.0 if dist.get_rank() == 0 else 900.0)
+    with contextlib.suppress(AssertionError):
+        expect("a difference", lambda: dist.all_reduce(x, timeout=2))
+    os._exit(3)
+
+
+def many_pending(backend: str) -> None:
+    """Many operations are under way; three of them have a shorter limit."""
+    dist.init_process_group(backend, timeout=LONG)
+    tags = range(303)
+    if dist.get_rank() == 0:
+        works = [dist.irecv(torch.empty(1), 1, tag=tag, timeout=600 if tag < 300 else 60) for tag in tags]
+        assert _C.overdue(-59.9) == []  # their clocks start here, if the sampler has not been faster
+        deadline = time.monotonic() + 20
+        while len(found := _C.overdue(-59.9)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [known["limit"] for _, known in found] == [60.0] * 3, found
+        assert all(known["age"] > 0.1 and known["op"] == "recv" for _, known in found), found
+        assert _C.overdue(0.0) == []
+        assert len(_C.pending()) == 303
+        dist.send(torch.ones(1), 1)
+        for work in works:
+            work.wait()
+        assert _C.overdue(-600.0) == []
+    else:
+        dist.recv(torch.empty(1), 0)
+        for tag in tags:
+            dist.send(torch.ones(1), 0, tag=tag)
+    dist.destroy_process_group()
+    say("DONE")
 
 
 def store_dies(backend: str, phase: str) -> None:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.distributed import GroupMember
 
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl.passes.compress import Compress
 from ranks import errors, session
 from ranks.expect import expect
 
@@ -51,18 +54,99 @@ def not_a_member() -> None:
     assert group == GroupMember.NON_GROUP_MEMBER
     assert mcr_dl.get_rank(group) == -1
     assert mcr_dl.get_world_size(group) == -1
+    mcr_dl.destroy_process_group(group)  # nothing to end here, as in torch
     tensor = torch.ones(3)
     for call in (
         lambda: mcr_dl.all_reduce(tensor, group=group),
         lambda: mcr_dl.all_reduce(tensor, group=group, async_op=True),
         lambda: mcr_dl.barrier(group=group),
         lambda: mcr_dl.broadcast(tensor, 0, group=group),
+        lambda: mcr_dl.all_gather_object([], 1, group),
+        lambda: mcr_dl.gather_object(1, None, 0, group),
+        lambda: mcr_dl.broadcast_object_list([1], 0, group),
+        lambda: mcr_dl.scatter_object_list([1], None, 0, group),
+        lambda: mcr_dl.send_object_list([1], 0, group),
+        lambda: mcr_dl.monitored_barrier(group),
+        lambda: mcr_dl.set_passes(["log"], group),
+        lambda: mcr_dl.refine(0.1, group),
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert call() is None
         assert "does not belong to the given group" in str(caught[0].message)
     assert tensor.tolist() == [1.0] * 3
+
+
+class _Number(int):
+    """A number that is none of torch's."""
+
+
+def _with_group(function: Any, name: str, group: Any) -> Any:
+    """Call a function with this group, and None for all else that it needs."""
+    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
+    made = function(**{**dict.fromkeys(each.name for each in needed), name: group})
+    return made.__enter__() if hasattr(made, "__enter__") else made
+
+
+def wrong_groups() -> None:
+    """Every function that takes a group refuses what is none: nothing is left out because of a wrong argument."""
+    session.start()
+    seen = []
+    for name in mcr_dl.__all__:
+        function = getattr(mcr_dl, name)
+        own = not inspect.isclass(function) and getattr(function, "__module__", "").startswith("mcr_dl")
+        parameters = inspect.signature(function).parameters if own and callable(function) else {}
+        for parameter in {"group", "parent_pg"} & set(parameters):
+            seen.append(name)
+            for wrong in (True, False, 0, 1, -1, -100.0, np.int64(-100), _Number(-100), object()):
+                call = partial(_with_group, function, parameter, wrong)
+                expect(InvalidTypeError, call, "group", "expected a process group of mcr_dl or None")
+    assert len(seen) > 40, seen
+    peer = (mcr_dl.get_rank() + 1) % mcr_dl.get_world_size()
+    expect(InvalidTypeError, lambda: mcr_dl.P2POp(mcr_dl.isend, torch.ones(1), peer, True), "group")
+    errors.good_call("mpi")
+
+
+def texts_of_any_kind() -> None:
+    """Names with lone surrogates, null characters and the like get one of our errors wherever a text is expected."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    for text in ("\ud800", "a\ud800", "gl\0oo", "\0", "", "x" * 5000, "é", "\U0001f600"):
+        calls: dict[str, Any] = {
+            "backend": lambda text=text: mcr_dl.all_reduce(torch.ones(3), backend=text),
+            "leading backend": lambda text=text: mcr_dl.all_reduce(text, torch.ones(3)),
+            "codec": lambda text=text: mcr_dl.all_reduce(torch.ones(3), codec=text),
+            "size_hint": lambda text=text: mcr_dl.all_gatherv(
+                torch.ones(size), torch.ones(1), [1] * size, size_hint=text
+            ),
+            "tag": lambda text=text: mcr_dl.isend(torch.ones(1), 0, tag=text),
+            "root": lambda text=text: mcr_dl.broadcast(torch.ones(1), text),
+            "op": lambda text=text: mcr_dl.all_reduce(torch.ones(1), text),
+            "group": lambda text=text: mcr_dl.all_reduce(torch.ones(1), group=text),
+            "timeout": lambda text=text: mcr_dl.barrier(timeout=text),
+            "tensor": lambda text=text: mcr_dl.broadcast(torch.ones(1), text, text),
+            "counts": lambda text=text: mcr_dl.all_gatherv(torch.ones(1), torch.ones(1), [text]),
+            "use": lambda text=text: mcr_dl.use(text).__enter__(),
+            "get_rank": lambda text=text: mcr_dl.get_rank(text),
+            "new_group": lambda text=text: mcr_dl.new_group(backend=text or "?"),
+            "set_passes": lambda text=text: mcr_dl.set_passes([text]),
+            "explain": lambda text=text: mcr_dl.explain(text, 8),
+            "encode": lambda text=text: _C.encode(torch.ones(3), text),
+            "Compress": lambda text=text: Compress(text),
+        }
+        for name, call in calls.items():
+            try:
+                call()
+            except mcr_dl.McrError:
+                continue
+            raise AssertionError(f"{name}={text!r}: expected an error")
+        expect(TypeError, lambda text=text: mcr_dl.all_reduce(torch.ones(3), **{text: 1}), "unexpected keyword")
+    named = mcr_dl.new_group(group_desc="é \U0001f600")
+    errors.good_call("gloo", named)
+    for text in ("\ud800", "a\0b"):
+        expect(InvalidArgumentError, lambda text=text: mcr_dl.new_group(group_desc=text), "group_desc")
+        expect(InvalidArgumentError, lambda text=text: mcr_dl.split_group(None, [[0]], group_desc=text), "group_desc")
+    errors.good_call("mpi")
 
 
 def making_groups() -> None:

@@ -52,13 +52,13 @@ def _type(op: str, argument: str, call: Callable[[At], Any]) -> Bad:
 
 
 _VALUES: dict[str, Bad] = {
-    "not contiguous": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(4, 3).t(), backend=c.backend)),
+    "gaps in memory": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(6)[::2], backend=c.backend)),
     "sparse": _bad("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(3).to_sparse(), backend=c.backend)),
     "meta": _bad(
         "broadcast", "tensor", lambda c: mcr_dl.broadcast(torch.empty(3, device="meta"), 0, backend=c.backend)
     ),
     "two devices": _bad(
-        "all_gather",
+        "all_gather_single",
         "input",
         lambda c: mcr_dl.all_gather_single(_ones(3 * c.size), torch.empty(3, device="meta"), backend=c.backend),
     ),
@@ -68,41 +68,45 @@ _VALUES: dict[str, Bad] = {
         lambda c: mcr_dl.all_reduce(_ones(3, dtype=torch.complex64).conj(), backend=c.backend),
     ),
     "gathered size": _bad(
-        "all_gather", "output", lambda c: mcr_dl.all_gather_single(_ones(3 * c.size + 1), _ones(3), backend=c.backend)
+        "all_gather_single",
+        "output",
+        lambda c: mcr_dl.all_gather_single(_ones(3 * c.size + 1), _ones(3), backend=c.backend),
     ),
     "scattered size": _bad(
-        "reduce_scatter",
+        "reduce_scatter_single",
         "input",
         lambda c: mcr_dl.reduce_scatter_single(_ones(3), _ones(3 * c.size - 1), backend=c.backend),
     ),
     "exchanged size": _bad(
-        "all_to_all", "output", lambda c: mcr_dl.all_to_all_single(_ones(c.size), _ones(2 * c.size), backend=c.backend)
+        "all_to_all_single",
+        "output",
+        lambda c: mcr_dl.all_to_all_single(_ones(c.size), _ones(2 * c.size), backend=c.backend),
     ),
     "exchanged blocks": _bad(
-        "all_to_all",
+        "all_to_all_single",
         "input",
         lambda c: mcr_dl.all_to_all_single(_ones(2 * c.size + 1), _ones(2 * c.size + 1), backend=c.backend),
     ),
     "gathered list's size": _bad(
         "all_gather",
-        "output",
+        "tensor_list",
         lambda c: mcr_dl.all_gather([_ones(2) for _ in range(c.size)], _ones(3), backend=c.backend),
     ),
     "list too short": _bad(
         "all_gather", "tensor_list", lambda c: mcr_dl.all_gather([_ones(2)] * (c.size - 1), _ones(2), backend=c.backend)
     ),
     "splits' sum": _bad(
-        "all_to_all",
+        "all_to_all_single",
         "input_split_sizes",
         lambda c: mcr_dl.all_to_all_single(_ones(c.size), _ones(c.size), [1] * c.size, [2] * c.size, backend=c.backend),
     ),
     "splits' number": _bad(
-        "all_to_all",
-        "counts",
+        "all_to_all_single",
+        "output_split_sizes",
         lambda c: mcr_dl.all_to_all_single(_ones(c.size), _ones(c.size), [c.size], None, backend=c.backend),
     ),
     "no splits": _bad(
-        "all_to_all",
+        "all_to_all_single",
         "output_split_sizes",
         lambda c: mcr_dl.all_to_all_single(_ones(c.size + 1), _ones(c.size), None, [1] * c.size, backend=c.backend),
     ),
@@ -110,76 +114,76 @@ _VALUES: dict[str, Bad] = {
 
 _VECTORS: dict[str, Bad] = {
     "overlap": _bad(
-        "all_gather",
-        "output displacements",
+        "all_gatherv",
+        "displs",
         lambda c: mcr_dl.all_gatherv(
             _ones(9 * c.size), _ones(2), [2] * c.size, [0, *range(1, c.size)], backend=c.backend
         ),
     ),
     "overlap in exchange": _bad(
-        "all_to_all",
-        "output displacements",
+        "all_to_allv",
+        "rdispls",
         lambda c: mcr_dl.all_to_allv(
             _ones(9 * c.size), _ones(9 * c.size), [2] * c.size, [2] * c.size, None, [0] * c.size, backend=c.backend
         ),
     ),
     "beyond the output": _bad(
-        "all_gather",
+        "all_gatherv",
         "output",
         lambda c: mcr_dl.all_gatherv(_ones(2 * c.size - 1), _ones(2), [2] * c.size, backend=c.backend),
     ),
     "beyond the input": _bad(
-        "all_to_all",
+        "all_to_allv",
         "input",
         lambda c: mcr_dl.all_to_allv(
             _ones(9 * c.size), _ones(2 * c.size - 1), [2] * c.size, [2] * c.size, backend=c.backend
         ),
     ),
     "far displacement": _bad(
-        "all_gather",
-        "output displacements",
+        "all_gatherv",
+        "displs",
         lambda c: mcr_dl.all_gatherv(_ones(9), _ones(0), [0] * c.size, [2**62] * c.size, backend=c.backend),
     ),
     "huge count": _bad(
-        "all_gather", "output", lambda c: mcr_dl.all_gatherv(_ones(9), _ones(1), [2**62] * c.size, backend=c.backend)
+        "all_gatherv", "output", lambda c: mcr_dl.all_gatherv(_ones(9), _ones(1), [2**62] * c.size, backend=c.backend)
     ),
     "negative displacement": _bad(
-        "all_gather",
-        "output displacements",
+        "all_gatherv",
+        "displs",
         lambda c: mcr_dl.all_gatherv(
             _ones(9 * c.size), _ones(1), [1] * c.size, [-1, *range(1, c.size)], backend=c.backend
         ),
     ),
     "negative count": _bad(
-        "all_gather",
-        "output counts",
+        "all_gatherv",
+        "rcounts",
         lambda c: mcr_dl.all_gatherv(_ones(9 * c.size), _ones(1), [-1] * c.size, backend=c.backend),
     ),
     "counts' number": _bad(
-        "all_gather",
-        "output counts",
+        "all_gatherv",
+        "rcounts",
         lambda c: mcr_dl.all_gatherv(_ones(9), _ones(1), [1] * (c.size + 1), backend=c.backend),
     ),
     "displacements' number": _bad(
-        "all_gather",
-        "output displacements",
+        "all_gatherv",
+        "displs",
         lambda c: mcr_dl.all_gatherv(_ones(9), _ones(1), [1] * c.size, [0], backend=c.backend),
     ),
     "own count": _bad(
-        "all_gather",
+        "all_gatherv",
         "input",
         lambda c: mcr_dl.all_gatherv(_ones(9 * c.size), _ones(3), [2] * c.size, backend=c.backend),
     ),
     "own count in scatter": _bad(
-        "reduce_scatter",
+        "reduce_scatterv",
         "output",
         lambda c: mcr_dl.reduce_scatterv(_ones(3), _ones(2 * c.size), [2] * c.size, backend=c.backend),
     ),
     "counts no list": _type(
-        "all_gather", "rcounts", lambda c: mcr_dl.all_gatherv(_ones(c.size), _ones(1), 1, backend=c.backend)
+        "all_gatherv", "rcounts", lambda c: mcr_dl.all_gatherv(_ones(c.size), _ones(1), 1, backend=c.backend)
     ),
     "counts no integers": _type(
-        "all_gather",
+        "all_gatherv",
         "rcounts",
         lambda c: mcr_dl.all_gatherv(_ones(c.size), _ones(1), [1.5] * c.size, backend=c.backend),
     ),
@@ -196,16 +200,16 @@ _RANKS: dict[str, Bad] = {
     ),
     "no root": _bad("broadcast", "src", lambda c: mcr_dl.broadcast(_ones(1), backend=c.backend)),
     "gatherv's root": _bad(
-        "gather", "root", lambda c: mcr_dl.gatherv(_ones(c.size), _ones(1), c.size, [1] * c.size, backend=c.backend)
+        "gatherv", "root", lambda c: mcr_dl.gatherv(_ones(c.size), _ones(1), c.size, [1] * c.size, backend=c.backend)
     ),
     "peer too large": _bad("send", "dst", lambda c: mcr_dl.send(_ones(1), c.size, backend=c.backend)),
-    "peer is me": _bad("send", "peer", lambda c: mcr_dl.send(_ones(1), mcr_dl.get_rank(), backend=c.backend)),
-    "source is me": _bad("recv", "peer", lambda c: mcr_dl.irecv(_ones(1), mcr_dl.get_rank(), backend=c.backend)),
+    "peer is me": _bad("send", "dst", lambda c: mcr_dl.send(_ones(1), mcr_dl.get_rank(), backend=c.backend)),
+    "source is me": _bad("irecv", "src", lambda c: mcr_dl.irecv(_ones(1), mcr_dl.get_rank(), backend=c.backend)),
     "tag": _bad(
-        "send", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=-1, backend=c.backend)
+        "isend", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=-1, backend=c.backend)
     ),
     "tag too large": _bad(
-        "send", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=2**32, backend=c.backend)
+        "isend", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=2**32, backend=c.backend)
     ),
     "root no integer": _type("broadcast", "src", lambda c: mcr_dl.broadcast(_ones(1), "x", backend=c.backend)),
     "list on no root": _bad(
@@ -233,7 +237,7 @@ _TYPES: dict[str, Bad] = {
         "all_reduce", "tensor", lambda c: mcr_dl.all_reduce(_ones(2).to(torch.float8_e4m3fnuz), backend=c.backend)
     ),
     "two dtypes": _type(
-        "all_gather",
+        "all_gather_single",
         "input",
         lambda c: mcr_dl.all_gather_single(_ones(2 * c.size), _ones(2, dtype=torch.float64), backend=c.backend),
     ),
@@ -247,7 +251,7 @@ _TYPES: dict[str, Bad] = {
     "no tensor": _type("all_reduce", "tensor", lambda c: mcr_dl.all_reduce(object(), backend=c.backend)),
     "no list": _type("all_gather", "tensor_list", lambda c: mcr_dl.all_gather(7, _ones(1), backend=c.backend)),
     "read-only array": _bad(
-        "all_gather",
+        "all_gather_single",
         "output",
         lambda c: mcr_dl.all_gather_single(
             np.frombuffer(bytes(4 * c.size), dtype=np.float32), np.ones(1, np.float32), backend=c.backend

@@ -18,6 +18,7 @@ import reference
 from harness.position import note
 from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from ranks import errors, session
+from ranks.expect import expect
 
 DOCUMENTED = (InvalidArgumentError, InvalidTypeError, UnsupportedError)
 
@@ -308,12 +309,47 @@ def _values() -> dict[str, Any]:
         "no time": timedelta(0), "all time": timedelta.max, "tensors": [torch.ones(6)], "mixed": [torch.ones(2),
         torch.ones(2, dtype=torch.int8)],
         "no tensors": [None], "arrays": [np.ones(2, np.float32)], "device": torch.device("cpu"), "object": object(),
+        "shrinking list": _shrinking(),
     }  # fmt: skip
     hostile = {
         f"hostile {kind}": _Hostile(kind)
         for kind in ("repr", "surrogate", "index", "large", "length", "items", "seconds", "memory", "")
     }
     return {**plain, **hostile, **_arrays(), **_tensors()}
+
+
+class _Shrinking:
+    """A member of a list that empties the list while it is read."""
+
+    def __init__(self, members: list[Any]) -> None:
+        self._members = members
+
+    def _shrink(self) -> None:
+        del self._members[:]
+
+    def __index__(self) -> int:
+        self._shrink()
+        return 1
+
+    def __dlpack__(self, **_: Any) -> Any:
+        self._shrink()
+        raise BufferError("\udc80")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def _shrinking() -> list[Any]:
+    members: list[Any] = []
+    members.append(_Shrinking(members))
+    return members
+
+
+def any_keyword(function: str, keyword: str) -> None:
+    """Call a function with an argument that it does not have."""
+    session.start("gloo", "null")
+    note(f"{function} {keyword!a}")
+    expect(TypeError, lambda: getattr(mcr_dl, function)(**{keyword: None}), f"{function}() ", "argument")
 
 
 def any_call(function: str, arguments: dict[str, str], backend: str | None) -> str:

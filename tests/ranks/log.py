@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -251,6 +252,35 @@ def traced(path: str, backends: list[str]) -> str:
     file = mcr_dl.trace.save(path)
     _off()
     return str(file)
+
+
+def off(path: str) -> tuple[str, str, dict[str, Any] | None]:
+    """Ask for the views while the log is off: what log_summary prints, the warning of save, log_summary's numbers."""
+    session.start("null")
+    _off()
+    mcr_dl.reset_log()
+    mcr_dl.all_reduce(torch.ones(2))
+    printed = StringIO()
+    with redirect_stdout(printed):
+        result = mcr_dl.log_summary(return_dict=True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        mcr_dl.trace.save(path)
+    (warning,) = [str(each.message) for each in warned]
+    return printed.getvalue(), warning, result
+
+
+def on_without_calls(path: str) -> tuple[str, int]:
+    """The same while it is on, before the first call: the table, and the number of warnings."""
+    _on("null")
+    printed = StringIO()
+    with redirect_stdout(printed):
+        mcr_dl.log_summary()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        mcr_dl.trace.save(path)
+    _off()
+    return printed.getvalue(), len(warned)
 
 
 def short(path: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as torch_dist
 
 import mcr_dl
 import reference
@@ -83,37 +82,6 @@ def support() -> dict[str, str]:
     }
 
 
-# ---- PREMUL_SUM
-
-
-def premul(dtype_name: str, counts: Sequence[int]) -> int:
-    """Sums with a factor, given as a number and as a tensor, in all operations that reduce."""
-    session.start("nccl")
-    dtype = reference.dtype_of(dtype_name)
-    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
-    calls = 0
-    for count in counts:
-        inputs = [reference.values(dtype, count * size, 7 + other, "SUM") for other in range(size)]
-        want = (sum(reference.wide(tensor) for tensor in inputs) * 0.5).to(dtype)
-        for factor in (0.5, torch.tensor([0.5], dtype=dtype)):
-            op = torch_dist._make_nccl_premul_sum(factor)
-            reduced = inputs[rank].clone()
-            mcr_dl.all_reduce(reduced, op=op)
-            reference.assert_same(reduced, want, f"all_reduce {factor}")
-            rooted = inputs[rank].clone()
-            work = mcr_dl.reduce(rooted, 0, op=op, async_op=True)
-            work.wait()
-            reference.assert_same(rooted, want if rank == 0 else inputs[rank], f"reduce {factor}")
-            block = torch.empty(count, dtype=dtype)
-            mcr_dl.reduce_scatter_tensor(block, inputs[rank].clone(), op=op)
-            reference.assert_same(block, want[rank * count : (rank + 1) * count], f"reduce_scatter {factor}")
-            block.zero_()
-            mcr_dl.reduce_scatterv(block, inputs[rank].clone(), [count] * size, op=op)
-            reference.assert_same(block, want[rank * count : (rank + 1) * count], f"reduce_scatterv {factor}")
-            calls += 4
-    return calls
-
-
 # ---- messages
 
 
@@ -179,7 +147,7 @@ def from_any() -> None:
     """NCCL receives from a named rank alone."""
     session.start("nccl")
     for call in (mcr_dl.recv, mcr_dl.irecv):
-        expect(UnsupportedError, lambda call=call: call(torch.ones(1)), "nccl.recv")
+        expect(UnsupportedError, lambda call=call: call(torch.ones(1)), f"nccl.{call.__name__}")
     good()
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+import forms
 import mcr_dl
 import reference
 from calls import OPS, SIGNATURES, Case, Side, place, spell
@@ -242,7 +243,7 @@ def run(case: Case) -> None:
     note(str(case))
     prepared = prepare(case, rank, len(ranks))
     companion = _companion(case, rank, len(ranks))
-    result = spell(case, dict(prepared.arguments))()
+    result, bring_back = _start(prepared)
     if case.asynchronous or SIGNATURES[case.function]["starts"]:
         kind = torch.distributed.Work if case.through_torch else mcr_dl.Work
         assert isinstance(result, kind), f"{case}: expected a Work, got {result!r}"
@@ -255,8 +256,17 @@ def run(case: Case) -> None:
         assert result is None, f"{case}: expected None, got {result!r}"
     if companion is not None:
         companion[1].wait()
+        companion[2]()
         companion[0].check()
+    bring_back()
     prepared.check()
+
+
+def _start(prepared: Prepared) -> tuple[Any, Callable[[], None]]:
+    """Make the call; its result, and what brings the results back where they are looked for."""
+    case = prepared.case
+    arguments, bring_back = forms.handed_over(case.form, prepared.arguments)
+    return spell(case, arguments)(), bring_back
 
 
 def _assert_complete(case: Case, work: mcr_dl.Work) -> None:
@@ -270,14 +280,14 @@ def _assert_complete(case: Case, work: mcr_dl.Work) -> None:
     assert work.is_completed(), f"{case}: not complete"
 
 
-def _companion(case: Case, rank: int, size: int) -> tuple[Prepared, mcr_dl.Work] | None:
+def _companion(case: Case, rank: int, size: int) -> tuple[Prepared, mcr_dl.Work, Callable[[], None]] | None:
     """The other half of a point-to-point call, started first: a receive for a send, a send for a receive."""
     if not OPS[case.op]["peer"]:
         return None
     other = next(name for name, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"})
     half = Case(**{**case.__dict__, "function": other, "asynchronous": False, "style": "keywords"})
     prepared = prepare(half, rank, size)
-    return prepared, spell(half, dict(prepared.arguments))()
+    return prepared, *_start(prepared)
 
 
 def run_all(cases: Sequence[Case]) -> int:

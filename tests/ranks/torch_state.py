@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ranks import torch_fsdp
-from ranks.torch_training import Results, batch, block, loss, weights
+from ranks.torch_training import Results, batch, block, dtype, loss, weights
 
 
 @contextmanager
@@ -53,6 +53,53 @@ def zero_optimizer(_backend: str) -> Results:
         for index, state in optimizer.state_dict()["state"].items():
             result[f"state {index}"] = state["exp_avg"].clone()
     return result
+
+
+def _convolutions() -> nn.Module:
+    torch.manual_seed(7)
+    layers = (nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 2), nn.Flatten(), nn.Linear(16, 4))
+    return nn.Sequential(*layers).to(dtype()).to(memory_format=torch.channels_last)
+
+
+def _images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    images = torch.randn(6, 3, 5, 5, generator=source, dtype=dtype()).to(memory_format=torch.channels_last)
+    return images, torch.randn(6, 4, generator=source, dtype=dtype())
+
+
+def channels_last(_backend: str) -> Results:
+    """Convolutions in channels_last, whose weights and gradients do not lie row by row: reduced by hand, blocking and
+    not, and by ZeRO, which broadcasts the weights."""
+    model = _convolutions()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    for step in range(3):
+        x, y = _images(step)
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert not all(gradient.is_contiguous() for gradient in gradients)
+        works = [dist.all_reduce(gradient, async_op=step == 1) for gradient in gradients]
+        for work in works:
+            if work is not None:
+                work.wait()
+        optimizer.step()
+    optimizer.consolidate_state_dict(to=0)
+    return weights(model)
+
+
+def channels_last_ddp(_backend: str) -> Results:
+    """The same network under DDP, gathered in the end."""
+    model = DistributedDataParallel(_convolutions())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        x, y = _images(step)
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    weight = model.module[0].weight.detach()
+    everyones = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, weight)
+    return {**weights(model.module), **{f"rank {rank}": each for rank, each in enumerate(everyones)}}
 
 
 def zero_optimizer_buckets(_backend: str) -> Results:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command lines of ``mcr-bench`` and ``mcr-tune`` share: errors of one line, values checked when read."""
+"""Shared parts of all command lines: errors of one line, values that are checked when they are read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,9 @@ from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench.cases import operation_of, operations
 
 MOST_SIZES = 1000
+MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second of processor time to start
 FAILED, INTERRUPTED = 2, 130  # exit codes
+UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal has ended
 _SPEAK_SECONDS = 1.0  # the other ranks let rank 0 speak before they leave, as a launcher ends all when one fails
 
 
@@ -46,6 +49,22 @@ def refuse(program: str, message: str) -> int:
     else:
         time.sleep(_SPEAK_SECONDS)
     return FAILED
+
+
+def exit_code(program: str, run: Callable[[], int]) -> int:
+    """Run a command; returns its exit code. An error is one line and exit code 2.
+
+    A pipe whose reader has gone, as in ``mcr-tune show | head``, ends the command without a word.
+    """
+    try:
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        return UNREAD
+    except (McrError, OSError) as error:
+        return refuse(program, str(error))
+    return code
 
 
 def name_list(text: str) -> tuple[str, ...]:
@@ -118,8 +137,24 @@ def count(lowest: int) -> Callable[[str], int]:
     return convert
 
 
+def local_ranks(lowest: int) -> Callable[[str], int]:
+    """A number of ranks, which this machine has to bear unless a launcher has started them."""
+
+    def convert(text: str) -> int:
+        value, cores = count(lowest)(text), os.cpu_count() or 1
+        most = MOST_RANKS_PER_CORE * cores
+        if value > most and _launch.detect().launcher == "none":
+            message = (
+                f"expected at most {most} ranks on this machine ({cores} cores), got {text}: use a launcher for more"
+            )
+            raise InvalidArgumentError(message)
+        return value
+
+    return convert
+
+
 def output(text: str) -> str:
-    """A file that can be written: better said now than after the measurement."""
+    """A file that can be written, checked before anything is measured."""
     path = Path(text)
     try:
         usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
@@ -131,10 +166,22 @@ def output(text: str) -> str:
     return text
 
 
-def plot(text: str) -> str:
+def picture(text: str) -> str:
+    """The name of a picture file. Its suffix is a format that matplotlib, which must be installed, can write."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("plots need matplotlib: pip install 'mcr-dl[plot]'")
-    return output(text)
+        raise InvalidArgumentError("pictures need matplotlib: pip install 'mcr-dl[plot]'")
+    from matplotlib.figure import Figure
+
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if Path(text).suffix.removeprefix(".").lower() not in formats:
+        message = f"expected a name that ends in one of .{', .'.join(formats)}, got {text!r}"
+        raise InvalidArgumentError(message)
+    return text
+
+
+def plot(text: str) -> str:
+    """A picture file that can be written."""
+    return output(picture(text))
 
 
 def checked(convert: Callable[[str], object]) -> Callable[[str], object]:

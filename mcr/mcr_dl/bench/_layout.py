@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from mcr_dl import _C
+from mcr_dl._errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,14 @@ class Operation:
     reduces: bool
     peer: bool
     blocks: bool  # the message is made of a block for each rank
+    bus: str  # the op table's word for its bus bandwidth
 
 
 def _operation(row: dict[str, Any], vectored: bool) -> Operation:
     name = row["name"] + ("v" if vectored else "")
-    return Operation(name, row["name"], vectored, row["rooted"], row["reduces"], row["peer"], row["vectored"])
+    return Operation(
+        name, row["name"], vectored, row["rooted"], row["reduces"], row["peer"], row["vectored"], row["bus"]
+    )
 
 
 def table() -> dict[str, Operation]:
@@ -135,5 +139,8 @@ class _Part:
 
 def layout(op: str, count: int, rank: int, ranks: int, root: int) -> Layout:
     """The part of group rank `rank` in an operation of the op table on a message of `count` elements."""
-    method: Callable[[], Layout] = getattr(_Part(count, rank, ranks, root), op)
+    method: Callable[[], Layout] | None = getattr(_Part(count, rank, ranks, root), op, None)
+    if method is None:
+        message = f"{op} cannot be measured yet: expected a method {op} of _Part in {__name__}, got none"
+        raise UnsupportedError(message)
     return method()

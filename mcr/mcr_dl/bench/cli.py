@@ -9,20 +9,22 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeRemainingColumn
 
 from mcr_dl import _C, _backends, _groups, _launch, _runtime
+from mcr_dl._console import Console, bars
 from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench import _device, report
 from mcr_dl.bench._arguments import (
     INTERRUPTED,
+    UNREAD,
     Parser,
     above,
     candidate_names,
     checked,
     count,
     device,
+    local_ranks,
     one_of,
     operation_names,
     output,
@@ -52,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(*names: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
         parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
-    add("-n", convert=count(1), default=None, meta="RANKS", text="ranks to start here (default 2)")
+    add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (default 2)")
     add("--ops", convert=operation_names, default=None, meta="LIST", text="operations (all_reduce), or all")
     add(
         "--backends",
@@ -152,9 +154,9 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
     rows: list[Row] = []
     for operation in settings.ops:
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+        columns = ("{task.description}", BarColumn(), "{task.completed}/{task.total}", TimeRemainingColumn())
         hidden = not (first and console.is_terminal)
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as progress:
+        with bars(console, columns, transient=True, disable=hidden) as progress:
             task = progress.add_task(operation, total=len(points(settings, operation, group.size())))
             own = [
                 name
@@ -212,8 +214,8 @@ def run_rank(settings: Settings) -> int:
         return _measure(settings)
     except McrError as error:
         return refuse(_PROGRAM, str(error))
-    except BrokenPipeError:  # whoever read has seen enough, as in `mcr-bench | head`
-        os._exit(128 + signal.SIGPIPE)  # the other ranks are in the midst of a measurement: no orderly end
+    except BrokenPipeError:  # the reader of the pipe has gone, as in `mcr-bench | head`
+        os._exit(UNREAD)  # the other ranks are in the midst of a measurement: no orderly end
 
 
 # ---- the command

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -76,8 +77,32 @@ def _signal_handlers_kept() -> Iterator[None]:
                 signal.signal(name, handler)
 
 
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP raise SystemExit in the block, so that it removes what it would remove after an error.
+
+    A second signal does not disturb that. Changes nothing outside the main thread, or where there is another handler.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        del frame
+        for each in mine:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    mine = [each for each in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(each) == signal.SIG_DFL]
+    for each in mine:
+        signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each in mine:
+            signal.signal(each, signal.SIG_DFL)
+
+
 class LocalRanks:
-    """Running ranks. As a context manager it ends those that are left when the block does, also on Ctrl-C.
+    """Running ranks. As a context manager it ends those that are left when the block does, also on Ctrl-C and SIGTERM.
 
     The ranks are killed by the system if their parent dies, or the thread that started them ends.
     """
@@ -87,6 +112,7 @@ class LocalRanks:
         self._folder = folder
         self._first_failure: tuple[int, int] | None = None
         self._killing = float("inf")  # when the others are killed after a failure
+        self._stack = contextlib.ExitStack()
 
     @property
     def first_failure(self) -> tuple[int, int] | None:
@@ -149,12 +175,14 @@ class LocalRanks:
         self._folder.cleanup()
 
     def __enter__(self) -> LocalRanks:
+        self._stack.enter_context(orderly_end())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with self._stack:
+            self.close()
 
 
 def run_local(

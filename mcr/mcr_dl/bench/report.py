@@ -16,21 +16,21 @@ from typing import IO, Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from mcr_dl import _C
+from mcr_dl._console import Console
 from mcr_dl.bench import _device
 from mcr_dl.bench._sizes import size_text
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.cases import operation_of
 from mcr_dl.bench.mix import MixResult
 from mcr_dl.bench.timing import Statistics, bandwidths
+from mcr_dl.tuning._text import colours
 from mcr_dl.tuning.host import host
 
 _WIDTH = 120
-# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 
 def _number(value: float) -> str:
@@ -43,22 +43,6 @@ def _number(value: float) -> str:
 def _rate(value: float) -> str:
     """GB/s; what is less than 10 MB/s with four decimals."""
     return _number(value) if value >= 0.01 else f"{value:.4f}"
-
-
-class _Console(Console):
-    """rich ends the program when nobody reads any more; here the ranks have to be told first."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def _print(table: Table, file: IO[str] | None = None) -> None:
-    """Never cut a column: what is wider than the terminal, or goes into a pipe, is printed in full."""
-    console = _Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console.width = _WIDTH
-    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum)
-    console.print(table)
 
 
 def _columns(title: str, names: Sequence[str], texts: int) -> Table:
@@ -78,7 +62,7 @@ def _title(settings: Settings, operation: str, ranks: int) -> str:
     return f"{operation}: {ranks} rank{'s' if ranks > 1 else ''}, {', '.join(how)}"
 
 
-def _cells(row: Row, ranks: int, fastest: bool) -> list[str]:
+def _cells(row: Row, ranks: int, fastest: bool) -> list[str | Text]:
     """The candidate's part of a line."""
     if row.statistics is None:
         return [row.candidate, *["-"] * 6]
@@ -88,7 +72,7 @@ def _cells(row: Row, ranks: int, fastest: bool) -> list[str]:
     return [
         row.candidate,
         _number(times.min_us),
-        f"[bold]{median}*[/bold]" if fastest else f"{median} ",
+        Text(f"{median}*", style="bold") if fastest else f"{median} ",
         _number(times.p99_us),
         *map(_rate, rates),
         str(row.wrong),
@@ -125,7 +109,7 @@ def operation_table(rows: Sequence[Row], settings: Settings, ranks: int) -> Tabl
 
 def print_operation(rows: Sequence[Row], settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
     """Print the table of one operation."""
-    _print(operation_table(rows, settings, ranks), file)
+    Console(file=file).print_whole(operation_table(rows, settings, ranks), _WIDTH)
 
 
 def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
@@ -159,7 +143,7 @@ def mix_table(result: MixResult, settings: Settings, ranks: int) -> Table:
 
 def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
     """Print the table of a mix and what overlapping gains."""
-    _print(mix_table(result, settings, ranks), file)
+    Console(file=file).print_whole(mix_table(result, settings, ranks), _WIDTH)
     times = (*result.alone, result.in_turn, result.together)
     print(f"Overlap gain: {result.gain:.2f} (one after the other / together)", file=file)
     print(f"Wrong values: {result.wrong}" if settings.check else "Wrong values: not checked", file=file)
@@ -220,12 +204,12 @@ def write_json(path: str, content: dict[str, Any]) -> None:
     Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def _draw(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
+def _draw(axes: Any, rows: Sequence[Row], colour: dict[str, str]) -> None:
     """One operation: a line of medians for each candidate. A message of 0 bytes is drawn at 1."""
-    for name, colour in colours.items():
+    for name, shade in colour.items():
         mine = [(row.nbytes, row.statistics) for row in rows if row.candidate == name and row.statistics is not None]
         sizes = [max(1, nbytes) for nbytes, _ in mine]
-        axes.plot(sizes, [times.median_us for _, times in mine], "o-", color=colour, ms=3, lw=1.4, label=name)
+        axes.plot(sizes, [times.median_us for _, times in mine], "o-", color=shade, ms=3, lw=1.4, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_title(rows[0].case.operation)
@@ -240,18 +224,18 @@ def _draw(axes: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
 
 
 def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
-    """Median time over size for each candidate, one panel per operation, as a PNG. Needs matplotlib."""
+    """Median time over size for each candidate, one panel per operation, as a picture. Needs matplotlib."""
     from matplotlib.figure import Figure
 
     operations = list(dict.fromkeys(row.case.operation for row in rows))
     names = list(dict.fromkeys(row.candidate for row in rows))
-    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
+    colour = colours(names)
     columns = min(3, len(operations))
     lines = math.ceil(len(operations) / columns)
     figure = Figure(figsize=(max(6.0, 4.6 * columns), 3.4 * lines + 0.6), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for panel, operation in zip(panels, operations, strict=False):
-        _draw(panel, [row for row in rows if row.case.operation == operation], colours)
+        _draw(panel, [row for row in rows if row.case.operation == operation], colour)
     for panel in panels[len(operations) :]:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()

@@ -282,23 +282,17 @@ def measure(
     return Sampling(prepared, control, confidence, seed).extend(budget_seconds, minimum_rounds)
 
 
-# Bus bandwidth over algorithm bandwidth on n ranks, by operation of the op table. Source: nccl-tests, PERFORMANCE.md
-# and getBw() of each test; a barrier moves nothing.
+# Bus bandwidth over algorithm bandwidth on n ranks, by the op table's words. Source: nccl-tests, PERFORMANCE.md and
+# getBw() of each test.
 _BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "broadcast": lambda _: 1.0,
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "reduce": lambda _: 1.0,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "barrier": lambda _: 0.0,
-    "send": lambda _: 1.0,
+    "none": lambda _: 0.0,
+    "once": lambda _: 1.0,
+    "others": lambda n: (n - 1) / n,
+    "twice": lambda n: 2 * (n - 1) / n,
 }
 
 
 def bandwidths(operation: str, nbytes: int, median_us: float, ranks: int) -> tuple[float, float]:
     """Algorithm and bus bandwidth in GB/s (10^9 bytes per second) of a message of `nbytes` that takes `median_us`."""
     algbw = nbytes / median_us / 1000
-    return algbw, algbw * _BUS_FACTORS[operation_of(operation).op](ranks)
+    return algbw, algbw * _BUS_FACTORS[operation_of(operation).bus](ranks)

@@ -21,7 +21,7 @@ def install(backends: str | Iterable[str] | None = None) -> None:
 
     Args:
         backends: what is underneath, as for ``init_process_group``, if that has not run yet; by default what
-            ``MCR_DL_BACKENDS`` names, else all that can be used here.
+            ``MCR_DL_BACKENDS`` names, else mpi, nccl and gloo as far as all ranks can use them.
 
     Raises:
         BackendUnavailableError: DeepSpeed is missing, or its version lacks what this hooks.

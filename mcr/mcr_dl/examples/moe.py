@@ -193,7 +193,7 @@ def run(options: Options) -> int:
     try:
         workload = make()
     except program.WorkloadError as error:
-        report.console(quiet=dist.get_rank() != 0).print(f"[red]{error}[/]")
+        report.console(quiet=dist.get_rank() != 0).say(str(error), style="red")
         return 2
     workload.tolerance = CODEC_TOLERANCE
     dist.set_passes(["compress"])

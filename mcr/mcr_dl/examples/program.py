@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from rich.console import Console
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import mcr_dl as dist
 from mcr_dl import _launch
+from mcr_dl._console import Console
+from mcr_dl.bench import _arguments as arguments
 from mcr_dl.examples import mixes, report
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
 
@@ -202,7 +203,7 @@ def save_trace(trace: Path, console: Console) -> None:
         from mcr_dl.trace._plot import plot
 
         plot(traces, trace.with_suffix(".png"))
-        console.print(f"{trace.with_suffix('.png')}: where the time went", highlight=False)
+        console.say(f"{trace.with_suffix('.png')}: where the time went")
 
 
 def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, float], options: Options) -> int:
@@ -236,11 +237,11 @@ def run(make: Callable[[], Workload], options: Options) -> int:
     torch.set_num_threads(threads())
     try:
         workload = make()
-        console.print(f"[bold]MCR-DL: {workload.title}[/]\n")
+        console.say(f"MCR-DL: {workload.title}\n", style="bold")
         groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
         modes, seconds = usual_modes(workload, groups, console)
     except WorkloadError as error:
-        console.print(f"[red]{error}[/]")
+        console.say(str(error), style="red")
         return 2
     return compare(workload, modes, seconds, options)
 
@@ -265,20 +266,23 @@ def parser(module: str, summary: str, *, steps: int) -> argparse.ArgumentParser:
     return result
 
 
-def parse(given: argparse.ArgumentParser, arguments: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
+def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
     """Read the command line; ends the program with a line if something in it is wrong.
 
     Args:
         given: the parser.
-        arguments: what to read; the program's own if None.
+        argv: what to read; the program's own if None.
         positive: names of arguments that must be more than 0, beside those that all programs have.
     """
-    found = given.parse_args(arguments)
+    found = given.parse_args(argv)
     for name in ("nproc", "steps", *positive):
         if getattr(found, name) <= 0:
             given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
-    if not found.no_chart and importlib.util.find_spec("matplotlib") is None:
-        given.error("matplotlib is not installed: run `pip install 'mcr-dl[examples]'`, or say --no-chart")
+    if not found.no_chart:
+        try:
+            arguments.picture(str(found.chart))
+        except dist.InvalidArgumentError as error:
+            given.error(f"argument --chart: {error}; --no-chart draws none")
     return found
 
 

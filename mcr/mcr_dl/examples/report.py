@@ -11,17 +11,17 @@ from statistics import median, quantiles
 from types import TracebackType
 from typing import Any
 
-import rich.progress
-from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 import mcr_dl as dist
+from mcr_dl._console import Console, bars
 
 
 def console(*, quiet: bool) -> Console:
     """Where a rank writes; nowhere, if quiet."""
     plain = Console()
-    return Console(quiet=quiet, highlight=False, width=None if plain.is_terminal else 100)
+    return Console(quiet=quiet, width=None if plain.is_terminal else 100)
 
 
 @dataclass
@@ -133,7 +133,7 @@ def show_choice(console: Console, seconds: Mapping[str, float], chosen: str) -> 
     """Print what was measured to choose the backends of the mixed mode."""
     console.print("A step's communication alone, measured at the model's sizes:")
     for name, value in sorted(seconds.items(), key=lambda item: item[1]):
-        console.print(f"  {value * 1e3:7.2f} ms  {name}{'  <- mixed' if name == chosen else ''}")
+        console.say(f"  {value * 1e3:7.2f} ms  {name}{'  <- mixed' if name == chosen else ''}")
 
 
 def show_setting(console: Console, setting: Setting) -> None:
@@ -152,17 +152,16 @@ class Progress:
     def __init__(self, console: Console, records: Sequence[Record], steps: int) -> None:
         self._console = console
         self._steps = steps
-        self._bars = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description:>5}"),
-            rich.progress.BarColumn(bar_width=30),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("loss {task.fields[loss]:.3f}"),
-            rich.progress.TextColumn("{task.fields[milliseconds]:.0f} ms/step"),
-            rich.progress.TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=4,
-            disable=console.quiet or not console.is_terminal,
+        columns = (
+            "{task.description:>5}",
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            "loss {task.fields[loss]:.3f}",
+            "{task.fields[milliseconds]:.0f} ms/step",
+            TimeRemainingColumn(),
         )
+        hidden = console.quiet or not console.is_terminal
+        self._bars = bars(console, columns, refresh_per_second=4, disable=hidden)
         self._tasks = {
             record.mode: self._bars.add_task(record.mode, total=steps, loss=record.loss_start, milliseconds=0.0)
             for record in records
@@ -223,12 +222,13 @@ def show_verdict(
     losses = [record.loss_end for record in records]
     if not problems:
         gain = min(record.loss_start - record.loss_end for record in records)
-        console.print(
-            f"[green]Final losses differ by {max(losses) - min(losses):.1e} (allowed {tolerance:.0e}); "
-            f"each fell by {gain:.2f} {setting.loss_unit} (wanted {least_gain}).[/]"
+        console.say(
+            f"Final losses differ by {max(losses) - min(losses):.1e} (allowed {tolerance:.0e}); "
+            f"each fell by {gain:.2f} {setting.loss_unit} (wanted {least_gain}).",
+            style="green",
         )
     for problem in problems:
-        console.print(f"[red]failed: {problem}[/]")
+        console.say(f"failed: {problem}", style="red")
 
 
 # ---- files
@@ -247,9 +247,9 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
         for record in records
     ]
     path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
-    console.print(f"Figures: {path}")
+    console.say(f"Figures: {path}")
     if chart is not None:
         from mcr_dl.examples import chart as picture
 
         picture.draw(setting, records, chart)
-        console.print(f"Chart: {chart}")
+        console.say(f"Chart: {chart}")

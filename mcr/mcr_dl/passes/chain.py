@@ -150,7 +150,8 @@ def settle(group: _C.Group) -> None:
     """Wait until no pass of the group holds a call. All ranks of the group call this."""
     for station in _C.passes(group):
         if not station._settle(_SETTLE):
-            message = f"pass '{station.name}' of group '{group.name()}' still holds calls after {_SETTLE}"
+            held = f"it still holds calls after the timeout of {_SETTLE}"
+            message = f"pass '{station.name}' of group '{group.name()}' timed out: {held}"
             raise CollectiveTimeoutError(message)
 
 
@@ -182,7 +183,7 @@ def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Grou
     Raises InvalidArgumentError or InvalidTypeError on every rank if a name is unknown, a pass is there twice, or the
     lists differ between ranks; the group keeps its passes then.
     """
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "set_passes"):
         return
     where = _groups._group(group)
     specifications: list[Specification] | None = None

@@ -11,8 +11,8 @@ from mcr_dl import _C, _groups, _runtime
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.tuning import codecs as tables
 
-# Those that have a compressed form. A receive is compressed where its send is.
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send")
+# Those that have a compressed form, without receives: they are compressed where their sends are.
+OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and row["name"] in _C.operations())
 
 
 def _are_texts(value: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from mcr_dl import _C, _groups
+from mcr_dl import _C, _groups, _runtime
 from mcr_dl._errors import InvalidArgumentError
 
 
@@ -100,6 +100,18 @@ def records(group: _groups.Group = None, *, since: int = 0) -> list[Record]:
 def lost() -> int:
     """How many records the ring has overwritten."""
     return _C.log_lost()
+
+
+OFF = (
+    'the log is off and has no records: turn it on with mcr_dl.set_passes(["log"]), '
+    "mcr_dl.configure(enabled=True) or MCR_DL_PASSES=log"
+)
+
+
+def is_on() -> bool:
+    """Whether some group has the log among its passes. Where it is off, views without records say so (``OFF``)."""
+    groups = _runtime.state().groups.values()
+    return any(station.name == Log.name for group in groups for station in _C.passes(group))
 
 
 def reset() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcr_dl import _C
 from mcr_dl.passes.log import Record, RecordedGroup
 from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
@@ -60,7 +61,7 @@ def _sizes(record: Record) -> Entry:
     return {"in_msg_size": inside, "out_msg_size": record.out_count, "dtype": dtype}
 
 
-_ONE_TENSOR = ("all_reduce", "broadcast", "reduce", "send", "recv")
+_ONE_TENSOR = {row["name"] for row in _C.ops() if row["in_place"]}
 
 
 def _splits(record: Record) -> Entry:

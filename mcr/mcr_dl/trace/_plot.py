@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COMPUTE = "#c9ced6"
 _LEAST_LABEL = 0.04  # of the tallest bar; flatter parts have no room for a text
+_HEAD, _LEGEND_LINE = 0.75, 0.21  # inches: above the bars; of one name
 
 
 def bars(traces: Sequence[Trace]) -> list[Breakdown]:
@@ -30,6 +31,12 @@ def bars(traces: Sequence[Trace]) -> list[Breakdown]:
     return [Breakdown(f"rank {trace.rank}", part.total, part.exposed, part.overlapped) for trace, part in named]
 
 
+def _light(colour: str) -> bool:
+    """Whether dark text reads better on it."""
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 150
+
+
 def _stack(axes: Axes, parts: Sequence[Breakdown], colour: dict[str, str]) -> None:
     tallest = max(part.total for part in parts) or 1.0
     for place, part in enumerate(parts):
@@ -39,12 +46,12 @@ def _stack(axes: Axes, parts: Sequence[Breakdown], colour: dict[str, str]) -> No
             axes.bar(place, seconds, bottom=height, width=0.62, color=shade, edgecolor="white", linewidth=0.8)
             if seconds / tallest >= _LEAST_LABEL:
                 text = f"{time_text(seconds * 1e6)}  {seconds / part.total:.0%}"
-                ink = INK if name == "compute" else "white"
+                ink = INK if _light(shade) else "white"
                 axes.text(place, height + seconds / 2, text, ha="center", va="center", fontsize=8.5, color=ink)
             height += seconds
         axes.text(place, height + 0.012 * tallest, time_text(height * 1e6), ha="center", va="bottom", weight="bold")
         if part.overlapped > 0:
-            hidden = f"beside compute:\n{time_text(part.overlapped * 1e6)}"
+            hidden = f"overlapped:\n{time_text(part.overlapped * 1e6)}"
             axes.text(place, height + 0.07 * tallest, hidden, ha="center", va="bottom", fontsize=7.5)
     axes.set_ylim(0, tallest * 1.2)
 
@@ -58,17 +65,18 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
     parts = bars(traces)
     names = sorted({name for part in parts for name in part.exposed})
     colour = {"compute": _COMPUTE, **colours(names)}
+    names = ["compute", *names]
+    height = max(4.6, _HEAD + _LEGEND_LINE * (len(names) + 1))
     with rc_context(style(10)):
-        figure = Figure(figsize=(max(5.2, 1.7 + 1.5 * len(parts)), 4.6), dpi=130, layout="constrained")
+        figure = Figure(figsize=(max(6.4, 3.2 + 1.5 * len(parts)), height), dpi=130, layout="constrained")
         axes = figure.add_subplot()
         _stack(axes, parts, colour)
         axes.set_xticks(range(len(parts)), [part.name for part in parts])
         axes.set_ylabel("seconds")
-        ranks = len(traces)
-        what = "of each rank" if parts[0].name.startswith("rank ") else f"mean over {ranks} ranks"
-        axes.set_title(f"Compute and exposed communication, {what}", loc="left", fontsize=11, weight="bold")
-        patches = [Patch(color=colour[name], label=name) for name in ("compute", *names)]
-        figure.legend(handles=patches[::-1], loc="outside right upper", frameon=False)
+        what = "each rank" if parts[0].name.startswith("rank ") else f"mean over {len(traces)} ranks"
+        figure.suptitle(f"Compute and exposed communication: {what}", x=0.02, ha="left", fontsize=11, weight="bold")
+        patches = [Patch(color=colour[name], label=name) for name in names]
+        axes.legend(handles=patches[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return figure
 
 

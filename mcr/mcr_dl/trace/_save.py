@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,13 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
             meet at the store. False: any rank may call at any time, a signal handler too; clocks of different hosts are
             then taken to show the same wall time.
 
-    Raises NotInitializedError outside init and finalize; OSError if the file cannot be written.
+    Warns if the log is off and has no records. Raises NotInitializedError outside init and finalize; OSError if
+    the file cannot be written.
     """
-    return _files.write(capture(_runtime.state().timeout if align else None), path)
+    trace = capture(_runtime.state().timeout if align else None)
+    if not trace.records and not log.is_on():
+        warnings.warn(f"trace.save: {log.OFF}", stacklevel=2)
+    return _files.write(trace, path)
 
 
 def finish(*, together: bool) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from mcr_dl._console import Console
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
 from mcr_dl.trace._files import Trace
@@ -19,10 +19,9 @@ def _text(seconds: float, total: float) -> str:
     return f"{time_text(seconds * 1e6)} {seconds / total:>4.0%}" if total > 0 else "-"
 
 
-def grid(name: str, parts: Sequence[Breakdown]) -> Table:
+def grid(parts: Sequence[Breakdown]) -> Table:
     """One region: a column for each rank and their mean, a line for computing and for each operation."""
-    title = "Where the time went" if name == WHOLE else f"Where the time went: {name}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     columns = [*parts, breakdown.mean(parts)] if len(parts) > 1 else list(parts)
     for index in range(len(parts)):
@@ -35,7 +34,7 @@ def grid(name: str, parts: Sequence[Breakdown]) -> Table:
     table.add_section()
     table.add_row("total", *(time_text(part.total * 1e6) for part in columns))
     table.add_row("communication", *(_text(part.communication, part.total) for part in columns))
-    table.add_row("beside compute", *(_text(part.overlapped, part.total) for part in columns))
+    table.add_row("overlapped", *(_text(part.overlapped, part.total) for part in columns))
     return table
 
 
@@ -43,7 +42,8 @@ def show(traces: Sequence[Trace], console: Console | None = None) -> None:
     """Print one table for each region that all ranks have; without regions one for all."""
     console = console or Console()
     for name, parts in breakdown.tables(traces).items():
-        console.print(grid(name, parts))
+        console.say("Where the time went" if name == WHOLE else f"Where the time went: {name}", style="italic")
+        console.print(grid(parts))
     lost = {trace.rank: trace.lost for trace in traces if trace.lost}
     if lost:
-        console.print(f"records that the rings had overwritten, by rank: {lost}", highlight=False)
+        console.say(f"records that the rings had overwritten, by rank: {lost}")

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import pickle
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from mcr_dl._errors import InvalidArgumentError, McrError
+from mcr_dl._console import Console
 from mcr_dl.bench import _arguments as arguments
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace, read_all
@@ -25,7 +22,7 @@ _FLIGHT_RECORDER_PREFIX = "rank_"
 
 
 def _say(text: str) -> None:
-    Console().print(text, highlight=False, soft_wrap=True)
+    Console().say(text)
 
 
 def merge(traces: Sequence[Trace], output: Path) -> None:
@@ -49,8 +46,6 @@ def _summary(given: argparse.Namespace) -> None:
 
 
 def _plot(given: argparse.Namespace) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgumentError("plot: matplotlib is not installed: run `pip install 'mcr-dl[plot]'`")
     from mcr_dl.trace._plot import plot
 
     plot(read_all(given.traces), given.output)
@@ -101,20 +96,25 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], None], text: str, output: str | None, place: str = "TRACES"
+        name: str,
+        run: Callable[[argparse.Namespace], None],
+        text: str,
+        output: str | None = None,
+        kind: Callable[[str], object] = Path,
+        place: str = "TRACES",
     ) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-        kind = "the folder, or the .json name, that save() was given" if place == "TRACES" else "the folder"
-        command.add_argument(place.lower(), metavar=place, help=kind)
+        given = "the folder, or the .json name, that save() was given" if place == "TRACES" else "the folder"
+        command.add_argument(place.lower(), metavar=place, help=given)
         if output is not None:
-            command.add_argument("-o", "--output", type=Path, required=True, metavar=output)
+            command.add_argument("-o", "--output", type=kind, required=True, metavar=output)
         command.set_defaults(run=run)
         return command
 
     add("merge", _merge, "One trace-event file of all ranks, for ui.perfetto.dev and chrome://tracing.", "JSON")
-    add("summary", _summary, "Time in computing and in communication, by operation and rank.", None)
-    add("plot", _plot, "The same as stacked bars.", "PICTURE")
-    add("diagnose", _diagnose, "What happened, from the dumps that MCR_DL_DUMP_DIR has got.", None, "DUMPS")
+    add("summary", _summary, "Time in computing and in communication, by operation and rank.")
+    add("plot", _plot, "The summary as stacked bars.", "PICTURE", arguments.checked(arguments.plot))
+    add("diagnose", _diagnose, "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR.", place="DUMPS")
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
     export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
     return parser
@@ -122,12 +122,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit code 2: bad input."""
-    try:
-        given = _parser().parse_args(argv)
+    given = _parser().parse_args(argv)
+
+    def run() -> int:
         given.run(given)
-    except (McrError, OSError) as error:
-        return arguments.refuse(_PROGRAM, str(error))
-    return 0
+        return 0
+
+    return arguments.exit_code(_PROGRAM, run)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
 
 
 def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
-    from rich.console import Console  # here, as programs that do not print it need not have it
+    from mcr_dl._console import Console  # here, as programs that do not print it need not have rich
 
     console = Console(width=None if Console().is_terminal else 160)
     grid = _grid("Communication of this rank", _COLUMNS, 3)
@@ -93,7 +93,7 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
                 grid.add_row(head, entry["msg_size_str"], str(entry["count"]), *_numbers(entry, *times), last)
         console.print(grid)
     for codec, entry in result["metadata"]["codecs"].items():
-        console.print(f"codec {codec}: {entry['count']} calls, error at most {entry['error_bound']}", highlight=False)
+        console.print(f"codec {codec}: {entry['count']} calls, error at most {entry['error_bound']}")
     if unfinished:
         console.print(f"left out: {unfinished} calls that have failed or are still running")
     if lost:
@@ -103,7 +103,9 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
 def log_summary(
     show_straggler: bool = False, return_dict: bool = False, group: _groups.Group = None
 ) -> dict[str, Any] | None:
-    """Print on rank 0 what was communicated since the log is on, by operation, message size and backend.
+    """Print on rank 0 what was communicated since the log was turned on, by operation, message size and backend.
+
+    If the log is off and has no records, that is printed instead.
 
     Latencies are in ms, from the call to its end, on this rank; of an asynchronous call they include what it waited for
     the program. Throughput and bus bandwidth are in Gbps (10^9 bits per second) and follow nccl-tests' definitions.
@@ -135,6 +137,8 @@ def log_summary(
             "codecs": _codecs(records),
         },
     }
-    if current.launch.rank == 0:
+    if current.launch.rank == 0 and not records and not log.is_on():
+        print(f"log_summary: {log.OFF}")
+    elif current.launch.rank == 0:
         _print(result, lost, len(records) - len(statistics.ended(records)))
     return result if return_dict else None

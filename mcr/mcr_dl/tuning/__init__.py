@@ -2,5 +2,5 @@
 """Tuning tables: what was measured of every candidate, and who wins where. The format is ``tuning/schema.json``.
 
 ``table`` reads and writes them, ``host`` says what a table was measured on, ``show``, ``plot`` and ``diff`` are for
-people, ``formats`` exchanges winners with the tuning files of NCCL, Open MPI and UCC.
+people.
 """

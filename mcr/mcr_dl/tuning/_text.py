@@ -10,10 +10,10 @@ _UNITS = ("", "K", "M", "G", "T")
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#808080")
 
 
-def size_text(nbytes: int, largest: str = "T") -> str:
+def size_text(nbytes: int) -> str:
     """Bytes with a binary unit where it divides them: 4, 1K, 3M; 1000 stays 1000."""
     unit = 0
-    while nbytes and nbytes % 1024 == 0 and unit < _UNITS.index(largest):
+    while nbytes and nbytes % 1024 == 0 and unit + 1 < len(_UNITS):
         nbytes, unit = nbytes // 1024, unit + 1
     return f"{nbytes}{_UNITS[unit]}"
 
@@ -37,6 +37,18 @@ def time_text(microseconds: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
-def colours(candidates: Iterable[str]) -> dict[str, str]:
-    """A colour (``#rrggbb``) for each candidate; the same for the same set of them."""
-    return {name: _PALETTE[index % len(_PALETTE)] for index, name in enumerate(sorted(set(candidates)))}
+def _mixed(colour: str, other: int, share: float) -> str:
+    """A colour with a share of white (255) or black (0)."""
+    parts = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (other - part) * share):02x}" for part in parts)
+
+
+def _shade(index: int) -> str:
+    """The palette, then the palette lighter, darker, lighter still, and so on."""
+    turn, place = divmod(index, len(_PALETTE))
+    return _mixed(_PALETTE[place], 255 if turn % 2 else 0, 1 - 2 ** -((turn + 1) // 2))
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """A colour (``#rrggbb``) for each name, each another; the same for the same set of names."""
+    return {name: _shade(index) for index, name in enumerate(sorted(set(names)))}

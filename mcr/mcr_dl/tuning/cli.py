@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table as Grid
 
 from mcr_dl import _C, _backends, _launch
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, McrError
+from mcr_dl._console import Console, bars
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.bench import _arguments as arguments
 from mcr_dl.bench import _device
 from mcr_dl.bench._sizes import parse_size
@@ -88,7 +88,7 @@ def _codecs(text: str) -> tuple[str, ...]:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    return tuple(arguments.count(2)(name) for name in arguments.name_list(text))
+    return tuple(arguments.local_ranks(2)(name) for name in arguments.name_list(text))
 
 
 def _measure_parser() -> argparse.ArgumentParser:
@@ -207,15 +207,14 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
 
 
 class _Display:
-    """A bar on a terminal, a line per operation elsewhere; and a line for whoever is left out."""
+    """A bar on a terminal, a line per operation elsewhere; and a line for every candidate that is left out."""
 
     def __init__(self, plan: Plan, progress: Progress) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bars
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
         self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.bars = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        columns = ("{task.description:<40}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bars = bars(self.console, columns, transient=True, disable=not self.console.is_terminal)
         done = sum(len(unit.sizes) for unit in plan.units if unit.key in progress.done)
         self.task = self.bars.add_task(f"starting {plan.ranks} ranks", total=plan.points, completed=done)
         self._seen: set[tuple[Any, ...]] = set()
@@ -237,9 +236,9 @@ class _Display:
             self._seen.add(point)
         elif kind == "excluded":
             text = f"{event['candidate']} is left out of {event['operation']}: {event['reason']}"
-            self.console.print(f"{_PROGRAM}: {text}", style="yellow", highlight=False, soft_wrap=True)
+            self.console.say(f"{_PROGRAM}: {text}", style="yellow")
         elif kind == "done" and not self.console.is_terminal:
-            self.console.print(f"{event['operation']} ({event['dtype']}): done", highlight=False)
+            self.console.say(f"{event['operation']} ({event['dtype']}): done")
 
 
 def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
@@ -257,10 +256,10 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
     console.print(grid)
     sharing = -(-scale.ranks_per_node // devices) if devices else 1
     if sharing > 1:
-        console.print(f"{sharing} ranks shared each device: times are of that, not of ranks with devices of their own")
+        console.say(f"{sharing} ranks shared each device: times are of that, not of ranks with devices of their own")
     for each in scale.excluded:
-        console.print(f"left out: {each.label} for {each.operation} ({each.dtype}): {each.reason}", highlight=False)
-    console.print(f"{seconds:.0f} s; table: {path}", highlight=False, soft_wrap=True)
+        console.say(f"left out: {each.label} for {each.operation} ({each.dtype}): {each.reason}")
+    console.say(f"{seconds:.0f} s; table: {path}")
 
 
 # ---- commands
@@ -316,10 +315,9 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, or show what was measured. Exit code 1: `diff` found differences; 2: bad input or nothing starts."""
     given = list(sys.argv[1:] if argv is None else argv)
+    viewing = bool(given) and not given[0].startswith("-")  # options alone: a measurement
     try:
-        return views.run(given) if given and given[0] in views.NAMES else _measure(_parse(given))
-    except (McrError, OSError) as error:
-        return arguments.refuse(_PROGRAM, str(error))
+        return arguments.exit_code(_PROGRAM, lambda: views.run(given) if viewing else _measure(_parse(given)))
     except KeyboardInterrupt:
         _say("interrupted; --resume goes on from here")
         return arguments.INTERRUPTED

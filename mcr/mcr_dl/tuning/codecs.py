@@ -11,8 +11,9 @@ from mcr_dl import _C
 if TYPE_CHECKING:
     from mcr_dl.tuning.choice import Knowledge
 
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""Those that are measured with codecs; their curves stand for the vectored forms too."""
+OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and not row["rooted"] and not row["peer"])
+"""Those that are measured with codecs, in which all ranks have equal parts; their curves stand for the vectored forms
+too."""
 DTYPE = "float32"
 """Measured in place of all types that a codec takes."""
 SMALLEST = 64 << 10

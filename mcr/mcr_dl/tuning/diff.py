@@ -11,7 +11,7 @@ from mcr_dl.tuning._text import size_text, time_text
 from mcr_dl.tuning.table import Curve, Scale, Table, Winner
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from mcr_dl._console import Console
 
 _MOVED = 1.2  # medians whose ratio is larger than this, either way, are different
 
@@ -93,14 +93,13 @@ def diff(a: Table, b: Table, console: Console) -> int:
 
     Medians are different where one is more than 1.2 times the other; dates and settings are not compared.
     """
-    from rich.markup import escape
     from rich.table import Table as Grid
 
     rows = differences(a, b)
     grid = Grid(title=f"{len(rows)} differences", title_justify="left")
     for title in ("where", "what", a.source or "first", b.source or "second"):
-        grid.add_column(escape(title), overflow="fold")
+        grid.add_column(title, overflow="fold")
     for row in rows:
-        grid.add_row(*map(escape, row))
+        grid.add_row(*row)
     console.print(grid if rows else "no differences")
     return len(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from typing import TYPE_CHECKING
 
 from mcr_dl._pictures import style
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 4
 _PANEL = (3.6, 2.7)  # inches
-_HEAD = 0.9  # inches, for title and legend
+_LINE, _CHARACTER = 0.22, 0.085  # inches of title and legend
 
 
 def _curves(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
@@ -96,12 +97,20 @@ def _panel(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: d
     _crossovers(axes, scale, operation, dtype_class, colour)
 
 
-def _legend(figure: Figure, colour: dict[str, str]) -> None:
+def _legend_columns(colour: dict[str, str], width: float) -> int:
+    """How many names of candidates fit next to each other."""
+    longest = max(map(len, colour), default=0)
+    return max(1, min(len(colour), int(width / (0.7 + _CHARACTER * longest))))
+
+
+def _legend(figure: Figure, colour: dict[str, str], below: float) -> None:
+    """Name the candidates, so many inches below the top."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=shade, marker="o", markersize=3, label=name) for name, shade in colour.items()]
-    place = (0.5, 1 - 0.3 / figure.get_size_inches()[1])
-    figure.legend(handles=lines, loc="upper center", bbox_to_anchor=place, ncols=max(1, len(lines)), frameon=False)
+    width, height = figure.get_size_inches()
+    place, columns = (0.5, 1 - below / height), _legend_columns(colour, width)
+    figure.legend(handles=lines, loc="upper center", bbox_to_anchor=place, ncols=columns, frameon=False)
 
 
 def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | None = None) -> Figure:
@@ -113,17 +122,21 @@ def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | 
     rows = [row for row in select(table, operations) if scale.curves_of(*row)]
     columns = min(_COLUMNS, max(1, len(rows)))
     lines = math.ceil(len(rows) / columns) or 1
-    width, height = max(5.0, _PANEL[0] * columns), _PANEL[1] * lines + _HEAD
+    colour = colours(table.candidates)
+    width = max(5.0, _PANEL[0] * columns)
+    title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
+    title = textwrap.fill(title, int(width / _CHARACTER))
+    below = 0.12 + _LINE * len(title.splitlines())
+    head = below + _LINE * math.ceil(len(colour) / _legend_columns(colour, width)) + 0.1
+    height = _PANEL[1] * lines + head + 0.2
     with rc_context(style(8.5)):
         figure = Figure(figsize=(width, height), dpi=130)
-        title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
-        figure.suptitle(title, y=1 - 0.1 / height, va="top")
+        figure.suptitle(title, y=1 - 0.1 / height, va="top").set_in_layout(False)  # its place is in the rectangle below
         axes = [figure.add_subplot(lines, columns, index + 1) for index in range(len(rows))]
-        colour = colours(table.candidates)
         for each, row in zip(axes, rows, strict=True):
             _panel(each, scale, *row, colour)
-        _legend(figure, colour)
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.62 / height))
+        _legend(figure, colour, below)
+        figure.tight_layout(rect=(0, 0, 1, 1 - head / height))
     return figure
 
 

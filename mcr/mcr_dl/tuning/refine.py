@@ -70,7 +70,7 @@ def refine(share: float = 0.02, group: _groups.Group = None) -> None:
 
     Raises InvalidArgumentError on all ranks if the share is out of range on one, or differs between ranks.
     """
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "refine"):
         return
     where = _groups._group(group)
     period = _period(share)
@@ -98,7 +98,7 @@ def refine_step(group: _groups.Group = None) -> list[Change]:
     Returns the changes, equal on all ranks. Raises InvalidArgumentError on all ranks if they have not made the same
     calls since ``refine``; refinement is off then, and the group can be used on.
     """
-    if _groups._not_a_member(group):
+    if _groups._left_out(group, "refine_step"):
         return []
     where = _groups._group(group)
     period, fingerprint, costs = where._refinement()

@@ -12,9 +12,10 @@ from mcr_dl.tuning.choice import costs_of
 from mcr_dl.tuning.table import Scale, Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
+
+    from mcr_dl._console import Console
 
 
 def select(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
@@ -113,7 +114,6 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
 
     ``operation`` restricts it to one; InvalidArgumentError names those there are, if it is not among them.
     """
-    from rich.markup import escape
     from rich.table import Table as Grid
 
     names = None if operation is None else [operation]
@@ -122,7 +122,7 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
     for name, text in _facts(table) + _codecs(table, names) + _excluded(table, names):
-        facts.add_row(name, escape(text), style="yellow" if name == "excluded" else None)
+        facts.add_row(name, text, style="yellow" if name == "excluded" else None)
     console.print(facts)
     for each in rows:
         console.print()

@@ -6,8 +6,20 @@ one waits at the store for another rank's alarm and answers with a report; one a
 never answer. docs/reliability.md says what is promised.
 """
 
+from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
-from mcr_dl.watch._watch import close, leave_together, start, stop
+from mcr_dl.watch._watch import Groups, close, compare, compare_last, leave_together, start, stop
 
-__all__ = ["close", "forked", "forked_text", "leave_together", "start", "stop"]
+__all__ = [
+    "Groups",
+    "close",
+    "compare",
+    "compare_last",
+    "forked",
+    "forked_text",
+    "leave_together",
+    "ranks_text",
+    "start",
+    "stop",
+]

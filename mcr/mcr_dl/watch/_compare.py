@@ -1,78 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``MCR_DL_DEBUG=detail``: whether all ranks of every group have made the same calls, compared a moment later.
+"""``MCR_DL_DEBUG=detail``: whether all ranks of every group have made the same calls.
 
-Each rank leaves its new calls at the store, in numbered batches; the first rank of each group takes all of them away
-and compares. Nothing of that is on the path of a call.
+Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group takes
+all of them away and compares. Nothing of that is on the path of a call. At the end of the runtime all ranks wait until
+what is left has been compared.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, _documents
 from mcr_dl.watch._alarm import decode
-from mcr_dl.watch._diagnosis import difference
+from mcr_dl.watch._diagnosis import call_text, collectives_text, difference, ranks_text
 
 _Call = dict[str, Any]
+
+
+class Verdict(NamedTuple):
+    """The end of the comparison: the first difference with its group, and the ranks that did not come to it."""
+
+    group: str
+    text: str
+    missing: list[int]
 
 
 class _Group:
     """What one rank has left, and, on the group's first rank, what it knows of all."""
 
-    def __init__(self, ranks: list[int]) -> None:
-        self.ranks = ranks
+    def __init__(self, name: str, ranks: list[int], counted: bool) -> None:
+        self.name, self.ranks = name, ranks
+        self.counted = counted  # its calls are the program's: all ranks end with the same number of them
         self.next = 1  # the first collective that is not left yet
         self.batch = 0
         self.read = dict.fromkeys(ranks, 0)  # batches
         self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in ranks}
 
-    def compare(self, name: str) -> str | None:
+    def compare(self) -> str | None:
         """The first difference among the collectives that all have left; what is equal is forgotten."""
         common = set.intersection(*(set(calls) for calls in self.calls.values()))
         for seq in sorted(common):
-            told = difference({rank: calls.pop(seq) for rank, calls in self.calls.items()})
+            forms = {rank: calls.pop(seq) for rank, calls in self.calls.items()}
+            told = difference(forms)
             if told is not None:
-                return f"the ranks have made different calls: collective {seq} of group '{name}' is {told}"
+                return self._told(f"collective {seq} of group '{self.name}' is {told}")
+            if len({form["history"] for form in forms.values()}) > 1:
+                return self._told(f"those of group '{self.name}' differ before collective {seq}")
         return None
+
+    def compare_ends(self, counts: dict[int, int]) -> str | None:
+        """The first collective that only some ranks have made, by the number of each rank's."""
+        if not self.counted or len(set(counts.values())) < 2:
+            return None
+        least = min(counts.values())
+        short = [rank for rank, count in counts.items() if count == least]
+        more, count = next((rank, count) for rank, count in counts.items() if count > least)
+        call = self.calls[more].get(least + 1)
+        what = f", then {call_text(call)}" if call else ""
+        return self._told(
+            f"group '{self.name}' ends after {collectives_text(least)} on {ranks_text(short)}, but after {count} on "
+            f"rank {more}{what}"
+        )
+
+    @staticmethod
+    def _told(what: str) -> str:
+        return f"the ranks have made different calls: {what}"
 
 
 class Comparison:
-    """One process's part in it."""
+    """One process's part in it. ``derived`` tells whether a group is one of those that passes make for their calls."""
 
-    def __init__(self, store: torch_dist.Store, rank: int) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, store: torch_dist.Store, rank: int, size: int, derived: Callable[[str], bool]) -> None:
+        self._store, self._rank, self._size, self._derived = store, rank, size, derived
         self._groups: dict[str, _Group] = {}
-        self._found = False
+        self._found = self._ended = self._judged = False
 
     def step(self) -> tuple[str, str] | None:
         """Leave what is new, and compare where this rank does that: the group and the text of the first difference."""
         if self._found:
             return None
+        self._leave_new()
+        return self._compare()
+
+    def finish(self) -> Verdict | None:
+        """A step of the end, when this process makes no calls any more; None if other ranks have not got there yet."""
+        if not self._ended:
+            counts = self._leave_new()
+            self._store.set(f"calls-end/{self._rank}", _documents.dumps(counts))
+            self._ended = True
+        if not self._judged and self._store.check(self._keys("calls-end")):
+            found = self._compare() or self._compare_ends()
+            self._store.set(f"calls-result/{self._rank}", _documents.dumps(found))
+            self._judged = True
+        verdict = self._verdict()
+        if verdict is not None and self._rank == 0:
+            self._store.set("calls-verdict", _documents.dumps(list(verdict)))
+        return verdict
+
+    def _verdict(self) -> Verdict | None:
+        if self._store.check(["calls-verdict"]):
+            return Verdict(*decode(self._store.get("calls-verdict")))
+        if self._rank == 0 and self._store.check(self._keys("calls-result")):
+            results = map(decode, self._store.multi_get(self._keys("calls-result")))
+            group, text = next(filter(None, results), ("", ""))
+            return Verdict(group, text, [])
+        gone = [rank for rank in range(self._size) if self._gone(rank)]
+        return Verdict("", "", gone) if gone else None
+
+    def _gone(self, rank: int) -> bool:
+        """Whether the rank has ended in another way; rank 0 may not end before it has given the verdict."""
+        ended = self._store.check([f"ended/{rank}"])
+        return ended and not self._store.check(["calls-verdict" if rank == 0 else f"calls-end/{rank}"])
+
+    def _keys(self, kind: str) -> list[str]:
+        return [f"{kind}/{rank}" for rank in range(self._size)]
+
+    def _leave_new(self) -> dict[str, int]:
         positions = _C.positions({label: group.next for label, group in self._groups.items()})
         for position in positions:
-            group = self._groups.setdefault(position["label"], _Group(position["ranks"]))
+            name = position["group"]
+            group = self._groups.get(position["label"])
+            if group is None:
+                group = self._groups[position["label"]] = _Group(name, position["ranks"], not self._derived(name))
             self._leave(position, group)
-            if self._rank == group.ranks[0]:
-                self._take(position["group"], group)
-                told = group.compare(position["group"])
-                if told is not None:
-                    self._found = True
-                    return position["group"], told
-        return None
+        return {group.name: group.next - 1 for group in self._groups.values()}
 
     def _leave(self, position: dict[str, Any], group: _Group) -> None:
         calls = [call for call in position["calls"] if call["seq"] >= group.next]
-        if not calls or len(group.ranks) == 1:
+        if not calls:
             return
-        self._store.set(self._key(position["group"], self._rank, group.batch), _documents.dumps(calls))
-        group.batch += 1
         group.next = calls[-1]["seq"] + 1
+        if len(group.ranks) > 1:
+            self._store.set(self._key(group.name, self._rank, group.batch), _documents.dumps(calls))
+            group.batch += 1
 
-    def _take(self, name: str, group: _Group) -> None:
+    def _compare(self) -> tuple[str, str] | None:
+        for group in self._led():
+            self._take(group)
+            told = group.compare()
+            if told is not None:
+                self._found = True
+                return group.name, told
+        return None
+
+    def _compare_ends(self) -> tuple[str, str] | None:
+        counts = [decode(value) for value in self._store.multi_get(self._keys("calls-end"))]
+        for group in self._led():
+            told = group.compare_ends({rank: counts[rank].get(group.name, 0) for rank in group.ranks})
+            if told is not None:
+                self._found = True
+                return group.name, told
+        return None
+
+    def _led(self) -> list[_Group]:
+        return [group for group in self._groups.values() if group.ranks[0] == self._rank and len(group.ranks) > 1]
+
+    def _take(self, group: _Group) -> None:
         for rank in group.ranks:
-            while self._store.check([key := self._key(name, rank, group.read[rank])]):
+            while self._store.check([key := self._key(group.name, rank, group.read[rank])]):
                 for call in decode(self._store.get(key)):
                     group.calls[rank][call["seq"]] = call
                 self._store.delete_key(key)

@@ -11,7 +11,7 @@ from mcr_dl._pmi import host_identity
 from mcr_dl.watch._report import Report
 
 _NAMED = 8  # ranks that are told of one by one
-_COMPARED = ("op", "dtype", "red", "root", "bytes", "backend", "async")
+_COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "backend", "async")
 
 
 def _some(texts: Sequence[str], what: str = "others") -> str:
@@ -25,10 +25,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {text}"
 
 
+def collectives_text(count: int) -> str:
+    """``no collectives``, ``1 collective``, ``2 collectives``."""
+    return f"{count or 'no'} collective{'' if count == 1 else 's'}"
+
+
 def call_text(call: Mapping[str, Any]) -> str:
     """``all_reduce(SUM, float32, 4096 bytes, mpi)``."""
     parts = [call["red"], call["dtype"]]
     parts.append(None if call["bytes"] is None or call["dtype"] is None else f"{call['bytes']} bytes")
+    parts.append(call.get("layout"))
     parts.append(None if call["root"] is None else f"root {call['root']}")
     parts.append(call["backend"])
     parts.append("async_op=True" if call["async"] else None)
@@ -74,9 +80,7 @@ def _not_arrived(rank: int, report: Report, group: str) -> str:
     if position is None:
         return f"rank {rank} has not made the group, or has destroyed it: {whereabouts(report)}"
     last = f", its last is {call_text(position['calls'][-1])}" if position["calls"] else ""
-    made = position["collectives"]
-    count = f"{made or 'no'} collective{'' if made == 1 else 's'}"
-    return f"rank {rank} has made {count} of the group{last}; {whereabouts(report)}"
+    return f"rank {rank} has made {collectives_text(position['collectives'])} of the group{last}; {whereabouts(report)}"
 
 
 def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
@@ -104,7 +108,7 @@ def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
     """How the ranks' forms of one collective differ; None if they are equal."""
     forms: dict[tuple[Any, ...], list[int]] = {}
     for rank, call in sorted(calls.items()):
-        forms.setdefault(tuple(call[key] for key in _COMPARED), []).append(rank)
+        forms.setdefault(tuple(call.get(key) for key in _COMPARED), []).append(rank)
     if len(forms) < 2:
         return None
     texts = []
@@ -113,6 +117,16 @@ def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
         at = f", called at {call['caller']}" if call["caller"] else ""
         texts.append(f"{call_text(call)} on {ranks_text(ranks)}{at}")
     return ", but ".join(texts)
+
+
+def complete(text: str, label: str, told: str, *, timeout: bool) -> str:
+    """The text of an error with what has been found out: a library's own words, which may be many, come last."""
+    if not told:
+        return text
+    call, found, words = text.partition(f"({label}): ")
+    if timeout or not found:
+        return f"{text}. {told}"
+    return f"{call}{found}failed. {told} The backend's own text: {words}"
 
 
 def diagnose(
@@ -136,6 +150,9 @@ def diagnose(
     silent = [f"rank {rank}: {absences.get(rank, 'no report')}" for rank in ranks if rank not in reports]
     members = {rank: reports[rank] for rank in ranks if rank in reports}
     sentences = []
+    told = first_difference(members, group)
+    if told is not None:
+        sentences.append(f"The ranks have made different calls: {told}.")
     if message:
         where = [f"rank {rank}: {whereabouts(report)}" for rank, report in members.items()]
         sentences.append(f"Where the ranks are: {_some([*silent, *where])}.")
@@ -150,11 +167,8 @@ def diagnose(
         missing = [*silent, *(_not_arrived(rank, report, group) for rank, report in late.items())]
         if missing:
             sentences.append(f"Not arrived: {_some(missing)}.")
-        else:
+        elif told is None:
             sentences.append("All ranks have arrived: the backend, or the network below it, has not completed it.")
         if gone:
             sentences.append(f"Had arrived, but are gone: {_some(gone)}.")
-    told = first_difference(members, group)
-    if told is not None:
-        sentences.append(f"The ranks have made different calls: {told}.")
     return " ".join(sentences)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
@@ -18,7 +18,7 @@ from mcr_dl._launch import store_outlives
 from mcr_dl.watch import _dump, _fork, _report
 from mcr_dl.watch._alarm import ANSWERS, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
-from mcr_dl.watch._diagnosis import absent, diagnose
+from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
 
 _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's time is up: most raise by themselves
@@ -27,11 +27,17 @@ _PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis holds for the same call
 _FAREWELL = 10.0  # seconds for the other ranks to end too
 _COMPARISON = 5.0  # for one step of the comparison of calls
+_PAUSE = 0.02  # between two looks for the end of the comparison
 _SPACING = 1.0  # between alarms over errors that the program may catch
 EXIT_TIMEOUT = 70  # codes of processes that are ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
 
-Groups = Callable[[], list[_C.Group]]  # those of the process that live
+
+class Groups(NamedTuple):
+    """What the watch asks the runtime."""
+
+    living: Callable[[], list[_C.Group]]
+    derived: Callable[[str], bool]  # whether the group of that name is one that a pass has made for its calls
 
 
 class Watch:
@@ -41,7 +47,7 @@ class Watch:
         self.rank, self._size, self._groups = rank, size, groups
         self._ages = _report.Ages()
         self._exchange = Exchange(store, rank, size, self._answer, self._heard)
-        self._comparison = Comparison(self._exchange.store, rank) if detail else None
+        self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
         self.broken = False  # ranks have been found missing: what would wait for them at the end need not be tried
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
@@ -84,8 +90,7 @@ class Watch:
             _C.watch_interrupts()
             self._look_at_threads()
             self._look_at_operations()
-            if self._comparison is not None:
-                self._compare()
+            self.compare()
 
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
@@ -104,7 +109,7 @@ class Watch:
         text = self._timed_out(_name(activity), activity)
         if not self._still(activity):
             return
-        for group in self._groups():
+        for group in self._groups.living():
             if group._label == activity["label"]:
                 _C.give_up(group)  # some libraries let go of their callers then, and these raise by themselves
         time.sleep(_LAST)
@@ -112,8 +117,10 @@ class Watch:
             self._end_process(f"CollectiveTimeoutError: {text}", EXIT_TIMEOUT)
 
     def _timed_out(self, what: str, call: dict[str, Any]) -> str:
-        text = f"{what}: {_number(call)} still running after {call['limit'] * 1000:.0f} ms"
-        return self._explained(text, call["label"], call["seq"], call["message"], "timeout")
+        limit = f"{call['limit'] * 1000:.0f} ms"
+        text = f"{what}: {_number(call)} timed out: still running after the timeout of {limit}"
+        told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout")
+        return complete(text, call["label"], told, timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
         key = activity["thread"], activity["turn"]
@@ -121,21 +128,46 @@ class Watch:
 
     def _look_at_operations(self) -> None:
         """Operations that nobody waits for fail when their time is up, so that futures and callbacks learn of it."""
-        for work, known in _C.pending():
-            if 0 < known["limit"] < known["age"] - _GRACE:
-                _C.expire(work, self._timed_out(known["what"], known))
+        for work, known in _C.overdue(_GRACE):
+            _C.expire(work, self._timed_out(known["what"], known))
 
-    def _compare(self) -> None:
-        assert self._comparison is not None
+    def compare(self) -> None:
+        """Leave this process's new calls to the comparison, in detail mode."""
+        if self._comparison is None:
+            return
         try:
             found = self._exchange.ask(self._comparison.step, _COMPARISON)
         except StoreError:
             return
         if found is not None:
-            group, text = found
-            _C.stop_desync(text)
-            with contextlib.suppress(*StoreError):
-                self._exchange.ask(lambda: self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text)))
+            self._stop_desync(*found)
+
+    def _stop_desync(self, group: str, text: str) -> None:
+        self.broken = True
+        _C.stop_desync(text)
+        with contextlib.suppress(*StoreError):
+            self._exchange.ask(lambda: self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text)))
+
+    def compare_last(self) -> None:
+        """Wait, for some seconds, until the calls of all ranks have been compared to the last one."""
+        if self._comparison is None or self.broken:
+            return
+        verdict, deadline = None, time.monotonic() + _FAREWELL
+        reason = "some ranks have not come to their end"
+        while verdict is None and not self.broken and time.monotonic() < deadline:
+            try:
+                verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
+            except StoreError as error:
+                reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
+                break
+            if verdict is None:
+                time.sleep(_PAUSE)
+        if verdict is not None and verdict.text:
+            self._stop_desync(verdict.group, verdict.text)
+        elif verdict is not None and verdict.missing:
+            reason = f"{ranks_text(verdict.missing)} ended without it"
+        if not self.broken and (verdict is None or verdict.missing):
+            print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
 
     def _end_process(self, text: str, code: int) -> None:
         """Nothing else ends a thread that sits in a library: not even a signal's handler gets to run."""
@@ -150,29 +182,29 @@ class Watch:
 
     # ---- alarms
 
-    def explain(self, text: str, label: str, seq: int, message: bool) -> str:
+    def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the text of an error of a call that other ranks take part in."""
         now = time.monotonic()
         known = self._known.get((label, seq))
         if known is not None and now - known[0] < _SAME:
-            return f"{text}. {known[1]}"
+            return complete(text, label, known[1], timeout=timeout)
         if now - self._last_alarm < _SPACING:
             return text
-        return self._explained(text, label, seq, message, "error")
+        return complete(text, label, self._explanation(text, label, seq, message, "error"), timeout=timeout)
 
-    def _explained(self, text: str, label: str, seq: int, message: bool, kind: str) -> str:
+    def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str) -> str:
         if self._ending.is_set():
-            return text
+            return ""
         position = next((each for each in _C.positions() if each["label"] == label), None)
         if position is None:
-            return text
+            return ""
         with self._inquiring:
-            self._failed = text
+            self._failed = text.partition("\n")[0]
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
             told = self._inquire(alarm, position["ranks"])
             self._known = {(label, seq): (time.monotonic(), told)}
-        return f"{text}. {told}"
+        return told
 
     def _inquire(self, alarm: Alarm, ranks: list[int]) -> str:
         try:
@@ -232,9 +264,25 @@ _current: Watch | None = None
 _last: Watch | None = None
 
 
-def explain(text: str, label: str, seq: int, message: int) -> str:
-    """What the core calls for the errors that it raises."""
-    return text if _current is None else _current.explain(text, label, seq, bool(message))
+def explain(text: str, label: str, seq: int, message: int, timeout: int) -> str:
+    """Complete the text of an error; the core calls this for those that it raises."""
+    return text if _current is None else _current.explain(text, label, seq, bool(message), bool(timeout))
+
+
+def compare() -> None:
+    """Leave this process's new calls to the comparison, in detail mode: a group is about to go."""
+    if _current is not None:
+        _current.compare()
+
+
+def compare_last() -> str:
+    """At the end of the runtime, in detail mode: compare what has not been compared yet, with all ranks.
+
+    Returns the text of a difference that no call has raised, else an empty one.
+    """
+    if _current is not None:
+        _current.compare_last()
+    return _C.take_desync()
 
 
 def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
@@ -242,7 +290,7 @@ def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, deta
     global _current
     _C.clear_stop()
     _C.set_detail(detail)
-    _fork.prepare(rank, groups)
+    _fork.prepare(rank, groups.living)
     if size > 1:
         _current = Watch(store, rank, size, groups, detail=detail)
         _current.start()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One way to make an all_reduce, in ranks of its own, as its users start it: for auto.py.
 
-    mpiexec -n 2 python auto_peer.py auto|mpi4py|gloo TABLE STORE BYTES...
+    mpiexec -n 2 python auto_peer_rank.py auto|mpi4py|gloo TABLE STORE BYTES...
 
 Rank 0 prints a JSON object of medians in µs by bytes. Called back to back on one buffer, each way alone in its
 processes: none is disturbed by what the others leave in the caches or set in the MPI library.

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common parts of the scripts in this folder: their command line, their ranks under torchrun, their reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from mcr_dl import _launch
+from mcr_dl.bench.ranks import launched
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
+SMOKE = "smoke mode: the figures mean nothing"
+
+
+def parser(text: str | None, *, program: str | None = None, reports: bool = False) -> argparse.ArgumentParser:
+    """The options of every script; with ``reports`` those of scripts that write one."""
+    style = argparse.RawDescriptionHelpFormatter
+    result = argparse.ArgumentParser(prog=program, description=text, formatter_class=style)
+    result.add_argument("--smoke", action="store_true", help="run all parts in seconds, and keep no results")
+    if reports:
+        result.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes (docs/)")
+    return result
+
+
+def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None = None, **smoke: Any) -> argparse.Namespace:
+    """Read the command line. With ``--smoke``, the values of ``smoke`` are the defaults."""
+    found = given.parse_args(argv)
+    if found.smoke:
+        given.set_defaults(**smoke)
+        found = given.parse_args(argv)
+        if _launch.detect().rank == 0:
+            print(SMOKE, file=sys.stderr, flush=True)
+    return found
+
+
+def with_ranks(count: int) -> None:
+    """Start this script again as that many ranks under torchrun and end with its exit code, unless it is a rank."""
+    if not launched():
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *sys.argv]
+        sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def publish(
+    given: argparse.Namespace,
+    name: str,
+    document: dict[str, Any],
+    report: str,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
+    *,
+    indent: int | None = 1,
+) -> None:
+    """Print a report, and write NAME.json, NAME.md and NAME.png; in smoke mode into a folder that is removed."""
+    with ExitStack() as stack:
+        out = given.out
+        if given.smoke and out is None:
+            out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        results, images = (out, out) if out is not None else (RESULTS, IMAGES)
+        for folder in (results, images):
+            folder.mkdir(parents=True, exist_ok=True)
+        (results / f"{name}.json").write_text(json.dumps(document, indent=indent) + "\n")
+        (results / f"{name}.md").write_text(report)
+        if draw is not None:
+            draw(document, images / f"{name}.png")
+    print(report)

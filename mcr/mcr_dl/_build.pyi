@@ -1,0 +1,2 @@
+# Written by the build (CMakeLists.txt) and installed beside _C.
+TORCH: str

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The consoles and progress bars of all commands and reports.
+
+Texts of libraries and users are full of brackets, which rich takes for markup: it drops them, or raises MarkupError.
+A console of this module prints strings as they are, in titles and cells of tables too; ``rich.text.Text`` and the
+argument ``style`` carry styles. `make lint` refuses rich's own consoles and whatever else reads markup elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console as _Console
+from rich.progress import Progress, ProgressColumn
+from rich.table import Table
+
+
+class Console(_Console):
+    """A console that interprets nothing in a string. Raises BrokenPipeError when the reader of a pipe has gone."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
+
+    def on_broken_pipe(self) -> None:
+        """Let the program decide how to end; rich would end it here."""
+        raise BrokenPipeError
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a text whose lines are not wrapped."""
+        self.print(text, style=style, soft_wrap=True)
+
+    def print_whole(self, table: Table, width: int) -> None:
+        """Print a table without cutting a column, at least ``width`` wide where there is no terminal."""
+        if not self.is_terminal:
+            self.width = width
+        self.width = max(self.width, self.measure(table, options=self.options.update(max_width=1000)).maximum)
+        self.print(table)
+
+
+def bars(console: Console, columns: Sequence[str | ProgressColumn], **settings: Any) -> Progress:
+    """Progress bars on a terminal. A column that is a string is a format of ``task``."""
+    return Progress(*columns, console=console, **settings)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses, before ``_C`` is loaded, an installation that was never built or was built against another torch.
+
+``_C`` uses torch's C++ API, which changes with every minor version: with another one the loader would report an
+undefined symbol, or nothing, and the process would crash later. Patch versions keep the API, and a CPU build and a CUDA
+build of one version have the same one. A pre-release fits itself alone.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+_HOW = "pip install --no-build-isolation --no-deps"
+
+
+def problem(built: str, found: str) -> str:
+    """Say why a module built against one version of torch cannot work with another; empty if it can."""
+    if _api(built) == _api(found):
+        return ""
+    return (
+        f"mcr_dl was built against torch {built}, found {found}; reinstall it from its source: {_HOW} ., or install "
+        f"torch {built.partition('+')[0]}"
+    )
+
+
+def _api(version: str) -> str:
+    public = version.partition("+")[0]
+    release = re.fullmatch(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?", public)
+    return release[1] if release else public
+
+
+def _built_against() -> str:
+    try:
+        from mcr_dl._build import TORCH
+    except ModuleNotFoundError as error:
+        folder = Path(__file__).parent
+        message = (
+            f"mcr_dl in {folder} has not been built: run `make build` in its source and use .venv/bin/python, or "
+            f"install it: {_HOW} ."
+        )
+        raise ImportError(message) from error
+    return TORCH
+
+
+_problem = problem(_built_against(), torch.__version__)
+if _problem:
+    raise ImportError(_problem)

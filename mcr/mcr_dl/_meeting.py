@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the ranks meet: the store of a launch, for ``init_process_group`` and for torch's ``env://``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _backends, _launch
+from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+
+# Stores by meeting point, as long as the process: rank 0 must not close one that others still read or come back to.
+_stores: dict[tuple[object, ...], torch_dist.Store] = {}
+_torch_meetings = count()
+
+
+def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.Store:
+    """The store under mpiexec, which names no meeting point: rank 0 opens one and broadcasts its address over MPI."""
+    try:
+        path = _backends.load("mpi")
+    except BackendUnavailableError as error:
+        message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
+        raise BackendUnavailableError(message) from error
+    group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
+    group._connect("mpi", path, None)
+    address = torch.zeros(256, dtype=torch.uint8)
+    store = None
+    if launch.rank == 0:
+        text, store = _launch.listen(launch.size, timeout)
+        address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    _C.broadcast(address, src=0, group=group)
+    group._close()
+    if store is not None:
+        return store
+    host, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
+    return _launch.tcp_store(host, int(port), launch.rank, launch.size, timeout)
+
+
+def _rendezvous(launch: _launch.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
+    url = init_method or "env://"
+    if url != "env://" or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
+        store: torch_dist.Store
+        store, _, _ = next(iter(torch_dist.rendezvous(url, launch.rank, launch.size, timeout=timeout)))
+        return store
+    if launch.launcher == "none":
+        return torch_dist.HashStore()
+    if launch.launcher.startswith("mpiexec"):
+        return _store_over_mpi(launch, timeout)
+    if launch.launcher == "srun":
+        return _launch.tcp_store(*_launch.slurm_address(os.environ), launch.rank, launch.size, timeout)
+    message = "rank and size are set, but not where the ranks meet: set MASTER_ADDR and MASTER_PORT"
+    raise InvalidArgumentError(message)
+
+
+def meet(launch: _launch.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
+    """The store of the launch: that of an earlier life if it met at the same point. Every rank calls this."""
+    point = (launch, init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    if point not in _stores:
+        _stores[point] = _rendezvous(launch, init_method, timeout)
+    _stores[point].set_timeout(timeout)
+    return _stores[point]
+
+
+def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:
+    """What torch's ``env://`` gives under mpiexec and srun; None where no launcher has started this process."""
+    launch = _launch.detect()
+    if launch.launcher == "none":
+        return None
+    store = torch_dist.PrefixStore(f"torch-env/{next(_torch_meetings)}", meet(launch, None, timeout))
+    return iter([(store, launch.rank, launch.size)])

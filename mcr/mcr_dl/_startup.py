@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backends a job starts: each rank says what it can use, and all ranks start the same ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _agreement, _backends
+from mcr_dl._errors import BackendUnavailableError
+from mcr_dl.watch import ranks_text
+
+_Answer = dict[str, Any]
+
+
+def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> tuple[list[str], list[str]]:
+    """The backends that all ranks start: those named, or else those of ``auto`` that every rank can use.
+
+    Every rank calls this. The second list has those that were asked for, by name or by a variable that names their
+    library: without them there is no start. Warns on every rank of a backend that is left out though some rank has it.
+    Raises BackendUnavailableError on every rank if one of them cannot be used on some rank, or if no backend is left,
+    and InvalidArgumentError if the names differ between the ranks.
+    """
+    conditions = {
+        name: asdict(_backends.condition(name, size, named=bool(wanted))) for name in wanted or _backends.REAL
+    }
+    facts = {"named": ",".join(wanted) or "auto", "conditions": conditions}
+    answer = _agreement.settle(store, rank, size, "backends", facts, _decide)
+    if answer["failed"]:
+        raise BackendUnavailableError(answer["failed"])
+    for text in answer["left_out"]:
+        warn_left_out(text)
+    return answer["backends"], answer["asked"]
+
+
+def warn_left_out(text: str) -> None:
+    """Warn of a backend that was not named and does not start."""
+    warnings.warn(f"{text}; it is left out (MCR_DL_BACKENDS names the backends to start)", stacklevel=2)
+
+
+def _decide(values: list[_Answer]) -> _Answer:
+    _agreement.require_equal("backend", [value["named"] for value in values])
+    named = values[0]["named"] != "auto"
+    backends, asked, left_out = [], [], []
+    for name in values[0]["conditions"]:
+        conditions = [value["conditions"][name] for value in values]
+        libraries = [condition["library"] for condition in conditions]
+        if named and all(libraries):
+            _agreement.require_equal(f"backend '{name}'", libraries)
+        problem = _difference(name, libraries) if all(libraries) else problem_of([c["problem"] for c in conditions])
+        if named or any(condition["asked"] for condition in conditions):
+            asked.append(name)
+            if problem:
+                return {"failed": problem}
+        if not problem:
+            backends.append(name)
+        elif not all(condition["absent"] for condition in conditions):
+            left_out.append(problem)
+    failed = "" if backends else "; ".join(["no backend can be used by all ranks", *left_out])
+    return {"failed": failed, "backends": backends, "asked": asked, "left_out": left_out}
+
+
+def problem_of(problems: Sequence[str]) -> str:
+    """The first problem, with the ranks that have it unless all do; empty if no rank has one."""
+    first = next(filter(None, problems), "")
+    ranks = [rank for rank, problem in enumerate(problems) if problem == first]
+    return first if not first or len(ranks) == len(problems) else f"{ranks_text(ranks)}: {first}"
+
+
+def _difference(name: str, libraries: list[str]) -> str:
+    other = next((rank for rank, library in enumerate(libraries) if library != libraries[0]), 0)
+    if other == 0:
+        return ""
+    both = f"{libraries[0]} on rank 0 and {libraries[other]} on rank {other}"
+    return f"backend '{name}': expected the same library on all ranks, got {both}"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables of MCR-DL: one table, against which the documentation and the environment are checked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Mapping
+from typing import NamedTuple
+
+PREFIX = "MCR_DL_"
+
+
+class Variable(NamedTuple):
+    """One variable. ``page`` is the page of docs/ that says more, with an anchor where it has one."""
+
+    name: str
+    meaning: str
+    page: str
+
+
+VARIABLES = (
+    Variable(
+        "MCR_DL_BACKENDS",
+        "the backends where the program names none, or `mcr`: `mpi,gloo`; default `auto`: `mpi`, `nccl` and `gloo` as "
+        "far as all ranks can use them",
+        "integrations.md#which-backends-start",
+    ),
+    Variable(
+        "MCR_DL_MPI_LIB",
+        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; MPI must start then",
+        "integrations.md#which-backends-start",
+    ),
+    Variable("MCR_DL_MPI_THREAD_LEVEL", "`serialized` (default) or `multiple`", "architecture.md"),
+    Variable("MCR_DL_NCCL_LIB", "the NCCL library: a path; NCCL must start then", "nccl.md"),
+    Variable(
+        "MCR_DL_NCCL_LANES",
+        "communicators of NCCL per group, 1 (default) to 8; that of the group's first rank counts",
+        "nccl.md",
+    ),
+    Variable(
+        "MCR_DL_MPI_STREAMS",
+        "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
+        "devices.md#who-handles-the-streams-of-mpi",
+    ),
+    Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
+    Variable(
+        "MCR_DL_STAGING_CHUNK", "bytes of a piece of a staged device tensor, or `off`; equal on all ranks", "devices.md"
+    ),
+    Variable("MCR_DL_TUNING_TABLE", "the tuning table that `auto` goes by, or `none`", "tuning.md"),
+    Variable("MCR_DL_TUNE", "rules that overrule the table: `all_reduce:0-64k:mpi#all_to_all:*:gloo`", "tuning.md"),
+    Variable(
+        "MCR_DL_PASSES", "the passes of every group, where `init_process_group` is given none: `log,fuse`", "passes.md"
+    ),
+    Variable(
+        "MCR_DL_TRACE",
+        "a folder: log all groups, and write each rank's trace there when the runtime ends",
+        "logging.md",
+    ),
+    Variable("MCR_DL_DEBUG", "`detail`: compare all calls over the ranks; equal on all ranks", "reliability.md"),
+    Variable(
+        "MCR_DL_DUMP_DIR",
+        "a folder: what each rank knows when a call fails, for `mcr-trace diagnose`",
+        "reliability.md#dumps",
+    ),
+)
+
+_warned = False
+
+
+def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """One text for each variable with our prefix that is not in the table, with the nearest name."""
+    known = [variable.name for variable in VARIABLES]
+    suffixes = [name.removeprefix(PREFIX) for name in known]
+    texts = []
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), suffixes, n=1)
+            texts.append(f"{name} (did you mean {PREFIX}{near[0]}?)" if near else name)
+    return texts
+
+
+def warn_of_unknown() -> None:
+    """Warn of unknown variables, once per process."""
+    global _warned
+    texts = [] if _warned else unknown()
+    _warned = True
+    if texts:
+        warnings.warn(f"unknown environment variables, which have no effect: {', '.join(texts)}", stacklevel=2)

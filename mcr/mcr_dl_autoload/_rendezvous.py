@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets torch's ``env://`` find the ranks under mpiexec and srun, which set neither RANK nor WORLD_SIZE.
+
+Nothing happens before a program calls ``torch.distributed.init_process_group`` without them, which fails otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def extend() -> None:
+    """Put the launchers' variables behind those that torch reads; calling it again changes nothing."""
+    # torch.distributed.rendezvous is the function; register_rendezvous_handler refuses a scheme that is there.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    own = handlers["env"]
+    if hasattr(own, "mcr_dl_extended"):
+        return
+
+    @functools.wraps(own)
+    def meet(url: str, **options: Any) -> Any:
+        found = None
+        if not {"RANK", "WORLD_SIZE"} & set(os.environ) and "rank=" not in urlsplit(url).query:
+            from mcr_dl import _meeting, default_pg_timeout
+
+            found = _meeting.meet_for_torch(options.get("timeout", default_pg_timeout))
+        return own(url, **options) if found is None else found
+
+    meet.mcr_dl_extended = True  # type: ignore[attr-defined]
+    handlers["env"] = meet

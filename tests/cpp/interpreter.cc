@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interpreter.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "reduce.h"
+
+namespace interpreter {
+
+namespace {
+
+using namespace mcr;
+
+using Bytes = std::vector<std::byte>;
+
+class Collective {
+ public:
+  explicit Collective(const std::vector<Call>& calls) : calls_(calls), size_(static_cast<int>(calls.size())) {}
+
+  void perform() {
+    const OpRow& op = row(first().op);
+    if (op.extent == Extent::None) return;
+    std::vector<Bytes> inputs;
+    for (int rank = 0; rank < size_; ++rank) inputs.push_back(content(input(rank)));
+    if (op.is(kReduces)) inputs.assign(calls_.size(), folded(inputs));
+    for (int rank = 0; rank < size_; ++rank) {
+      if (op.is(kRooted) && op.is(kReduces) && rank != first().root) continue;
+      if (first().op == Op::gather && rank != first().root) continue;
+      deliver(rank, inputs);
+    }
+  }
+
+ private:
+  const Call& first() const { return calls_[0]; }
+  const Call& call(int rank) const { return calls_[static_cast<std::size_t>(rank)]; }
+  std::size_t bytes(int64_t count) const { return static_cast<std::size_t>(count * size_of(first().dtype)); }
+
+  const Buffer& input(int rank) const {
+    return row(first().op).extent == Extent::Same ? call(rank).out : call(rank).in;
+  }
+  Bytes content(const Buffer& buffer) const {
+    const auto* data = static_cast<const std::byte*>(buffer.data);
+    return buffer.data == nullptr ? Bytes() : Bytes(data, data + bytes(buffer.count));
+  }
+
+  Bytes folded(const std::vector<Bytes>& inputs) const {
+    Bytes sum = inputs[0];
+    const auto count = static_cast<int64_t>(sum.size()) / size_of(first().dtype);
+    for (std::size_t i = 1; i < inputs.size(); ++i) {
+      combine(sum.data(), inputs[i].data(), count, first().dtype, first().red);
+    }
+    return sum;
+  }
+
+  // Where block `i` lies in a buffer that has one per rank, and how many elements it has.
+  std::pair<int64_t, int64_t> place(const Buffer& whole, std::span<const int64_t> counts,
+                                    std::span<const int64_t> displs, int i) const {
+    const auto index = static_cast<std::size_t>(i);
+    if (first().vectored) return {displs[index], counts[index]};
+    return {whole.count / size_ * i, whole.count / size_};
+  }
+  std::pair<int64_t, int64_t> in_place(int rank, int i) const {
+    return place(call(rank).in, call(rank).in_counts, call(rank).in_displs, i);
+  }
+  std::pair<int64_t, int64_t> out_place(int rank, int i) const {
+    return place(call(rank).out, call(rank).out_counts, call(rank).out_displs, i);
+  }
+
+  void write(int rank, int64_t at, const Bytes& from, int64_t offset, int64_t count) const {
+    if (count == 0) return;
+    std::memcpy(static_cast<std::byte*>(call(rank).out.data) + bytes(at), from.data() + bytes(offset), bytes(count));
+  }
+
+  void deliver(int rank, const std::vector<Bytes>& inputs) const {
+    const auto of = [&](int other) -> const Bytes& { return inputs[static_cast<std::size_t>(other)]; };
+    switch (row(first().op).extent) {
+      case Extent::None:
+        return;
+      case Extent::Same:
+        return write(rank, 0, of(first().op == Op::broadcast ? first().root : rank), 0, call(rank).out.count);
+      case Extent::Gather:
+        for (int i = 0; i < size_; ++i) {
+          const auto [at, count] = out_place(rank, i);
+          write(rank, at, of(i), 0, count);
+        }
+        return;
+      case Extent::Scatter: {
+        const int source = row(first().op).is(kRooted) ? first().root : rank;
+        const auto [at, count] = in_place(source, rank);
+        return write(rank, 0, of(source), at, count);
+      }
+      case Extent::Exchange:
+        for (int i = 0; i < size_; ++i) {
+          const auto [from, count] = in_place(i, rank);
+          write(rank, out_place(rank, i).first, of(i), from, count);
+        }
+        return;
+    }
+  }
+
+  const std::vector<Call>& calls_;
+  int size_;
+};
+
+class Run {
+ public:
+  Run(std::span<const Schedule> schedules, uint32_t seed) : generator_(seed) {
+    for (const auto& schedule : schedules) {
+      ranks_.push_back({&schedule, std::vector<State>(schedule.tasks().size(), State::Waiting), {}});
+    }
+    messages_.resize(ranks_.size() * ranks_.size());
+  }
+
+  std::string go() {
+    while (problem_.empty()) {
+      auto ready = candidates();
+      if (ready.empty()) break;
+      const auto [rank, id] = ready[std::uniform_int_distribution<std::size_t>(0, ready.size() - 1)(generator_)];
+      advance(rank, id);
+    }
+    if (!problem_.empty()) return problem_;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto& states = ranks_[rank].states;
+      const auto stuck = std::find_if(states.begin(), states.end(), [](State state) { return state != State::Done; });
+      if (stuck != states.end()) {
+        return "rank " + std::to_string(rank) + ": task " + std::to_string(stuck - states.begin()) + " never ends";
+      }
+    }
+    return "";
+  }
+
+ private:
+  enum class State : uint8_t { Waiting, Issued, Done };
+  struct Rank {
+    const Schedule* schedule;
+    std::vector<State> states;
+    std::deque<uint32_t> collectives;  // issued and not done
+  };
+  // Between two ranks, in one direction: those that have no partner yet.
+  struct Wire {
+    std::deque<uint32_t> sends, receives;
+  };
+
+  const Task& task(std::size_t rank, uint32_t id) const { return ranks_[rank].schedule->tasks()[id]; }
+
+  // Every task that could run next. Of Issues the first one of each rank: they keep their order.
+  std::vector<std::pair<std::size_t, uint32_t>> candidates() const {
+    std::vector<std::pair<std::size_t, uint32_t>> found;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      bool issued = false;
+      for (uint32_t id = 0; id < ranks_[rank].states.size(); ++id) {
+        if (ranks_[rank].states[id] != State::Waiting || !ready(rank, id)) continue;
+        const bool issue = task(rank, id).kind == Task::Kind::Issue;
+        if (!issue || !std::exchange(issued, true)) found.emplace_back(rank, id);
+      }
+    }
+    return found;
+  }
+
+  bool ready(std::size_t rank, uint32_t id) const {
+    const auto& before = ranks_[rank].schedule->after(task(rank, id));
+    return std::all_of(before.begin(), before.end(),
+                       [&](uint32_t one) { return ranks_[rank].states[one] == State::Done; });
+  }
+
+  void advance(std::size_t rank, uint32_t id) {
+    const Task& one = task(rank, id);
+    if (one.kind != Task::Kind::Issue) {
+      compute(one);
+      ranks_[rank].states[id] = State::Done;
+      return;
+    }
+    ranks_[rank].states[id] = State::Issued;
+    if (!row(one.call.op).is(kPeer)) {
+      ranks_[rank].collectives.push_back(id);
+      return meet();
+    }
+    const auto peer = static_cast<std::size_t>(one.call.root);
+    const bool sends = one.call.op == Op::send;
+    auto& wire = messages_[sends ? rank * ranks_.size() + peer : peer * ranks_.size() + rank];
+    (sends ? wire.sends : wire.receives).push_back(id);
+    while (!wire.sends.empty() && !wire.receives.empty()) {
+      transfer(sends ? rank : peer, wire.sends.front(), sends ? peer : rank, wire.receives.front());
+      wire.sends.pop_front();
+      wire.receives.pop_front();
+    }
+  }
+
+  void transfer(std::size_t from, uint32_t sent, std::size_t to, uint32_t received) {
+    const auto& out = task(from, sent).call.out;
+    const auto& in = task(to, received).call.out;
+    if (out.count != in.count) {
+      problem_ = "rank " + std::to_string(to) + " expects " + std::to_string(in.count) + " elements from rank " +
+                 std::to_string(from) + ", which sends " + std::to_string(out.count);
+      return;
+    }
+    std::memcpy(in.data, out.data, static_cast<std::size_t>(in.count * size_of(task(to, received).call.dtype)));
+    ranks_[from].states[sent] = ranks_[to].states[received] = State::Done;
+  }
+
+  // Performs the oldest collective if all ranks have issued it.
+  void meet() {
+    if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.collectives.empty(); })) return;
+    std::vector<Call> calls;
+    for (auto& rank : ranks_) {
+      calls.push_back(rank.schedule->tasks()[rank.collectives.front()].call);
+      rank.states[rank.collectives.front()] = State::Done;
+      rank.collectives.pop_front();
+    }
+    for (const auto& call : calls) {
+      if (call.op != calls[0].op || call.dtype != calls[0].dtype || call.red != calls[0].red) {
+        problem_ = "the ranks issue different collectives";
+        return;
+      }
+    }
+    perform(calls);
+  }
+
+  std::mt19937 generator_;
+  std::vector<Rank> ranks_;
+  std::vector<Wire> messages_;
+  std::string problem_;
+};
+
+}  // namespace
+
+void perform(const std::vector<Call>& calls) { Collective(calls).perform(); }
+
+std::string run(std::span<const Schedule> schedules, uint32_t seed) { return Run(schedules, seed).go(); }
+
+}  // namespace interpreter

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// All ranks of a group in one process, without libraries and threads: what operations mean, and what schedules do.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "call.h"
+#include "schedule.h"
+
+namespace interpreter {
+
+/// The meaning of a collective: `calls[i]` is rank i's, all alike in what has to be equal. Reductions fold the inputs
+/// in the order of the ranks.
+void perform(const std::vector<mcr::Call>& calls);
+
+/// Runs `schedules[i]` as rank i's. Tasks that are ready run in an order that `seed` decides; a message is taken from
+/// the sender's memory when both sides are there, and collectives when all ranks are. Returns what went wrong, or "".
+std::string run(std::span<const mcr::Schedule> schedules, uint32_t seed);
+
+}  // namespace interpreter

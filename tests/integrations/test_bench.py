@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smoke mode of bench/deepspeed.py: every case on every kind of communication, for two steps."""
+
+from __future__ import annotations
+
+import smoke
+
+
+def test_smoke() -> None:
+    text = smoke.run("deepspeed.py", limit=280.0)  # DeepSpeed takes seconds to start, six times
+    assert "# DeepSpeed's step time" in text

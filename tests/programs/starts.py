@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that start in some way, print what came of it, and end: starts.py NAME [ARGUMENTS...]."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as torch_dist
+
+import mcr_dl as dist
+
+RANK = int(os.environ["RANK"])
+
+
+def use() -> None:
+    """Print what has been started, and communicate on all of it."""
+    for name in dist.get_backends():
+        x = torch.ones(3)
+        dist.all_reduce(x, backend=name)
+        assert x.tolist() == [dist.get_world_size()] * 3
+    print("STARTED", *dist.get_backends(), flush=True)
+    dist.destroy_process_group()
+
+
+def start(*names: str) -> None:
+    """Print the error, if there is one; a warning goes to stderr by itself."""
+    try:
+        dist.init_process_group(list(names) or None, timeout=20)
+    except dist.McrError as error:
+        assert not dist.is_initialized()
+        print(f"RAISED {type(error).__name__}: {error}", flush=True)
+    else:
+        use()
+
+
+def plugged_in() -> None:
+    """Another package has registered a backend of its own with torch; then without a name, and through torch."""
+    import torch.testing._internal.distributed.multi_threaded_pg  # noqa: F401  registers "threaded"
+
+    for backend in (None, "mcr", "auto"):
+        dist.init_process_group(backend, timeout=timedelta(seconds=20))
+        use()
+    torch_dist.init_process_group("mcr")
+    use()
+
+
+def loaded(rank: str, library: str, *names: str) -> None:
+    """One rank has loaded another MPI library already."""
+    if int(rank) == RANK:
+        ctypes.CDLL(library, mode=os.RTLD_GLOBAL)
+    start(*names)
+
+
+def on_rank(rank: str, variable: str, value: str, *names: str) -> None:
+    """One rank has a variable of its own."""
+    if int(rank) == RANK:
+        os.environ[variable] = value
+    start(*names)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

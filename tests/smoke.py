@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a script of bench/ in smoke mode."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import launchers
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "bench"
+LIMIT = 150.0  # seconds; a hang, where a script has not ended: alone on two cores none takes 30
+SMOKE = "smoke mode: the figures mean nothing"  # what bench/script.py says
+
+
+def results() -> dict[Path, int]:
+    """When each file of the kept results was written."""
+    folders = (ROOT / "docs" / "results", ROOT / "docs" / "images")
+    return {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
+
+
+def run(*command: str, launcher: Sequence[str] = (), limit: float = LIMIT, **variables: str) -> str:
+    """Run ``python LAUNCHER bench/COMMAND --smoke``, which must succeed and keep no results. Returns its output."""
+    before = results()
+    process = subprocess.Popen(
+        [sys.executable, *launcher, str(BENCH / command[0]), *command[1:], "--smoke"],
+        cwd=ROOT,
+        env=launchers.environment(MCR_DL_TUNING_TABLE="none", **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        text, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        text, _ = process.communicate()
+        raise AssertionError(f"{' '.join(command)} has not ended after {limit:.0f} s:\n{text}") from None
+    assert process.returncode == 0, text
+    assert SMOKE in text, f"the smoke mode of bench/script.py was not used:\n{text}"
+    assert results() == before
+    return text

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every script in bench/ runs: in its smoke mode, which takes seconds and keeps no results."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import smoke
+from harness import launchers
+from smoke import BENCH
+
+TESTS = Path(__file__).resolve().parent
+# Scripts that need root, a GPU or packages which the development environment has not, and the tests that run them.
+ELSEWHERE = {
+    "deepspeed.py": "integrations/test_bench.py",
+    "gpu": "test_gpu_check.py",
+    "gpu_check.sh": "test_gpu_check.py",
+    "lab": "lab/test_smoke.py",
+}
+
+
+def imported() -> set[str]:
+    """The modules that files of bench/ import."""
+    found: set[str] = set()
+    for path in BENCH.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(each.name for each in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+    return found
+
+
+def scripts() -> list[str]:
+    """All in bench/ that people start: files that no other imports or that have a main part, shell scripts, packages.
+
+    The programs of ranks end in _rank.py.
+    """
+    modules = imported()
+    main = '__name__ == "__main__"'
+    files = [path.name for path in BENCH.glob("*.py") if path.stem not in modules or main in path.read_text()]
+    files = [name for name in files if not name.endswith("_rank.py")]
+    packages = [path.parent.name for path in BENCH.glob("*/__init__.py")]
+    return sorted([*files, *(path.name for path in BENCH.glob("*.sh")), *packages])
+
+
+@pytest.mark.parametrize("name", [name for name in scripts() if name not in ELSEWHERE])
+def test_smoke(name: str) -> None:
+    """A script without a smoke mode fails here."""
+    smoke.run(name)
+
+
+def test_the_log_on_ranks_of_a_launcher(tmp_path: Path) -> None:
+    """log_cost.py measures more on ranks that torchrun has started, and writes its figures where --json says."""
+    figures = tmp_path / "figures.json"
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={launchers.free_port()}"]
+    text = smoke.run("log_cost.py", "--json", str(figures), launcher=torchrun)
+    assert "mpi, asynchronous" in text
+    assert "mpi, asynchronous" in figures.read_text()
+
+
+def test_scripts_that_need_more_are_run_elsewhere() -> None:
+    """Each is in the list of those that other tests run, and the test names it."""
+    assert set(ELSEWHERE) <= set(scripts())
+    for name, test in ELSEWHERE.items():
+        assert Path(name).stem in (TESTS / test).read_text(), f"tests/{test} does not run bench/{name}"

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation on arrays of other libraries, and on dense tensors whose elements do not lie row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import forms
+from calls import OPS, SIGNATURES, Case, kinds
+from cases import IN_TORCH, table, torch_takes
+from harness import Pools
+from ranks import layouts, operations, session, striped
+
+FUNCTIONS = [name for name, row in SIGNATURES.items() if row["op"] != "barrier"]
+COUNTS = (18, 1002)  # even: a vector can be two rows
+DTYPES = ("float32", "int64")  # which NumPy has too
+
+worlds = pytest.mark.parametrize("world", [2, 3])
+functions = pytest.mark.parametrize("function", FUNCTIONS)
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+
+
+def _fits(case: Case, form: str) -> bool:
+    """Sums alone, as a reduction has no part in this. Splits count rows, of which a vector in columns has others."""
+    if case.red != "SUM" or case.aliased:
+        return False
+    return form in ("numpy", "dlpack") or "input_split_sizes" not in kinds(case.function) or case.layout == "rows"
+
+
+def in_form(
+    function: str, backend: str, world: int, form: str, counts: tuple[int, ...] = COUNTS, *, through_torch: bool = False
+) -> list[Case]:
+    """Blocking and asynchronous calls with all layouts."""
+    cases = [
+        replace(case, form=form)
+        for dtype in DTYPES
+        for case in table(function, backend, dtype, world, counts, through_torch=through_torch)
+        if _fits(case, form)
+    ]
+    assert cases
+    return cases
+
+
+@backends
+@worlds
+@functions
+@pytest.mark.parametrize("form", forms.ARRAYS)
+def test_arrays(pools: Pools, form: str, function: str, world: int, backend: str) -> None:
+    """NumPy arrays, DLPack objects and lists of them, of which the caller keeps none while an operation runs."""
+    cases = in_form(function, backend, world, form)
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+
+
+@backends
+@worlds
+@functions
+@pytest.mark.parametrize("form", ["columns", "columns of some"])
+def test_other_orders(pools: Pools, form: str, function: str, world: int, backend: str) -> None:
+    """The elements arrive where they belong, whatever the order on either side."""
+    if form == "columns of some" and OPS[SIGNATURES[function]["op"]]["in_place"]:
+        form = "columns"  # ranks must agree on the order of a tensor that is worked on as it lies
+    cases = in_form(function, backend, world, form)
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+
+
+@worlds
+@functions
+def test_other_orders_on_striped(pools: Pools, function: str, world: int) -> None:
+    """Messages that are cut over two libraries."""
+    cases = in_form(function, "gloo+mpi", world, "columns", (100_002,))
+    assert pools.get("processes", world).run(striped.run_all, cases, limit=60) == [len(cases)] * world
+
+
+@worlds
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name in IN_TORCH])
+def test_other_orders_through_torch(pools: Pools, function: str, world: int) -> None:
+    """torch.distributed's functions on "mcr"."""
+    cases = [
+        case
+        for form in ("columns", "columns of some")
+        for case in in_form(function, "mpi", world, form, through_torch=True)
+        if torch_takes(case) and not (form == "columns of some" and OPS[case.op]["in_place"])
+    ]
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+
+
+@backends
+@worlds
+@pytest.mark.parametrize("passes", layouts.PASSES)
+def test_other_orders_with_passes(pools: Pools, passes: str, world: int, backend: str) -> None:
+    """Calls that a pass holds, cuts or encodes."""
+    cases = [case for function in FUNCTIONS for case in in_form(function, backend, world, "columns")]
+    cases = [case for case in cases if case.dtype == "float32" and case.group == "world"]
+    done = pools.get("processes", world).run(layouts.with_passes, passes, cases, limit=60)
+    assert done == [len(cases)] * world
+
+
+@backends
+@worlds
+@pytest.mark.parametrize("function", layouts.ON_RANKS)
+def test_on_ranks(pools: Pools, function: str, world: int, backend: str) -> None:
+    """What the function's docstring says."""
+    pools.get("processes", world).run(layouts.ON_RANKS[function], backend, limit=60)

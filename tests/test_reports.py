@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of libraries in reports: whatever they contain, every command prints them as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jobs
+import tables as made
+from harness import launchers
+from harness.nursery import Nursery
+from mcr_dl import info
+from mcr_dl._console import Console, bars
+from mcr_dl.bench import report as bench_report
+from mcr_dl.bench._sweep import Row, Settings
+from mcr_dl.bench.cases import Case
+from mcr_dl.bench.timing import Statistics
+from mcr_dl.examples import report as examples
+from mcr_dl.trace import Region, Trace, _clock, _files, summary
+from mcr_dl.trace import cli as trace
+from mcr_dl.tuning import cli as tune
+from mcr_dl.tuning import table
+from mcr_dl.tuning._journal import Plan, Progress, Unit
+from mcr_dl.tuning.table import Exclusion
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = {
+    "closing tag": "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms",
+    "tag": "is not installed: pip install 'mcr-dl[plot]'",
+    "style": "[red]Abort(1)[/red] [bold]x[/] \\[y] [link=http://h]z[/link]",
+    "emoji": "rank :0: :warning: [1]:fire:",
+}
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal on which no table is wrapped."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _paths() -> Iterator[None]:
+    """bench/ and bench/lab, where modules of the scripts are found."""
+    added = [str(ROOT / "bench"), str(ROOT / "bench" / "lab")]
+    sys.path[:0] = added
+    yield
+    sys.path[:] = [each for each in sys.path if each not in added]
+
+
+# ---- one function for each report: it prints the text, or writes it into the folder and has a command print it
+
+
+def diagnose(text: str, folder: Path) -> None:
+    alarm = {"by": 0, "kind": "error", "group": "g", "text": text, "seq": 1, "message": False}
+    known = {"format": "mcr-dl dump", "version": 1, "rank": 0, "size": 1, "pid": 1, "host": "h", "time": 0.0}
+    dump = {**known, "alarm": alarm, "groups": [], "threads": [], "pending": []}
+    (folder / "alarm0.rank0.json").write_text(json.dumps(dump))
+    assert trace.main(["diagnose", str(folder)]) == 0
+
+
+def regions(text: str, folder: Path) -> None:
+    clock = _clock.Clock(0, 0, _clock.SAME, 0, 0)
+    _files.write(Trace(0, 1, clock, [], [Region(text, 0, 1_000_000, 1)], 0, 2_000_000), folder)
+    assert trace.main(["summary", str(folder)]) == 0
+
+
+def log_summary(text: str, folder: Path) -> None:
+    del folder
+    times = dict.fromkeys(("total_latency_ms", "avg_latency_ms", "p50_latency_ms", "p99_latency_ms"), 1.0)
+    line = {"count": 1, **times, "tput_avg_gbps": 1.0, "busbw_avg_gbps": 1.0}
+    sizes = {4: {"msg_size_str": "4 B", "backends": {text: line}}}
+    codecs = {text: {"count": 1, "error_bound": text}}
+    found = {"summary": {"all_reduce": sizes}, "straggler_analysis": None, "metadata": {"codecs": codecs}}
+    summary._print(found, 0, 0)
+
+
+def excluded(text: str, folder: Path) -> None:
+    del folder
+    plan = Plan(2, ("gloo",), (Unit("all_reduce", "float32", (4,)),), 1.0, 0.1, "cpu", ())
+    with tune._Display(plan, Progress()) as display:
+        display.take({"event": "excluded", "candidate": "gloo", "operation": "all_reduce", "reason": text})
+
+
+def tuned(text: str, folder: Path) -> None:
+    tune._summary(made.scale(excluded=(Exclusion("all_reduce", "bool", "gloo", text),)), folder / "t.json", 1.0, 0)
+
+
+def _table(folder: Path, name: str, **parts: Any) -> str:
+    table.write(made.make(made.scale(excluded=parts.pop("excluded", ())), **parts), folder / name)
+    return str(folder / name)
+
+
+def tune_show(text: str, folder: Path) -> None:
+    path = _table(folder, "a.json", excluded=(Exclusion("all_reduce", "bool", "gloo", text),))
+    assert tune.main(["show", "--table", path]) == 0
+
+
+def tune_diff(text: str, folder: Path) -> None:
+    other = table.Host(**{**vars(made.HOST), "cpu": text})
+    assert tune.main(["diff", _table(folder, "a.json"), _table(folder, "b.json", host=other)]) == 1
+
+
+def bench_table(text: str, folder: Path) -> None:
+    del folder
+    times = Statistics(9, 1.0, 1.0, 1.0, 1, True)
+    rows = [Row(Case("all_reduce", 4), name, 4, 1, times) for name in (text, "mpi")]
+    bench_report.print_operation(rows, Settings(("all_reduce",), ("all",), (4,)), 2)
+
+
+def bench_footer(text: str, folder: Path) -> None:
+    del folder
+    rows = [Row(Case("all_reduce", 4), "mpi", 4, 1, reason=text)]
+    print("\n".join(bench_report.footer(rows, Settings(("all_reduce",), ("all",), (4,)))))
+
+
+def bar(text: str, folder: Path) -> None:
+    del folder
+    console = Console(force_terminal=True, color_system=None)
+    with bars(console, ["{task.description}"]) as progress:
+        progress.add_task(text)
+
+
+def _setting(**parts: Any) -> examples.Setting:
+    known = {"title": "t", "ranks": 2, "threads": 1, "unit": "tokens", "per_step": 1, "loss_unit": "nats", "turn": 1}
+    return examples.Setting(**{**known, "trial_seconds": {}, "lines": [], "details": {}, **parts})
+
+
+def _record(text: str) -> examples.Record:
+    return examples.Record(text, {"all_reduce": text}, 2.0, 1.0, [1.0], [1.0], {"all_reduce": [0.1]})
+
+
+def example_choice(text: str, folder: Path) -> None:
+    del folder
+    examples.show_choice(examples.console(quiet=False), {text: 1.0}, "")
+
+
+def example_lines(text: str, folder: Path) -> None:
+    del folder
+    examples.show_setting(Console(), _setting(lines=[text]))
+
+
+def example_table(text: str, folder: Path) -> None:
+    del folder
+    examples.show(Console(), _setting(), [_record(text)])
+
+
+def example_verdict(text: str, folder: Path) -> None:
+    del folder
+    console = examples.console(quiet=False)
+    examples.show_verdict(console, _setting(), [_record("mpi")], [text], tolerance=1.0, least_gain=0.0)
+
+
+def states(text: str, folder: Path) -> None:
+    del folder
+    Console().print(info._backend_table({"gloo": f"unavailable: {text}"}))
+
+
+def lab_problem(text: str, folder: Path) -> None:
+    from lab import suite
+
+    key = next(stage.key for stage in suite.stages.all_stages(folder))
+    suite.Runner(folder, 1.0, [key], resume=False).note(key, 1.0, [text], "", 0.0)
+
+
+def lab_rows(text: str, folder: Path) -> None:
+    del folder
+    import figures_rank
+
+    numbers = {"tokens_per_second": 1.0, "step_seconds": {"median": 1.0}, "compute_seconds": 1.0}
+    row = {"row": text, **numbers, "overlapped_seconds": None, "loss": {"end": 1.0}}
+    figures_rank.show(Console(), _setting(), [row], "tokens")
+
+
+def faults(text: str, folder: Path) -> None:
+    del folder
+    import faults as script
+
+    script.show({("gloo", "idle", "kill"): [script.Outcome(text)]})
+
+
+# By the file that prints: all that have a console of mcr_dl._console are here or in the next list.
+REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
+    "mcr/mcr_dl/trace/cli.py": [diagnose],
+    "mcr/mcr_dl/trace/_show.py": [regions],
+    "mcr/mcr_dl/trace/summary.py": [log_summary],
+    "mcr/mcr_dl/tuning/cli.py": [excluded, tuned],
+    "mcr/mcr_dl/tuning/_views.py": [tune_show, tune_diff],
+    "mcr/mcr_dl/tuning/show.py": [tune_show],
+    "mcr/mcr_dl/tuning/diff.py": [tune_diff],
+    "mcr/mcr_dl/bench/report.py": [bench_table, bench_footer],
+    "mcr/mcr_dl/bench/cli.py": [bar],
+    "mcr/mcr_dl/examples/report.py": [example_choice, example_lines, example_table, example_verdict],
+    "mcr/mcr_dl/info.py": [states],
+    "bench/lab/suite.py": [lab_problem],
+    "bench/lab/figures_rank.py": [lab_rows],
+    "bench/faults.py": [faults],
+}
+# Their own tests, below; or no texts but their own.
+OTHERS = {"mcr/mcr_dl/examples/program.py", "bench/lab/cli.py", "bench/overhead.py", "bench/soak.py"}
+
+
+class TestTextOfLibraries:
+    """Texts of libraries in reports."""
+
+    @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+    @pytest.mark.parametrize(
+        "report", {each.__name__: each for some in REPORTS.values() for each in some}.values(), ids=lambda r: r.__name__
+    )
+    def test_is_printed_as_it_is(
+        self, report: Callable[[str, Path], None], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        report(text, tmp_path)
+        said = capsys.readouterr()
+        assert text in said.out + said.err
+
+    def test_every_report_is_here(self) -> None:
+        """A file that makes a console is in one of the lists, and no other file is."""
+        files = [*(ROOT / "mcr").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+        users = {str(path.relative_to(ROOT)) for path in files if "import Console" in path.read_text()}
+        assert users - {"mcr/mcr_dl/_console.py"} == set(REPORTS) | OTHERS
+
+    @pytest.mark.parametrize("more", [(), ("--codec", "bf16")], ids=["modes", "codecs"])
+    def test_an_example_that_cannot_be_trained(self, tmp_path: Path, more: tuple[str, ...]) -> None:
+        """The error of a workload, which names what the user gave."""
+        given = ["--text", str(tmp_path / "[red]no[/] 'mcr-dl[plot]'"), "--no-chart", *more]
+        done = subprocess.run(
+            [sys.executable, "-m", "mcr_dl.examples.moe", *given],
+            env=launchers.environment(MCR_DL_TUNING_TABLE="none"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert f"--text: expected a directory, got {given[1]}\n" in done.stdout
+
+    @pytest.mark.parametrize("world", [2, 3])
+    def test_gloos_own_words(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], world: int) -> None:
+        """A blocking call of gloo that runs into its time limit, and `mcr-trace diagnose` of its dumps."""
+        with Nursery() as nursery:
+            ranks = jobs.start(
+                nursery, "troubles", ["late_for_a_blocking_call", "gloo"], world, MCR_DL_DUMP_DIR=str(tmp_path)
+            )
+            jobs.end(nursery, [ranks[0]])
+            words = re.search(r"RAISED .*?(\[/\S+unbound_buffer\.cc:\d+\] Timed out waiting \d+ms)", ranks[0].text)
+            assert words, ranks[0].text
+        assert trace.main(["diagnose", str(tmp_path)]) == 0
+        assert words[1] in capsys.readouterr().out
+
+
+MARKUP = [
+    "from rich.console import Console\n",
+    "import rich\nrich.print('x')\n",
+    "from rich import print\n",
+    "from rich.markup import escape\n",
+    "import rich.progress\nrich.progress.Progress()\n",
+    "from rich.progress import TextColumn\n",
+    "from rich.progress import track\n",
+    "from rich.text import Text\nText.from_markup('x')\n",
+]
+
+
+@pytest.mark.parametrize("code", MARKUP)
+@pytest.mark.parametrize("file", ["mcr/mcr_dl/planted.py", "bench/planted.py", "tests/planted.py"])
+def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
+    """`make lint` finds each in every folder."""
+    command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--no-cache", "--stdin-filename", file, "-"]
+    done = subprocess.run(command, cwd=ROOT, input=code, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "TID251" in done.stdout
+
+
+def test_lint_selects_that_rule() -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--show-settings", str(ROOT / "mcr" / "mcr_dl" / "info.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "banned-api (TID251)" in done.stdout

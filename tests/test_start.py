@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backends a job starts, on all ranks alike; what the environment and the arguments of the start may be."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as torch_dist
+
+import jobs
+import mcr_dl
+from harness import launchers
+from harness.nursery import Child, Nursery
+from mcr_dl import InvalidArgumentError, InvalidTypeError, _errors, _launch, _startup, _variables
+from mcr_dl._backends import parse_backends
+
+ROOT = launchers.TESTS.parent
+sizes = pytest.mark.parametrize("size", [2, 3])
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests of the file."""
+    with Nursery() as made:
+        yield made
+
+
+def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -> list[Child]:
+    """The ranks of a job, when they have ended well."""
+    ranks = nursery.ranks(jobs.PROGRAMS / "starts.py", arguments, size, **variables)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0)
+    return ranks
+
+
+# ---- which backends start
+
+
+@sizes
+def test_without_a_name_the_real_libraries_start(nursery: Nursery, size: int) -> None:
+    """Not what other packages have registered with torch, which may not even be made to start."""
+    ranks = start(nursery, ["plugged_in"], size)
+    assert [rank.text.count("STARTED mpi gloo\n") for rank in ranks] == [4] * size, ranks[0].text
+
+
+LEFT_OUT = "; it is left out (MCR_DL_BACKENDS names the backends to start)"
+
+
+@sizes
+@pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
+def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], size: int) -> None:
+    """It is there on one rank: left out on all with a warning, but an error on all where it was named."""
+    for rank in start(nursery, ["loaded", "1", str(launchers.openmpi_library()), *named], size):
+        assert "rank 1: backend 'mpi' is unavailable: Open MPI cannot start under this launcher" in rank.text
+        assert ("RAISED BackendUnavailableError: rank 1: " in rank.text) == bool(named), rank.text
+        assert ("STARTED gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+
+
+@pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
+def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -> None:
+    """The same where only the start shows that it does not work."""
+    for rank in start(nursery, ["start", *named], 2, GLOO_SOCKET_IFNAME="no-such-interface"):
+        assert "backend 'gloo' cannot start: " in rank.text
+        assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
+        assert ("STARTED mpi\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+
+
+@sizes
+def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> None:
+    """It has been asked for, on whatever rank: there is no start without it."""
+    for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so"], size):
+        assert re.search(r"RAISED BackendUnavailableError: rank 1: .*MCR_DL_MPI_LIB=/no/lib\.so: no such f", rank.text)
+    for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so", "gloo"], size):
+        assert "STARTED gloo\n" in rank.text  # nobody has asked for mpi
+
+
+def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
+    """All ranks raise, naming both."""
+    for rank in start(nursery, ["on_rank", "1", "MCR_DL_BACKENDS", "gloo"], 2):
+        assert "RAISED InvalidArgumentError: backend: expected the same on all ranks, got auto on rank 0 and gloo" in (
+            rank.text
+        )
+
+
+def condition(**other: Any) -> dict[str, Any]:
+    """What one rank says of one backend."""
+    return {"library": "", "problem": "", "absent": False, "asked": False, **other}
+
+
+def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
+    """What comes of it beside a gloo that works."""
+    gloo = condition(library="gloo")
+    values = [{"named": "auto", "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
+    return _startup._decide(values)
+
+
+def test_what_no_rank_has_is_left_out_without_a_word() -> None:
+    """A machine without MPI or GPU is normal; one rank of two without is not."""
+    absent = condition(problem="no MPI library found", absent=True)
+    here = condition(library="MPICH 5")
+    assert decided(absent, absent) == {"failed": "", "backends": ["gloo"], "asked": [], "left_out": []}
+    assert decided(here, absent)["left_out"] == ["rank 1: no MPI library found"]
+    assert decided(here, {**absent, "asked": True})["failed"] == "rank 1: no MPI library found"
+
+
+def test_libraries_that_differ_between_ranks() -> None:
+    """They cannot start together."""
+    answer = decided(condition(library="MPICH 5"), condition(library="Open MPI 5"))
+    text = "backend 'mpi': expected the same library on all ranks, got MPICH 5 on rank 0 and Open MPI 5 on rank 1"
+    assert (answer["backends"], answer["left_out"]) == (["gloo"], [text])
+
+
+# ---- arguments and variables
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "text"),
+    [
+        ([], InvalidArgumentError, "backend: expected at least one name, or 'auto'"),
+        (3, InvalidTypeError, "backend: expected a name, a list of names or None, got 3"),
+        ([3], InvalidArgumentError, "backend: expected names of backends"),
+        ("", InvalidArgumentError, "backend: expected names of backends"),
+        ("mpii", InvalidArgumentError, "backend: expected one of mpi, .*'mpii'"),
+    ],
+)
+def test_wrong_backends(backend: Any, error: type[Exception], text: str) -> None:
+    """Each is one clear error, and nothing has started."""
+    with pytest.raises(error, match=f"^{text}"):
+        mcr_dl.init_process_group(backend)
+    assert not mcr_dl.is_initialized()
+
+
+@pytest.mark.parametrize("value", ["", " ", "mpii", "mpi,,gloo", "tpu:mpi"])
+def test_wrong_backends_in_the_environment(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable."""
+    monkeypatch.setenv("MCR_DL_BACKENDS", value)
+    for backend in (None, "mcr"):
+        with pytest.raises(InvalidArgumentError, match=r"^MCR_DL_BACKENDS: expected "):
+            parse_backends(backend)
+
+
+@pytest.mark.parametrize("rank", ["5", "2", "-1"])
+@pytest.mark.parametrize("names", [row[1:3] for row in _launch._VARIABLES])
+def test_a_rank_outside_of_the_job(names: tuple[str, str], rank: str) -> None:
+    """It would wait for ranks that never come; the error names both variables."""
+    with pytest.raises(InvalidArgumentError, match=f"{names[0]}={rank} and {names[1]}=2"):
+        _launch.detect({names[0]: rank, names[1]: "2"})
+
+
+def test_a_rank_outside_of_the_job_does_not_wait() -> None:
+    """The program ends at once."""
+    program = [sys.executable, "-c", "import mcr_dl; mcr_dl.init_process_group('gloo')"]
+    variables = {"RANK": "5", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ended = subprocess.run(
+        program, env=launchers.environment(**variables), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert "got RANK=5 and WORLD_SIZE=2" in ended.stderr
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda timeout: mcr_dl.init_process_group("gloo", timeout=timeout),
+        lambda timeout: mcr_dl.new_group([0], timeout=timeout),
+        lambda timeout: mcr_dl.split_group(split_ranks=[[0]], timeout=timeout),
+        lambda timeout: mcr_dl.monitored_barrier(timeout=timeout),
+    ],
+    ids=["init_process_group", "new_group", "split_group", "monitored_barrier"],
+)
+def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
+    """The text of calls, from the same conversion."""
+    with pytest.raises(InvalidArgumentError, match=r"a positive datetime\.timedelta"):
+        function(timeout)
+
+
+@pytest.fixture
+def alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A job of this process alone, unless the test starts one itself."""
+    own = "init_process_group" in request.node.name
+    if not own:
+        mcr_dl.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1, timeout=20)
+    yield
+    if not own:
+        mcr_dl.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_timeouts_in_seconds() -> None:
+    """Wherever a group is made, as in calls."""
+    made = [mcr_dl.group.WORLD, mcr_dl.new_group([0], timeout=0.25), mcr_dl.split_group(split_ranks=[[0]], timeout=3)]
+    seconds = [mcr_dl._C.group_of(group).timeout.total_seconds() for group in made]
+    assert seconds == [20, 0.25, 3]
+
+
+# ---- what is documented
+
+
+def test_unknown_variables() -> None:
+    """The nearest name is told; a variable of the table, or of others, is not."""
+    assert _variables.unknown({"MCR_DL_BACKEND": "gloo", "MCR_DL_TUNE": "", "HOME": ""}) == [
+        "MCR_DL_BACKEND (did you mean MCR_DL_BACKENDS?)"
+    ]
+    assert _variables.unknown({"MCR_DL_ZZZZZ": ""}) == ["MCR_DL_ZZZZZ"]
+
+
+def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:
+    """Once per process, at its first start."""
+    (rank,) = start(nursery, ["plugged_in"], 1, MCR_DL_BACKEND="gloo")
+    assert rank.text.count("MCR_DL_BACKEND (did you mean MCR_DL_BACKENDS?)") == 1, rank.text
+
+
+def test_the_documented_variables_are_those_of_the_table() -> None:
+    """Every row of the list in docs/, and every variable that the sources read."""
+    listed = re.findall(r"^\| `(MCR_DL_\w+)` \| (.*) \|$", (ROOT / "docs" / "environment.md").read_text(), re.MULTILINE)
+    rows = [(each.name, f"{each.meaning} | [more]({each.page})") for each in _variables.VARIABLES]
+    assert listed == rows
+    for each in _variables.VARIABLES:
+        page, _, anchor = each.page.partition("#")
+        text = (ROOT / "docs" / page).read_text()
+        assert each.name in text, each
+        headings = {re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in text.splitlines()}
+        assert not anchor or anchor in headings, each
+    sources = [*ROOT.glob("src/**/*.cc"), *ROOT.glob("mcr/**/*.py")]
+    read = {name for file in sources for name in re.findall(r"[\"`](MCR_DL_[A-Z_]+)", _text(file))}
+    assert read == {each.name for each in _variables.VARIABLES}
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.name != "_variables.py" else ""
+
+
+def test_every_documented_exception_is_exported() -> None:
+    """Those that are raised, and those that docstrings and pages name."""
+    ours = {cls.__name__ for cls in [_errors.McrError, *_errors.McrError.__subclasses__()]}
+    assert ours <= set(mcr_dl.__all__)
+    documented: set[str] = set()
+    for file in [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("mcr/mcr_dl/*.py")]:
+        for names in re.findall(r"`(?:mcr_dl\.)?([A-Z]\w+Error)`|Raises ([A-Z]\w+Error)", file.read_text()):
+            documented.update(filter(None, names))
+    assert {"DesyncError", "CollectiveTimeoutError"} <= documented
+    internal = {"NcclLibraryError", "MpiLibraryError"}  # become BackendUnavailableError
+    assert {name for name in documented - internal if not hasattr(mcr_dl, name)} <= set(dir(builtins))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions in users' code that runs behind a call: the right one on the right rank, and no rank hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import jobs
+from harness import Pools
+from harness.nursery import Nursery
+from ranks import session, user_code
+
+sizes = pytest.mark.parametrize("size", [2, 3])
+backends = pytest.mark.parametrize("backend", session.BACKENDS)
+forms = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "async"])
+raisers = pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
+
+
+@pytest.fixture(scope="module")
+def own_pools() -> Iterator[Pools]:
+    """Ranks of their own: some calls of these tests never complete."""
+    session_pools = Pools()
+    yield session_pools
+    session_pools.close()
+
+
+def _ends_ranks(where: str, backend: str, blocking: bool, everywhere: bool) -> bool:
+    """Whether other ranks sit in a blocking call of MPI, which is ended with the process."""
+    return backend == "mpi" and blocking and not everywhere and where in user_code.IN_MPI
+
+
+CASES = [
+    (where, backend, blocking, everywhere)
+    for where in user_code.CHAINS
+    for backend in session.BACKENDS
+    for blocking in (True, False)
+    for everywhere in (False, True)
+    if not (blocking and where in user_code.ASYNCHRONOUS)
+]
+
+
+def _named(case: tuple[str, str, bool, bool]) -> str:
+    where, backend, blocking, everywhere = case
+    return f"{where}-{backend}-{'blocking' if blocking else 'async'}-{'all ranks' if everywhere else 'one rank'}"
+
+
+@sizes
+@pytest.mark.parametrize("case", [case for case in CASES if not _ends_ranks(*case)], ids=_named)
+def test_in_the_chain(own_pools: Pools, size: int, case: tuple[str, str, bool, bool]) -> None:
+    """Passes, their steps and codecs."""
+    own_pools.get("processes", size).run(user_code.in_chain, *case, limit=40.0)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """One for all tests of the file."""
+    with Nursery() as made:
+        yield made
+
+
+@sizes
+@pytest.mark.parametrize("where", user_code.IN_MPI)
+def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
+    """The rank that raises has its exception; the others, inside of MPI, say what they wait for and end."""
+    ranks = jobs.start(nursery, "raising", [where], size)
+    jobs.end(nursery, ranks)
+    assert ranks[0].code == 0, ranks[0].text
+    assert "RAISED ValueError: bad batch" in ranks[0].text
+    jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ", "still running after")
+
+
+def test_groups_in_different_orders(nursery: Nursery) -> None:
+    """A limit of mpi (docs/architecture.md): held calls of one group and blocking ones of another, made in different
+    orders, end at their time limit; with all threads let into MPI they complete."""
+    ranks = jobs.start(nursery, "crossed", [], 2)
+    jobs.end(nursery, ranks)
+    assert "RAISED mpi.all_reduce (group " in ranks[0].text
+    assert "DONE" not in ranks[0].text + ranks[1].text
+    jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ", "still running after")
+    ranks = jobs.start(nursery, "crossed", [], 2, MCR_DL_MPI_THREAD_LEVEL="multiple")
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "DONE [2.0, 2.0, 2.0] [2.0, 2.0, 2.0, 2.0]")
+
+
+@sizes
+@backends
+@forms
+@raisers
+def test_in_a_completion_hook(pools: Pools, size: int, backend: str, blocking: bool, everywhere: bool) -> None:
+    """torch's _register_on_completion_hook()."""
+    pools.get("processes", size).run(user_code.in_hook, backend, blocking, everywhere, limit=30.0)
+
+
+@backends
+def test_in_the_hook_of_a_dropped_work(pools: Pools, backend: str) -> None:
+    """Nothing is lost in silence."""
+    pools.get("processes", 2).run(user_code.unasked_hook, backend, limit=30.0)
+
+
+@sizes
+@backends
+@pytest.mark.parametrize("door", ["mcr_dl", "torch"])
+@raisers
+def test_in_a_callback_of_a_future(pools: Pools, size: int, backend: str, door: str, everywhere: bool) -> None:
+    """Of our works and of torch's."""
+    pools.get("processes", size).run(user_code.in_callback, backend, door, everywhere, limit=30.0)
+
+
+@backends
+@pytest.mark.parametrize("name", ["dropped_call", "held_beyond_the_group", "other_threads_go_on"])
+def test_passes_and_threads(pools: Pools, backend: str, name: str) -> None:
+    """What the function's docstring says."""
+    pools.get("processes", 2).run(getattr(user_code, name), backend, limit=40.0)
