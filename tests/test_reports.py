@@ -206,6 +206,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
 }
 # Their own tests, below; or no texts but their own.
 OTHERS = {"mcr/mcr_dl/examples/program.py", "bench/lab/cli.py", "bench/overhead.py", "bench/soak.py"}
+GLOOS_WORDS = r"\[/\S+\.cc:\d+\] \w+"  # they begin with a path in brackets, which rich would take for markup
 
 
 class TestTextOfLibraries:
@@ -251,10 +252,9 @@ class TestTextOfLibraries:
                 nursery, "troubles", ["late_for_a_blocking_call", "gloo"], world, MCR_DL_DUMP_DIR=str(tmp_path)
             )
             jobs.end(nursery, [ranks[0]])
-            words = re.search(r"RAISED .*?(\[/\S+unbound_buffer\.cc:\d+\] Timed out waiting \d+ms)", ranks[0].text)
-            assert words, ranks[0].text
+            assert re.search(rf"RAISED .*?{GLOOS_WORDS}", ranks[0].text), ranks[0].text
         assert trace.main(["diagnose", str(tmp_path)]) == 0
-        assert words[1] in capsys.readouterr().out
+        assert re.search(GLOOS_WORDS, capsys.readouterr().out)  # the first rank to raise may be rank 2
 
 
 MARKUP = [

@@ -20,7 +20,7 @@ import torch
 import mcr_dl as dist
 
 LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
-STORM_LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "4")))  # on a busy machine, calls take a second
+STORM_LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "6")))  # on a busy machine, calls take a second
 DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; others are inside of the call, or outside, by then
 REPORTED = 3
 

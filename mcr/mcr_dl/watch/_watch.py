@@ -16,12 +16,14 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl._launch import store_outlives
 from mcr_dl.watch import _dump, _fork, _report
-from mcr_dl.watch._alarm import ANSWERS, Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ANSWERS, INQUIRY, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
 
 _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's time is up: most raise by themselves
+_ERROR_INQUIRY = 1.8  # for the reports of the other ranks, where the error came without a delay of the sampler
+_LONGEST_INQUIRY = 10.0  # the same after a timeout: half of the call's own limit, at most this
 _LAST = 0.3  # for a thread to leave its call when the communicator has been aborted
 _PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis holds for the same call
@@ -119,7 +121,8 @@ class Watch:
     def _timed_out(self, what: str, call: dict[str, Any]) -> str:
         limit = f"{call['limit'] * 1000:.0f} ms"
         text = f"{what}: {_number(call)} timed out: still running after the timeout of {limit}"
-        told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout")
+        patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
+        told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout", patience)
         return complete(text, call["label"], told, timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
@@ -190,9 +193,10 @@ class Watch:
             return complete(text, label, known[1], timeout=timeout)
         if now - self._last_alarm < _SPACING:
             return text
-        return complete(text, label, self._explanation(text, label, seq, message, "error"), timeout=timeout)
+        told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
+        return complete(text, label, told, timeout=timeout)
 
-    def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str) -> str:
+    def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
         if self._ending.is_set():
             return ""
         position = next((each for each in _C.positions() if each["label"] == label), None)
@@ -202,13 +206,13 @@ class Watch:
             self._failed = text.partition("\n")[0]
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
-            told = self._inquire(alarm, position["ranks"])
+            told = self._inquire(alarm, position["ranks"], patience)
             self._known = {(label, seq): (time.monotonic(), told)}
         return told
 
-    def _inquire(self, alarm: Alarm, ranks: list[int]) -> str:
+    def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
-            return self._exchange.ask(lambda: self._find_out(alarm, ranks))
+            return self._exchange.ask(lambda: self._find_out(alarm, ranks), patience)
         except StoreError as error:
             self.broken = True
             reason = str(error).partition("\n")[0]
