@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our declarations of MPI's ABIs (src/backends/mpi_abi*.h) against the headers and libraries of MPICH and Open MPI."""
+"""Our declarations of MPI's ABIs (src/backends/mpi/abi*.h) against the headers and libraries of MPICH and Open MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from harness import launchers
 
 ROOT = Path(__file__).resolve().parent.parent
-ABIS = ROOT / "src" / "backends"
+ABIS = ROOT / "src" / "backends" / "mpi"
 PROGRAM = Path(__file__).parent / "programs" / "mpi_facts.cc"
 CXX = os.environ.get("CXX", "c++")
 MODULES = [("mpich", 4), ("mpich", 3), ("openmpi", 3)]  # as CMakeLists.txt: the ABI, the version of the standard
@@ -31,7 +31,7 @@ def library(family: str) -> Path:
 
 
 def definitions(family: str, version: int) -> list[str]:
-    return [f'-DMCR_MPI_ABI="mpi_abi_{family}.h"', f"-DMCR_MPI_VERSION={version}"]
+    return [f'-DMCR_MPI_ABI="abi_{family}.h"', f"-DMCR_MPI_VERSION={version}"]
 
 
 def execute(*command: str | Path) -> str:
@@ -43,7 +43,7 @@ def execute(*command: str | Path) -> str:
 @cache
 def declared(family: str, version: int) -> dict[str, str]:
     """All names that our headers declare: types, the fields of MPI_Status, and the rest, which has values."""
-    header = ABIS / "mpi_abi.h"
+    header = ABIS / "abi.h"
     text = execute(CXX, "-std=c++20", "-E", "-P", "-x", "c++", *definitions(family, version), header)
     types = set(re.findall(r"\busing (MPI_\w+)", text)) | set(re.findall(r"\bstruct (MPI_\w+)", text))
     fields = set(re.findall(r"\bint (MPI_\w+);", text))
@@ -67,7 +67,7 @@ def facts(folder: Path, header: str, include: Path, family: str, version: int) -
 @pytest.mark.parametrize(("family", "version"), MODULES)
 def test_declarations(family: str, version: int, tmp_path: Path) -> None:
     """Every type, constant and signature is that of the library's own header, and every symbol is in the library."""
-    ours = facts(tmp_path / "ours", "mpi_abi.h", ABIS, family, version)
+    ours = facts(tmp_path / "ours", "abi.h", ABIS, family, version)
     theirs = facts(tmp_path / "theirs", "mpi.h", prefix(family) / "include", family, version)
     assert ours == theirs
     assert len(ours) > 100
@@ -87,10 +87,10 @@ def test_a_wrong_declaration_is_found(family: str, right: str, wrong: str, tmp_p
     """The comparison above sees a constant, a width and a layout that are not the library's."""
     copy = tmp_path / "copy"
     copy.mkdir()
-    for header in ABIS.glob("mpi_abi*.h"):
+    for header in ABIS.glob("abi*.h"):
         shutil.copy(header, copy)
-    changed = copy / f"mpi_abi_{family}.h"
+    changed = copy / f"abi_{family}.h"
     assert right in changed.read_text()
     changed.write_text(changed.read_text().replace(right, wrong))
-    ours = facts(tmp_path / "ours", "mpi_abi.h", copy, family, 3)
+    ours = facts(tmp_path / "ours", "abi.h", copy, family, 3)
     assert ours != facts(tmp_path / "theirs", "mpi.h", prefix(family) / "include", family, 3)

@@ -17,7 +17,7 @@ ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
 REAL = ("mpi", "nccl", "gloo")  # what "auto" and no name stand for; all others start by name only
 _ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library, and so ask for it
-_NO_DEVICE = "no CUDA device"  # what the core says where there is none (src/backends/nccl_library.cc)
+_NO_DEVICE = "no CUDA device"  # what the core says where there is none (src/backends/nccl/library.cc)
 _MODULES = Path(_C.__file__).parent / "_backends"
 _ADAPTERS = ("c10d", "striped")  # modules that serve backends of other names
 

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "codec.h"
+#include "codecs/codec.h"
 
 namespace mcr {
 

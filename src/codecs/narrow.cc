@@ -3,9 +3,9 @@
 #include <cstring>
 #include <utility>
 
-#include "codec.h"
-#include "elements.h"
-#include "error.h"
+#include "base/elements.h"
+#include "base/error.h"
+#include "codecs/codec.h"
 
 namespace mcr {
 

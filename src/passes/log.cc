@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "select.h"
+#include "choose/select.h"
 
 namespace mcr {
 

@@ -5,8 +5,8 @@
 #include <bitset>
 #include <string_view>
 
-#include "pass.h"
-#include "recorder.h"
+#include "engine/pass.h"
+#include "observe/recorder.h"
 
 namespace mcr {
 
@@ -15,7 +15,7 @@ class Log : public Pass {
   using Ops = std::bitset<kOps.size()>;
 
   /// Records the calls of these ops. The others are counted, so that sequence numbers do not depend on `ops`.
-  Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group)), ops_(ops) {}
+  Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group.spec(), group.label())), ops_(ops) {}
 
   std::string_view name() const override { return "log"; }
   Outcome handle(Passage& passage, const Next& next) override;

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/emulate.h"
+#include "base/error.h"
+#include "base/ops.h"
 #include "check.h"
-#include "emulate.h"
-#include "error.h"
 #include "interpreter.h"
-#include "ops.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "codec.h"
+#include "codecs/codec.h"
 
 #include <cfloat>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "passes/compress.h"
+#include "passes/compress/compress.h"
 
 #include <array>
 #include <atomic>
@@ -7,11 +7,11 @@
 #include <cstring>
 #include <thread>
 
+#include "base/error.h"
+#include "base/scratch.h"
 #include "check.h"
-#include "dispatch.h"
-#include "error.h"
+#include "engine/dispatch.h"
 #include "ranks.h"
-#include "scratch.h"
 
 namespace {
 

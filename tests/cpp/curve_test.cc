@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "curve.h"
+#include "choose/curve.h"
 
 #include <cmath>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "dispatch.h"
+#include "engine/dispatch.h"
 
 #include <atomic>
 #include <mutex>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every op that has a fallback, on 1 to 4 ranks, blocking and started, even and vectored, on a communicator that has
 // nothing but messages. One formula says what rank `from` holds for block `block`; the rest follows from the op's row.
-#include "emulate.h"
+#include "algorithms/emulate.h"
 
 #include "check.h"
 #include "ranks.h"

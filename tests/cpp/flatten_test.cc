@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "flatten.h"
+#include "engine/flatten.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "passes/fuse.h"
+#include "passes/fuse/fuse.h"
 
 #include <algorithm>
 #include <atomic>

@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "reduce.h"
+#include "base/reduce.h"
 
 namespace interpreter {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "call.h"
-#include "schedule.h"
+#include "algorithms/schedule.h"
+#include "base/call.h"
 
 namespace interpreter {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dispatch.h"
+#include "engine/dispatch.h"
 
 namespace ranks {
 

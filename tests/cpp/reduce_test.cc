@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 8-bit floating-point types: conversions, reductions and division against a model in double precision that knows
 // the formats from their definition alone. What stands in for reductions that libraries lack.
-#include "reduce.h"
+#include "base/reduce.h"
 
 #include <algorithm>
 #include <bit>
@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/elements.h"
+#include "base/error.h"
 #include "check.h"
-#include "elements.h"
-#include "error.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "refine.h"
+#include "choose/refine.h"
 
 #include <algorithm>
 #include <map>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "group.h"
+#include "group/group.h"
 #include "ranks.h"
 
 using namespace mcr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "registry.h"
+#include "runtime/registry.h"
 
 #include <thread>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "select.h"
+#include "choose/select.h"
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "check.h"
-#include "group.h"
+#include "group/group.h"
 #include "ranks.h"
 
 using namespace mcr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sequence.h"
+#include "engine/sequence.h"
 
 #include <atomic>
 #include <new>

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "device.h"
+#include "device/device.h"
 
 namespace simulated {
 

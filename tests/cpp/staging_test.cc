@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors of a simulated device on a library of the host, by several ranks.
-#include "staging.h"
+#include "engine/staging.h"
 
 #include <atomic>
 #include <numeric>
@@ -35,7 +35,7 @@ Call on_device(Op op) {
 void staged(int size, const std::function<void(Group&)>& body) {
   simulated::start();
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    group.set_staging(std::make_shared<Staging>(shadow, kChunk));
+    group.set_staging(std::make_shared<Staging>(shadow, kChunk), shadow);
     body(group);
     simulated::finish(simulated::current());
     CHECK(group.staging()->settle(10s));

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/stream_call.h"
+#include "observe/recorder.h"
 #include "passes/log.h"
 #include "ranks.h"
-#include "recorder.h"
 #include "simulated.h"
-#include "stream_call.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "validate.h"
+#include "engine/validate.h"
 
 #include <limits>
 

@@ -7,13 +7,13 @@
 #include <csignal>
 #include <thread>
 
-#include "activity.h"
 #include "check.h"
-#include "dispatch.h"
-#include "interrupt.h"
-#include "position.h"
+#include "engine/dispatch.h"
+#include "observe/activity.h"
+#include "observe/interrupt.h"
+#include "observe/position.h"
+#include "observe/stop.h"
 #include "ranks.h"
-#include "stop.h"
 
 namespace {
 

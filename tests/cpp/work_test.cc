@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "work.h"
+#include "runtime/work.h"
 
 #include <thread>
 
 #include "check.h"
-#include "progress.h"
 #include "ranks.h"
+#include "runtime/progress.h"
 
 namespace {
 

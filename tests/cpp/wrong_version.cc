@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A module from another time, for the registry's tests.
-#include "backend.h"
+#include "plugin/backend.h"
 
 extern "C" const mcr::Plugin mcr_dl_plugin = {mcr::kPluginVersion + 1, nullptr};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Specifications of codecs, as calls, variables and command lines have them.
+#include "base/error.h"
 #include "bytes.h"
-#include "codec.h"
-#include "error.h"
+#include "codecs/codec.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   using namespace mcr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cost curves from a table's file or another rank: any points, in any order.
-#include "curve.h"
+#include "choose/curve.h"
 
 #include "bytes.h"
 

@@ -3,9 +3,9 @@
 #include <array>
 #include <cstring>
 
+#include "base/error.h"
 #include "bytes.h"
-#include "error.h"
-#include "passes/parcels.h"
+#include "passes/compress/parcels.h"
 
 namespace {
 

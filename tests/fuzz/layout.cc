@@ -3,10 +3,10 @@
 // leaves what lies between the blocks as it was.
 #include <numeric>
 
+#include "base/error.h"
 #include "bytes.h"
-#include "error.h"
-#include "flatten.h"
-#include "validate.h"
+#include "engine/flatten.h"
+#include "engine/validate.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 """What ``auto`` goes by: one table and one set of rules for all ranks, and the part of them that a group needs.
 
 Rank 0's table and rules count. It turns times into whole numbers and hands these to all ranks, so that no rank computes
-a logarithm of its own: equal numbers in, equal choices out (src/curve.cc).
+a logarithm of its own: equal numbers in, equal choices out (src/choose/curve.cc).
 """
 
 from __future__ import annotations

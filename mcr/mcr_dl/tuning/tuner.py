@@ -162,7 +162,7 @@ def _curves(progress: Progress, plan: Plan) -> list[Curve]:
 
 
 def cost_of(microseconds: float) -> int:
-    """A time as the core compares it: log2 of nanoseconds in 1/65536 (src/curve.h)."""
+    """A time as the core compares it: log2 of nanoseconds in 1/65536 (src/choose/curve.h)."""
     return round(math.log2(max(microseconds, 0.001) * 1000) * 65536)
 
 

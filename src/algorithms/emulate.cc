@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "algorithms/emulate.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+// The largest message that every library sends in one piece.
+constexpr int64_t kMessageBytes = int64_t{1} << 30;
+
+class Emulation {
+ public:
+  Emulation(const Call& call, int rank, int size, Schedule& schedule)
+      : call_(call), rank_(rank), size_(size), schedule_(schedule) {}
+
+  void build() {
+    switch (call_.op) {
+      case Op::broadcast:
+        return broadcast();
+      case Op::all_reduce:
+        return all_reduce();
+      case Op::reduce:
+        return reduce();
+      case Op::all_gather:
+        return exchange([&](int) { return call_.in; }, [&](int i) { return out_block(i); });
+      case Op::reduce_scatter:
+        return reduce_scatter();
+      case Op::all_to_all:
+        return exchange([&](int i) { return in_block(i); }, [&](int i) { return out_block(i); });
+      case Op::gather:
+        return gather();
+      case Op::scatter:
+        return scatter();
+      case Op::barrier:
+        return barrier();
+      default:
+        throw Error(ErrorCode::Unsupported, std::string(row(call_.op).name) + ": no fallback");
+    }
+  }
+
+ private:
+  int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
+  Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
+    return {static_cast<std::byte*>(whole.data) + bytes(offset), count};
+  }
+
+  void message(Op op, int peer, const Buffer& buffer) {
+    const int64_t length = bytes(buffer.count);
+    for (int64_t offset = 0; offset < length; offset += kMessageBytes) {
+      Call piece;
+      piece.op = op;
+      piece.internal = true;
+      piece.root = peer;
+      piece.out = {static_cast<std::byte*>(buffer.data) + offset, std::min(kMessageBytes, length - offset)};
+      piece.timeout = call_.timeout;
+      pending_.push_back(schedule_.issue(piece));
+    }
+  }
+  void send(int peer, const Buffer& buffer) { message(Op::send, peer, buffer); }
+  void receive(int peer, const Buffer& buffer) { message(Op::recv, peer, buffer); }
+  void copy(const Buffer& to, const Buffer& from) { pending_.push_back(schedule_.copy(to, from, call_.dtype)); }
+
+  // One block each way with every rank, each in a different order of the others; this rank's own block is copied.
+  template <class To, class From>
+  void exchange(To to, From from) {
+    copy(from(rank_), to(rank_));
+    for (int step = 1; step < size_; ++step) {
+      receive((rank_ - step + size_) % size_, from((rank_ - step + size_) % size_));
+      send((rank_ + step) % size_, to((rank_ + step) % size_));
+    }
+  }
+
+  // Block `i` of the side that has one per rank.
+  Buffer block(const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs, int i) const {
+    const auto index = static_cast<std::size_t>(i);
+    if (call_.vectored) return part(whole, displs[index], counts[index]);
+    const int64_t count = whole.count / size_;
+    return part(whole, i * count, count);
+  }
+  Buffer in_block(int i) const { return block(call_.in, call_.in_counts, call_.in_displs, i); }
+  Buffer out_block(int i) const { return block(call_.out, call_.out_counts, call_.out_displs, i); }
+
+  // Memory for a contribution of every rank, one behind the other.
+  Buffer contributions(int64_t count) { return {schedule_.scratch(bytes(count) * size_), count * size_}; }
+  // Combines them into the first one, in the order of the ranks, when all are there, and copies that to `result`.
+  void fold(const Buffer& all, const Buffer& result) {
+    Schedule::Ids after = std::move(pending_);
+    for (int i = 1; i < size_; ++i) {
+      after = {schedule_.combine(part(all, 0, result.count), part(all, i * result.count, result.count), call_.dtype,
+                                 call_.red, after)};
+    }
+    schedule_.copy(result, part(all, 0, result.count), call_.dtype, after);
+  }
+
+  void broadcast() {
+    if (call_.root != rank_) return receive(call_.root, call_.out);
+    for (int i = 0; i < size_; ++i) {
+      if (i != rank_) send(i, call_.out);
+    }
+  }
+
+  void all_reduce() {
+    const Buffer all = contributions(call_.out.count);
+    exchange([&](int) { return call_.out; }, [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
+    fold(all, call_.out);
+  }
+
+  void reduce() {
+    if (call_.root != rank_) return send(call_.root, call_.out);
+    const Buffer all = contributions(call_.out.count);
+    for (int i = 0; i < size_; ++i) {
+      const Buffer place = part(all, i * call_.out.count, call_.out.count);
+      if (i == rank_) {
+        copy(place, call_.out);
+      } else {
+        receive(i, place);
+      }
+    }
+    fold(all, call_.out);
+  }
+
+  void reduce_scatter() {
+    const Buffer all = contributions(call_.out.count);
+    exchange([&](int i) { return in_block(i); },
+             [&](int i) { return part(all, i * call_.out.count, call_.out.count); });
+    fold(all, call_.out);
+  }
+
+  void gather() {
+    if (call_.root != rank_) return send(call_.root, call_.in);
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_) {
+        copy(out_block(i), call_.in);
+      } else {
+        receive(i, out_block(i));
+      }
+    }
+  }
+
+  void scatter() {
+    if (call_.root != rank_) return receive(call_.root, call_.out);
+    for (int i = 0; i < size_; ++i) {
+      if (i == rank_) {
+        copy(call_.out, in_block(i));
+      } else {
+        send(i, in_block(i));
+      }
+    }
+  }
+
+  void barrier() {
+    const Buffer marks = contributions(1);
+    const Buffer mine = part(contributions(1), 0, 1);
+    std::fill_n(static_cast<std::byte*>(mine.data), bytes(1), std::byte{0});
+    exchange([&](int) { return mine; }, [&](int i) { return part(marks, i, 1); });
+  }
+
+  const Call& call_;
+  const int rank_;
+  const int size_;
+  Schedule& schedule_;
+  Schedule::Ids pending_;  // what brings the contributions
+};
+
+}  // namespace
+
+void emulate(const Call& call, int rank, int size, Schedule& schedule) {
+  Emulation(call, rank, size, schedule).build();
+}
+
+}  // namespace mcr

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any torch.distributed backend as one of ours. Python makes the c10d::Backend; connect() gets its address.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+
+#include "backends/c10d/types.h"
+#include "plugin/backend.h"
+
+namespace mcr {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+using TorchWork = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using c10d_types::data_view;
+using c10d_types::reduction_view;
+using c10d_types::View;
+
+// torch's libraries match messages by sender and tag: an emulation's messages have a tag that no user may take.
+constexpr int kInternalTag = 1 << 30;
+
+// gloo closes all of a group's connections when a wait for a message times out; the core's own limits do no harm.
+constexpr milliseconds kForever = std::chrono::hours(24 * 365);
+
+// How long freeing an operation waits for a library to let go of it.
+constexpr std::chrono::seconds kGrace{1};
+
+// ---- Errors
+
+[[noreturn]] void fail(const std::string& text) {
+  const auto says = [&](std::string_view words) { return text.find(words) != std::string::npos; };
+  if (says("does not support") || says("does not implement")) throw Error(ErrorCode::Unsupported, text);
+  if (says("imed out") || says("imeout"))
+    throw Error(ErrorCode::Timeout, "timed out after a timeout of the library: " + text);
+  throw Error(ErrorCode::Backend, text);
+}
+
+// Calls into torch; what it throws becomes an Error.
+template <class Action>
+auto guarded(Action action) {
+  try {
+    return action();
+  } catch (const c10::NotImplementedError& error) {
+    throw Error(ErrorCode::Unsupported, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+void finish(c10d::Work& work, milliseconds limit = kNoTimeout) {
+  if (!guarded([&] { return work.wait(limit); })) throw Error(ErrorCode::Backend, "the operation was aborted");
+}
+
+// ---- Buffers as torch's tensors
+
+at::Tensor tensor(const Buffer& buffer, View view) {
+  return at::from_blob(buffer.data, {buffer.count * view.factor}, at::TensorOptions(view.type));
+}
+
+Tensors blocks(const Buffer& buffer, View view, int size) { return tensor(buffer, view).chunk(size); }
+
+c10d::ReduceOp reduce_op(RedOp red) {
+  return c10d::ReduceOp(static_cast<c10d::ReduceOp::RedOpType>(static_cast<uint8_t>(red)));
+}
+
+std::vector<int64_t> splits(std::span<const int64_t> counts, View view) {
+  std::vector<int64_t> result(counts.begin(), counts.end());
+  for (auto& count : result) count *= view.factor;
+  return result;
+}
+
+int64_t total(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+// The members of torch's option structs that ours have a value for.
+template <class Options>
+Options options(const Call& call) {
+  Options result;
+  if (call.timeout.count() > 0) result.timeout = call.timeout;
+  if constexpr (requires { result.rootRank; }) result.rootRank = call.root;
+  if constexpr (requires { result.reduceOp; }) result.reduceOp = reduce_op(call.red);
+  return result;
+}
+
+// ---- Running operations
+
+// Threads that call wait() of works which do not make progress, or do not tell, otherwise. Every job gets a thread at
+// once: a job may be waiting for what only a later one makes possible. Idle threads are used again.
+class Waiters : public std::enable_shared_from_this<Waiters> {
+ public:
+  void run(std::function<void()> job) {
+    std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+    if (jobs_.size() <= idle_) return wake_.notify_one();
+    std::thread([self = shared_from_this()] { self->serve(); }).detach();
+    ++threads_;
+  }
+
+  /// Ends the threads. One that a library never lets go is left behind.
+  void stop() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+    ended_.wait_for(lock, kGrace, [this] { return threads_ == 0; });
+  }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      ++idle_;
+      wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+      --idle_;
+      if (jobs_.empty()) break;
+      auto job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      job = nullptr;
+      lock.lock();
+    }
+    --threads_;
+    ended_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, ended_;
+  std::deque<std::function<void()>> jobs_;
+  std::size_t idle_ = 0, threads_ = 0;
+  bool stopping_ = false;
+};
+
+// Whether gloo's own threads see this work to its end. It gives the others no type of operation, or that of a message.
+bool tells(const c10d::Work& work) {
+  return work.retrieveOpType() != c10d::OpType::UNKNOWN && !c10d::isP2POp(work.retrieveOpType());
+}
+
+// A work whose isCompleted() tells and whose wait() may time out without harm.
+class Polled : public Request {
+ public:
+  Polled(TorchWork work, Tensors kept) : work_(std::move(work)), kept_(std::move(kept)) {}
+
+  bool poll() override {
+    if (!work_->isCompleted()) return false;
+    finish(*work_);
+    return true;
+  }
+
+  bool block(nanoseconds limit) override {
+    try {
+      work_->wait(std::max(milliseconds(1), std::chrono::ceil<milliseconds>(limit)));
+    } catch (const std::exception&) {
+      // The limit has passed or the operation has failed: poll() tells.
+    }
+    return true;
+  }
+
+ private:
+  TorchWork work_;
+  Tensors kept_;
+};
+
+// A work of which only wait() can be relied on: gloo's sends, receives and reduce_scatters end in it. It is handed to a
+// thread when it is first looked at: the messages of one emulated call, which are looked at one after the other, do not
+// need a thread each.
+class Waited : public Request {
+ public:
+  Waited(TorchWork work, Tensors kept, milliseconds limit, std::shared_ptr<Waiters> waiters, int source, bool any)
+      : state_(std::make_shared<State>(std::move(work), std::move(kept), limit, source, any)),
+        waiters_(std::move(waiters)) {}
+
+  // The caller's memory may be freed next: the library has to let go of it first.
+  ~Waited() override {
+    if (!started_) return;
+    state_->abort();
+    state_->sleep(kGrace);
+  }
+
+  bool poll() override {
+    if (!state_->done()) start();
+    if (!state_->done()) return false;
+    state_->rethrow();
+    return true;
+  }
+
+  bool block(nanoseconds limit) override {
+    start();
+    state_->sleep(limit);
+    return true;
+  }
+
+  int source() const override { return state_->source(); }
+
+ private:
+  class State {
+   public:
+    State(TorchWork work, Tensors kept, milliseconds limit, int source, bool any)
+        : work_(std::move(work)), kept_(std::move(kept)), limit_(limit), source_(source), any_(any) {}
+
+    void wait() {
+      try {
+        finish(*work_, limit_);
+        if (any_) source_ = guarded([&] { return work_->sourceRank(); });
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      release();
+      std::lock_guard lock(mutex_);
+      done_ = true;
+      changed_.notify_all();
+    }
+
+    void abort() {
+      try {
+        const TorchWork work = running();
+        if (work) work->abort();
+      } catch (const std::exception&) {
+        // Most libraries cannot.
+      }
+    }
+
+    void sleep(nanoseconds limit) {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, limit, [this] { return done_.load(); });
+    }
+
+    bool done() const { return done_; }
+    int source() const { return source_; }
+    void rethrow() const {
+      if (error_) std::rethrow_exception(error_);
+    }
+
+   private:
+    TorchWork running() {
+      std::lock_guard lock(mutex_);
+      return work_;
+    }
+    // Destroys the work outside the mutex: it may have to wait for its library.
+    void release() {
+      TorchWork work;
+      std::lock_guard lock(mutex_);
+      work.swap(work_);
+    }
+
+    TorchWork work_;  // written under the mutex, by wait() alone
+    const Tensors kept_;
+    const milliseconds limit_;
+    int source_;                // written before done_
+    std::exception_ptr error_;  // written before done_
+    std::atomic<bool> done_ = false;
+    const bool any_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+  };
+
+  void start() {
+    if (!started_.exchange(true)) waiters_->run([state = state_] { state->wait(); });
+  }
+
+  std::shared_ptr<State> state_;
+  std::shared_ptr<Waiters> waiters_;
+  std::atomic<bool> started_ = false;
+};
+
+// ---- The communicator
+
+class C10dCommunicator : public OpMethods<C10dCommunicator> {
+ public:
+  explicit C10dCommunicator(c10::intrusive_ptr<c10d::Backend> backend)
+      : backend_(std::move(backend)),
+        gloo_(backend_->getBackendName() == "gloo"),
+        fake_(backend_->getBackendName() == "fake") {}
+  C10dCommunicator(const C10dCommunicator&) = delete;
+  C10dCommunicator& operator=(const C10dCommunicator&) = delete;
+  ~C10dCommunicator() override { waiters_->stop(); }
+
+  bool supports(const Call& call) const override {
+    if (call.device.type != DeviceType::CPU || !has(call.op)) return false;
+    if (call.vectored && call.op != Op::all_to_all) return false;
+    return !row(call.op).is(kReduces) || reduction_view(gloo_, call.dtype, call.red);
+  }
+
+  bool packed() const override { return true; }
+  bool inline_messages() const override { return true; }
+
+  void abort() noexcept override {
+    try {
+      backend_->abort();
+    } catch (const std::exception&) {
+      // Not every library can; its operations then end by their time limits.
+    }
+  }
+
+  void broadcast(const Call& call, Lane& lane) {
+    Tensors data{tensor(call.out, data_view(call.dtype))};
+    const auto opts = options<c10d::BroadcastOptions>(call);
+    run(call, lane, data, [&] { return backend_->broadcast(data, opts); });
+  }
+
+  void all_reduce(const Call& call, Lane& lane) {
+    Tensors data{tensor(call.out, reduced(call))};
+    const auto opts = options<c10d::AllreduceOptions>(call);
+    run(call, lane, data, [&] { return backend_->allreduce(data, opts); });
+  }
+
+  void reduce(const Call& call, Lane& lane) {
+    Tensors data{tensor(call.out, reduced(call))};
+    // Libraries use the other ranks' buffers for partial results.
+    if (call.root != backend_->getRank()) data[0] = data[0].clone();
+    const auto opts = options<c10d::ReduceOptions>(call);
+    run(call, lane, data, [&] { return backend_->reduce(data, opts); });
+  }
+
+  void all_gather(const Call& call, Lane& lane) {
+    const View view = data_view(call.dtype);
+    Tensors data{tensor(call.out, view), tensor(call.in, view)};
+    const auto opts = options<c10d::AllgatherOptions>(call);
+    run(call, lane, data, [&] { return backend_->_allgather_base(data[0], data[1], opts); });
+  }
+
+  void reduce_scatter(const Call& call, Lane& lane) {
+    const View view = reduced(call);
+    Tensors data{tensor(call.out, view), tensor(call.in, view)};
+    const auto opts = options<c10d::ReduceScatterOptions>(call);
+    run(call, lane, data, [&] { return backend_->_reduce_scatter_base(data[0], data[1], opts); });
+  }
+
+  void all_to_all(const Call& call, Lane& lane) {
+    const View view = data_view(call.dtype);
+    auto out_splits = splits(call.out_counts, view);
+    auto in_splits = splits(call.in_counts, view);
+    Tensors data{tensor(call.out, view), tensor(call.in, view)};
+    if (call.vectored) data = {data[0].narrow(0, 0, total(out_splits)), data[1].narrow(0, 0, total(in_splits))};
+    const auto opts = options<c10d::AllToAllOptions>(call);
+    run(call, lane, data, [&] { return backend_->alltoall_base(data[0], data[1], out_splits, in_splits, opts); });
+  }
+
+  void gather(const Call& call, Lane& lane) {
+    const View view = data_view(call.dtype);
+    Tensors in{tensor(call.in, view)};
+    std::vector<Tensors> out;
+    if (call.root == backend_->getRank()) out.push_back(blocks(call.out, view, backend_->getSize()));
+    const auto opts = options<c10d::GatherOptions>(call);
+    run(call, lane, in, [&] { return backend_->gather(out, in, opts); });
+  }
+
+  void scatter(const Call& call, Lane& lane) {
+    const View view = data_view(call.dtype);
+    Tensors out{tensor(call.out, view)};
+    std::vector<Tensors> in;
+    if (call.root == backend_->getRank()) in.push_back(blocks(call.in, view, backend_->getSize()));
+    const auto opts = options<c10d::ScatterOptions>(call);
+    run(call, lane, out, [&] { return backend_->scatter(out, in, opts); });
+  }
+
+  void barrier(const Call& call, Lane& lane) {
+    const auto opts = options<c10d::BarrierOptions>(call);
+    run(call, lane, {}, [&] { return backend_->barrier(opts); });
+  }
+
+  void send(const Call& call, Lane& lane) {
+    Tensors data{tensor(call.out, data_view(call.dtype))};
+    const int tag = tag_of(call);
+    run(call, lane, data, [&] { return backend_->send(data, call.root, tag); });
+  }
+
+  void recv(const Call& call, Lane& lane) {
+    Tensors data{tensor(call.out, data_view(call.dtype))};
+    // gloo sends an empty message but does not receive one from any rank into an empty buffer.
+    if (call.out.count == 0) data[0] = at::empty({1}, at::kByte);
+    const int tag = tag_of(call);
+    run(call, lane, data, [&] {
+      return call.root == kAnyRank ? backend_->recvAnysource(data, tag) : backend_->recv(data, call.root, tag);
+    });
+  }
+
+ private:
+  View reduced(const Call& call) const {
+    const auto view = reduction_view(gloo_, call.dtype, call.red);
+    if (view) return *view;
+    throw Error(ErrorCode::Unsupported,
+                "no " + std::string(name(call.red)) + " of " + std::string(row(call.dtype).name));
+  }
+
+  static int tag_of(const Call& call) {
+    if (call.internal) return kInternalTag;
+    if (call.tag < kInternalTag) return call.tag;
+    throw Error(ErrorCode::InvalidArgument,
+                "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
+  }
+
+  // Starts the operation; on a blocking lane, ends it too. Waits have no limit beside the library's own, since a
+  // library may still be writing to the tensor when wait() gives up. Only gloo's messages have none of their own.
+  template <class Start>
+  void run(const Call& call, Lane& lane, const Tensors& kept, Start start) {
+    TorchWork work = guarded(start);
+    if (!work) return;  // complete
+    const bool message = gloo_ && row(call.op).is(kPeer);
+    const bool any = call.op == Op::recv && call.root == kAnyRank;
+    if (lane.blocking() || fake_) {
+      finish(*work, message ? call.timeout : kNoTimeout);
+      if (any) lane.set_source(guarded([&] { return work->sourceRank(); }));
+      return;
+    }
+    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept));
+    const int source = call.op == Op::recv ? call.root : -1;
+    lane.track(std::make_unique<Waited>(std::move(work), kept, message ? kForever : kNoTimeout, waiters_, source, any));
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const bool gloo_, fake_;
+  const std::shared_ptr<Waiters> waiters_ = std::make_shared<Waiters>();
+};
+
+class C10dBackend : public Backend {
+ public:
+  std::string library() const override { return "torch " TORCH_VERSION; }
+
+  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
+    if (spec.foreign == 0) throw Error(ErrorCode::InvalidArgument, "a torch backend must be made by torch first");
+    auto* raw = reinterpret_cast<c10d::Backend*>(spec.foreign);  // NOLINT(performance-no-int-to-ptr)
+    auto backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(raw);
+    if (backend->getRank() != spec.rank || backend->getSize() != spec.size()) {
+      throw Error(ErrorCode::InvalidArgument, "torch's backend is rank " + std::to_string(backend->getRank()) + " of " +
+                                                  std::to_string(backend->getSize()) + ", the group's member is rank " +
+                                                  std::to_string(spec.rank) + " of " + std::to_string(spec.size()));
+    }
+    return std::make_unique<C10dCommunicator>(std::move(backend));
+  }
+};
+
+std::unique_ptr<Backend> create(const std::string&) { return std::make_unique<C10dBackend>(); }
+
+}  // namespace
+
+extern "C" const Plugin mcr_dl_plugin = {kPluginVersion, create};
+
+}  // namespace mcr

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/mpi/library.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "base/reduce.h"
+
+namespace mcr::mpi {
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) [[likely]]
+    return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw Error(ErrorCode::Backend, std::string(what) + ": " + text.data());
+}
+
+bool finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+// "MPICH Version:      5.0.2\n..." and "Open MPI v5.0.11, package: ..." become "MPICH 5.0.2" and "Open MPI 5.0.11".
+std::string version() {
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  check(MPI_Get_library_version(text.data(), &length), "MPI_Get_library_version");
+  std::string_view line = text.data();
+  line = line.substr(0, line.find_first_of(",\n"));
+  std::istringstream words{std::string(line)};
+  std::string result;
+  for (std::string word; words >> word;) {
+    if (word == "Version:" || word == "Version" || word == ":") continue;
+    if (word.size() > 1 && word[0] == 'v' && word[1] >= '0' && word[1] <= '9') word.erase(0, 1);
+    result += (result.empty() ? "" : " ") + word;
+  }
+  return result;
+}
+
+MPI_Datatype type_of(DType dtype) {
+  switch (dtype) {
+    case DType::Byte:
+      return MPI_UINT8_T;
+    case DType::Char:
+      return MPI_INT8_T;
+    case DType::UInt16:
+      return MPI_UINT16_T;
+    case DType::Short:
+      return MPI_INT16_T;
+    case DType::UInt32:
+      return MPI_UINT32_T;
+    case DType::Int:
+      return MPI_INT32_T;
+    case DType::UInt64:
+      return MPI_UINT64_T;
+    case DType::Long:
+      return MPI_INT64_T;
+    case DType::Float8_e4m3fn:
+      return MPI_UINT8_T;
+    case DType::Float8_e5m2:
+      return MPI_UINT8_T;
+    case DType::Half:
+      return MPI_UINT16_T;
+    case DType::BFloat16:
+      return MPI_UINT16_T;
+    case DType::Float:
+      return MPI_FLOAT;
+    case DType::Double:
+      return MPI_DOUBLE;
+    case DType::Bool:
+      return MPI_UINT8_T;
+    case DType::ComplexFloat:
+      return MPI_C_FLOAT_COMPLEX;
+    case DType::ComplexDouble:
+      return MPI_C_DOUBLE_COMPLEX;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+Layout::Layout(int64_t count, DType dtype) : type_(type_of(dtype)) {
+  if constexpr (kSmallCounts) {
+    if (count > INT_MAX) {
+      make(count, size_of(dtype));
+      return;
+    }
+  }
+  count_ = static_cast<Count>(count);
+}
+
+// MPI keeps the type until the operations that use it are complete.
+Layout::~Layout() {
+  if (made_) MPI_Type_free(&type_);
+}
+
+void Layout::make(int64_t count, int64_t bytes) {
+  constexpr int64_t kBlock = int64_t{1} << 30;
+  const int whole = static_cast<int>(count / kBlock);
+  const std::array<int, 2> counts = {whole, static_cast<int>(count % kBlock)};
+  const std::array<MPI_Aint, 2> displs = {0, whole * kBlock * bytes};
+  MPI_Datatype block = MPI_DATATYPE_NULL;
+  check(MPI_Type_contiguous(static_cast<int>(kBlock), type_, &block), "MPI_Type_contiguous");
+  const std::array<MPI_Datatype, 2> types = {block, type_};
+  const int code = MPI_Type_create_struct(2, counts.data(), displs.data(), types.data(), &type_);
+  MPI_Type_free(&block);
+  check(code, "MPI_Type_create_struct");
+  made_ = true;
+  check(MPI_Type_commit(&type_), "MPI_Type_commit");
+  count_ = 1;
+}
+
+namespace {
+
+MPI_Op native_op(RedOp red) {
+  switch (red) {
+    case RedOp::SUM:
+      return MPI_SUM;
+    case RedOp::PRODUCT:
+      return MPI_PROD;
+    case RedOp::MIN:
+      return MPI_MIN;
+    case RedOp::MAX:
+      return MPI_MAX;
+    case RedOp::BAND:
+      return MPI_BAND;
+    case RedOp::BOR:
+      return MPI_BOR;
+    case RedOp::BXOR:
+      return MPI_BXOR;
+    case RedOp::AVG:
+    case RedOp::PREMUL_SUM:
+      break;
+  }
+  return MPI_OP_NULL;
+}
+
+/// A reduction that MPI lacks: on types that it does not know, and MIN and MAX of its own floating-point types, whose
+/// answer to a NaN depends on the order of the ranks.
+struct OwnReduction {
+  DType dtype;
+  RedOp red;
+  void (*function)(void*, void*, Count*, MPI_Datatype*);
+};
+
+template <DType dtype, RedOp red>
+constexpr OwnReduction own() {
+  return {dtype, red,
+          [](void* in, void* inout, Count* count, MPI_Datatype*) { combine(inout, in, *count, dtype, red); }};
+}
+
+template <DType... dtypes>
+constexpr auto own_orders() {
+  return std::array{own<dtypes, RedOp::MIN>()..., own<dtypes, RedOp::MAX>()...};
+}
+
+template <DType... dtypes>
+constexpr auto own_sums() {
+  return std::array{own<dtypes, RedOp::SUM>()..., own<dtypes, RedOp::PRODUCT>()...};
+}
+
+constexpr auto kOwnOrders =
+    own_orders<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16, DType::Float, DType::Double>();
+constexpr auto kOwnSums = own_sums<DType::Float8_e4m3fn, DType::Float8_e5m2, DType::Half, DType::BFloat16>();
+
+constexpr auto kOwnReductions = [] {
+  std::array<OwnReduction, kOwnOrders.size() + kOwnSums.size()> all{};
+  std::copy(kOwnSums.begin(), kOwnSums.end(), std::copy(kOwnOrders.begin(), kOwnOrders.end(), all.begin()));
+  return all;
+}();
+
+/// The index in kOwnReductions of each element type and reduction, or -1: one look-up in every call.
+constexpr auto kOwnIndexes = [] {
+  std::array<std::array<int8_t, kReductions.size()>, kDTypes.size()> indexes{};
+  for (auto& of_type : indexes) of_type.fill(-1);
+  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
+    const auto& one = kOwnReductions[i];
+    indexes[static_cast<std::size_t>(one.dtype)][static_cast<std::size_t>(one.red)] = static_cast<int8_t>(i);
+  }
+  return indexes;
+}();
+
+int wanted_thread_level() {
+  const char* text = std::getenv("MCR_DL_MPI_THREAD_LEVEL");
+  const std::string_view name = text == nullptr || *text == '\0' ? "serialized" : text;
+  if (name == "serialized") return MPI_THREAD_SERIALIZED;
+  if (name == "multiple") return MPI_THREAD_MULTIPLE;
+  throw Error(ErrorCode::InvalidArgument,
+              "MCR_DL_MPI_THREAD_LEVEL: expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
+}
+
+// What the library says of itself: by Open MPI's function or by MPICH's.
+bool cuda_aware() {
+  if (const auto query = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"))) {
+    return query() == 1;
+  }
+  if (const auto query = reinterpret_cast<int (*)(int, int*)>(dlsym(RTLD_DEFAULT, "MPIX_GPU_query_support"))) {
+    constexpr int kCuda = 0;  // MPIX_GPU_SUPPORT_CUDA
+    int supported = 0;
+    return query(kCuda, &supported) == MPI_SUCCESS && supported != 0;
+  }
+  return false;
+}
+
+// The two ways to mix MPI with a device's streams: MPI handles them, or we do, by copies to the host.
+bool wants_device_memory() {
+  const char* text = std::getenv("MCR_DL_MPI_STREAMS");
+  const std::string_view name = text == nullptr || *text == '\0' ? "auto" : text;
+  if (name == "auto") return cuda_aware();
+  if (name == "mpi") return true;
+  if (name == "mcr") return false;
+  throw Error(ErrorCode::InvalidArgument,
+              "MCR_DL_MPI_STREAMS: expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
+}
+
+// MPICH takes its shared memory's name away when it is finalized, which a job that is killed never comes to: the memory
+// would be lost until the host starts anew. Without a name it goes with the last process.
+void unlink_shared_memory() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const auto begin = line.find("/dev/shm/mpich_shm_");
+    if (begin != std::string::npos) unlink(line.c_str() + begin);
+  }
+}
+
+}  // namespace
+
+Library& Library::get() {
+  static_assert(std::is_trivially_destructible_v<Library>);
+  static Library library;
+  return library;
+}
+
+MPI_Op Library::op(DType dtype, RedOp red) const {
+  static_assert(kOwnReductions.size() == std::tuple_size_v<decltype(own_ops_)>);
+  const int index = kOwnIndexes[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(red)];
+  return index < 0 ? native_op(red) : own_ops_[static_cast<std::size_t>(index)];
+}
+
+// Our own reductions compute on the host.
+bool Library::takes_device_memory(const Call& call) const {
+  return device_memory_ && (!row(call.op).is(kReduces) || op(call.dtype, call.red) == native_op(call.red));
+}
+
+void Library::start() {
+  std::lock_guard lock(mutex_);
+  if (ready_) return;
+  const int wanted = wanted_thread_level();
+  if (finalized()) throw Error(ErrorCode::Unavailable, "MPI has been finalized and cannot be started again");
+  int initialized = 0;
+  check(MPI_Initialized(&initialized), "MPI_Initialized");
+  if (initialized == 0) {
+    int provided = 0;
+    check(MPI_Init_thread(nullptr, nullptr, wanted, &provided), "MPI_Init_thread");
+    ours_ = true;
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");  // all ranks of the host have it mapped
+    unlink_shared_memory();
+  }
+  int level = 0;
+  check(MPI_Query_thread(&level), "MPI_Query_thread");
+  if (level < MPI_THREAD_SERIALIZED) {
+    throw Error(ErrorCode::Unavailable,
+                "MPI runs at a thread level below MPI_THREAD_SERIALIZED: whoever called MPI_Init shall call "
+                "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
+  }
+  serialized_ = level < MPI_THREAD_MULTIPLE;
+  device_memory_ = wants_device_memory();
+  if (serialized_) algorithms_.start();
+  for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
+    check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
+  }
+  ready_ = true;
+}
+
+void Library::stop() {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(ready_, false) || finalized()) return;
+  algorithms_.stop();
+  for (auto& op : own_ops_) MPI_Op_free(&op);
+  if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
+}
+
+}  // namespace mcr::mpi

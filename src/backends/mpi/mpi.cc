@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: the process has
+// loaded the one it wants, with its symbols global, before it loads this module.
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "backends/mpi/library.h"
+#include "plugin/backend.h"
+
+namespace mcr::mpi {
+namespace {
+
+/// A started collective.
+class Operation : public Request {
+ public:
+  explicit Operation(const char* name, Vectors vectors = {}) : name_(name), vectors_(std::move(vectors)) {}
+  // MPI has no way to give up a collective: one that is destroyed unfinished is left to run.
+
+  MPI_Request* handle() { return &handle_; }
+
+  bool poll() override {
+    if (handle_ == MPI_REQUEST_NULL) return true;
+    Library::Lock lock;
+    if (!Library::get().try_lock(lock)) return false;
+    int done = 0;
+    MPI_Status status;
+    const int code = MPI_Test(&handle_, &done, &status);
+    if (code != MPI_SUCCESS) {
+      handle_ = MPI_REQUEST_NULL;
+      fail(code);
+    }
+    if (done != 0) complete(status);
+    return done != 0;
+  }
+
+  virtual void fail(int code) const { check(code, name_); }
+
+ protected:
+  virtual void complete(const MPI_Status&) {}
+  MPI_Request handle_ = MPI_REQUEST_NULL;
+
+ private:
+  const char* name_;
+  Vectors vectors_;
+};
+
+/// A started send or receive.
+class Message final : public Operation {
+ public:
+  explicit Message(const Call& call)
+      : Operation(call.op == Op::send ? "MPI_Isend" : "MPI_Irecv"),
+        receives_(call.op == Op::recv),
+        dtype_(call.dtype),
+        count_(call.out.count) {}
+  ~Message() override {
+    if (handle_ == MPI_REQUEST_NULL || finalized()) return;
+    const auto lock = Library::get().lock();
+    withdraw();
+  }
+
+  int source() const override { return source_; }
+
+  void fail(int code) const override {
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(code, &kind);
+    if (kind == MPI_ERR_TRUNCATE) {
+      throw Error(ErrorCode::InvalidArgument, "the incoming message is larger than " + expected());
+    }
+    Operation::fail(code);
+  }
+
+ private:
+  void complete(const MPI_Status& status) override {
+    if (!receives_) return;
+    source_ = status.MPI_SOURCE;
+    MPI_Count received = 0;
+    check(kElements(&status, type_of(dtype_), &received), "MPI_Get_elements");
+    if (received == count_) return;
+    throw Error(ErrorCode::InvalidArgument,
+                "received " +
+                    (received < 0 ? "a message that is no whole number of elements" : std::to_string(received)) +
+                    " of " + expected() + ", from rank " + std::to_string(source_));
+  }
+
+  std::string expected() const {
+    return "the tensor of " + std::to_string(count_) + " elements of " + std::string(row(dtype_).name);
+  }
+
+  // A receive must not write to memory that its owner gives up. (MPI has no such way for sends.)
+  void withdraw() {
+    if (!receives_) return;
+    MPI_Cancel(&handle_);
+    MPI_Request_free(&handle_);
+  }
+
+  bool receives_;
+  DType dtype_;
+  int64_t count_;
+  int source_ = -1;
+};
+
+/// A communicator of our own.
+class Handle {
+ public:
+  explicit Handle(MPI_Comm comm) : comm_(comm) {}
+  Handle(Handle&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
+  Handle& operator=(Handle&&) = delete;
+  ~Handle() {
+    if (comm_ == MPI_COMM_NULL || finalized()) return;
+    const auto lock = Library::get().lock();
+    MPI_Comm_free(&comm_);
+  }
+  MPI_Comm get() const { return comm_; }
+  void leak() { comm_ = MPI_COMM_NULL; }
+
+ private:
+  MPI_Comm comm_;
+};
+
+class MpiCommunicator : public OpMethods<MpiCommunicator> {
+ public:
+  MpiCommunicator(Handle user, Handle internal, int rank, int size)
+      : user_(std::move(user)), internal_(std::move(internal)), rank_(rank), size_(size) {}
+
+  bool supports(const Call& call) const override {
+    if (!has(call.op)) return false;
+    if (row(call.op).is(kReduces) && !reducible(call.dtype, call.red)) return false;
+    if (call.device.type != DeviceType::CPU && !library_.takes_device_memory(call)) return false;
+    if constexpr (kSmallCounts) return largest_total(call) <= INT_MAX;
+    return true;
+  }
+
+  std::span<const std::string_view> variants() const override {
+    return library_.algorithms().any() ? Algorithms::kVariants : std::span<const std::string_view>{};
+  }
+  bool varies(const Call& call) const override { return library_.algorithms().switches(call.op); }
+  bool excludes_threads() const override { return library_.serialized(); }
+
+  void broadcast(const Call& call, Lane& lane) {
+    post(call, lane, kBroadcast, {}, call.out.data, narrow(call.out.count), type_of(call.dtype), call.root);
+  }
+
+  void all_reduce(const Call& call, Lane& lane) {
+    post(call, lane, kAllReduce, {}, MPI_IN_PLACE, call.out.data, narrow(call.out.count), type_of(call.dtype),
+         op(call));
+  }
+
+  void reduce(const Call& call, Lane& lane) {
+    const bool root = call.root == rank_;
+    void* const from = root ? MPI_IN_PLACE : call.out.data;
+    void* const to = root ? call.out.data : nullptr;
+    post(call, lane, kReduce, {}, from, to, narrow(call.out.count), type_of(call.dtype), op(call), call.root);
+  }
+
+  void all_gather(const Call& call, Lane& lane) {
+    const auto type = type_of(call.dtype);
+    const auto mine = narrow(call.in.count);
+    if (!call.vectored) return post(call, lane, kAllGather, {}, call.in.data, mine, type, call.out.data, mine, type);
+    Vectors vectors;
+    const auto* counts = vectors.counts(call.out_counts);
+    const auto* displs = vectors.displs(call.out_displs);
+    post(call, lane, kAllGatherV, std::move(vectors), call.in.data, mine, type, call.out.data, counts, displs, type);
+  }
+
+  void reduce_scatter(const Call& call, Lane& lane) {
+    const auto type = type_of(call.dtype);
+    if (!call.vectored) {
+      const auto mine = narrow(call.out.count);
+      return post(call, lane, kReduceScatter, {}, call.in.data, call.out.data, mine, type, op(call));
+    }
+    Vectors vectors;
+    const auto* counts = vectors.counts(call.in_counts);
+    post(call, lane, kReduceScatterV, std::move(vectors), call.in.data, call.out.data, counts, type, op(call));
+  }
+
+  void all_to_all(const Call& call, Lane& lane) {
+    const auto type = type_of(call.dtype);
+    if (!call.vectored) {
+      const auto block = narrow(call.in.count / size_);
+      return post(call, lane, kAllToAll, {}, call.in.data, block, type, call.out.data, block, type);
+    }
+    Vectors vectors;
+    const auto* in_counts = vectors.counts(call.in_counts);
+    const auto* in_displs = vectors.displs(call.in_displs);
+    const auto* out_counts = vectors.counts(call.out_counts);
+    const auto* out_displs = vectors.displs(call.out_displs);
+    post(call, lane, kAllToAllV, std::move(vectors), call.in.data, in_counts, in_displs, type, call.out.data,
+         out_counts, out_displs, type);
+  }
+
+  void gather(const Call& call, Lane& lane) {
+    const auto type = type_of(call.dtype);
+    const auto mine = narrow(call.in.count);
+    if (!call.vectored) {
+      return post(call, lane, kGather, {}, call.in.data, mine, type, call.out.data, mine, type, call.root);
+    }
+    Vectors vectors;
+    const auto* counts = vectors.counts(call.out_counts);
+    const auto* displs = vectors.displs(call.out_displs);
+    post(call, lane, kGatherV, std::move(vectors), call.in.data, mine, type, call.out.data, counts, displs, type,
+         call.root);
+  }
+
+  void scatter(const Call& call, Lane& lane) {
+    const auto type = type_of(call.dtype);
+    const auto mine = narrow(call.out.count);
+    if (!call.vectored) {
+      return post(call, lane, kScatter, {}, call.in.data, mine, type, call.out.data, mine, type, call.root);
+    }
+    Vectors vectors;
+    const auto* counts = vectors.counts(call.in_counts);
+    const auto* displs = vectors.displs(call.in_displs);
+    post(call, lane, kScatterV, std::move(vectors), call.in.data, counts, displs, type, call.out.data, mine, type,
+         call.root);
+  }
+
+  void barrier(const Call& call, Lane& lane) { post(call, lane, kBarrier, {}); }
+
+  void send(const Call& call, Lane& lane) { message(call, lane); }
+  void recv(const Call& call, Lane& lane) { message(call, lane); }
+
+  // What runs may never end, so that freeing could wait for ever.
+  void abort() noexcept override {
+    user_.leak();
+    internal_.leak();
+  }
+
+ private:
+  MPI_Comm comm(const Call& call) const { return (call.internal ? internal_ : user_).get(); }
+  MPI_Op op(const Call& call) const { return library_.op(call.dtype, call.red); }
+
+  /// All elements that a collective handles on one rank, as far as every rank can know: libraries with small counts
+  /// compute with totals inside.
+  int64_t largest_total(const Call& call) const {
+    const auto sum = [](std::span<const int64_t> counts) {
+      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    };
+    if (row(call.op).is(kPeer)) return 0;
+    if (call.vectored && call.op == Op::all_gather) return sum(call.out_counts);
+    if (call.vectored && call.op == Op::reduce_scatter) return sum(call.in_counts);
+    if (call.vectored) return 0;
+    switch (row(call.op).extent) {
+      case Extent::None:
+        return 0;
+      case Extent::Same:
+        return call.out.count;
+      case Extent::Gather:
+        return call.in.count * size_;
+      case Extent::Scatter:
+        return call.out.count * size_;
+      case Extent::Exchange:
+        return call.in.count;
+    }
+    return 0;
+  }
+
+  /// `args` are those between the routine's name and the communicator; `vectors` is what they point into.
+  template <class Run, class Start, class... Args>
+  void post(const Call& call, Lane& lane, const Routine<Run, Start>& routine, Vectors vectors, Args... args) {
+    if (lane.blocking()) {
+      const auto lock = library_.lock();
+      library_.algorithms().use(call.op, call.variant);
+      return mpi::check(routine.run(args..., comm(call)), routine.name);
+    }
+    auto operation = std::make_unique<Operation>(routine.name, std::move(vectors));
+    {
+      const auto lock = library_.lock();
+      library_.algorithms().use(call.op, call.variant);
+      mpi::check(routine.start(args..., comm(call), operation->handle()), routine.name);
+    }
+    lane.track(std::move(operation));
+  }
+
+  void start(const Call& call, Message& message) {
+    const auto lock = library_.lock();
+    const Layout layout(call.out.count, call.dtype);
+    const int peer = call.root == kAnyRank ? MPI_ANY_SOURCE : call.root;
+    const auto routine = [&] {
+      if (call.op == Op::send) {
+        return kSend(call.out.data, layout.count(), layout.type(), peer, call.tag, comm(call), message.handle());
+      }
+      return kReceive(call.out.data, layout.count(), layout.type(), peer, call.tag, comm(call), message.handle());
+    };
+    if (const int code = routine(); code != MPI_SUCCESS) message.fail(code);
+  }
+
+  // Always started, never MPI_Send or MPI_Recv: the lock must be free for other threads while the peer is waited for.
+  void message(const Call& call, Lane& lane) {
+    auto message = std::make_unique<Message>(call);
+    start(call, *message);
+    lane.track(std::move(message));
+  }
+
+  Library& library_ = Library::get();
+  Handle user_, internal_;
+  int rank_, size_;
+};
+
+MPI_Comm from_integer(uintptr_t value) {
+  // An integer in one ABI, a pointer in the other; each alternative compiles in its own only.
+  return [value]<class T>(std::type_identity<T>) {
+    if constexpr (std::is_pointer_v<T>) {
+      return reinterpret_cast<T>(value);
+    } else {
+      return static_cast<T>(value);
+    }
+  }(std::type_identity<MPI_Comm>());
+}
+
+/// Equal on all ranks and in every run; below every library's largest tag.
+int tag_of(std::string_view name) {
+  uint32_t hash = 2166136261u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return static_cast<int>(hash % 32767);
+}
+
+void check_place(const char* what, MPI_Comm comm, int wanted_rank, int least, bool exact) {
+  int size = 0;
+  int rank = 0;
+  check(MPI_Comm_size(comm, &size), "MPI_Comm_size");
+  check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+  if (rank == wanted_rank && (exact ? size == least : size >= least)) return;
+  throw Error(ErrorCode::Backend,
+              std::string(what) + ": expected rank " + std::to_string(wanted_rank) + " of " +
+                  (exact ? "" : "at least ") + std::to_string(least) + ", got rank " + std::to_string(rank) + " of " +
+                  std::to_string(size) +
+                  (exact || size > 1 ? "" : "; was the program started by no MPI launcher, or by another library's?"));
+}
+
+MPI_Comm create(const GroupSpec& spec) {
+  const auto lock = Library::get().lock();
+  const int last = *std::max_element(spec.ranks.begin(), spec.ranks.end());
+  check_place("MPI_COMM_WORLD", MPI_COMM_WORLD, spec.ranks[static_cast<std::size_t>(spec.rank)], last + 1, false);
+  MPI_Group world = MPI_GROUP_NULL;
+  MPI_Group members = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  int code = MPI_Group_incl(world, spec.size(), spec.ranks.data(), &members);
+  MPI_Group_free(&world);
+  check(code, "MPI_Group_incl");
+  code = MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(spec.name), &comm);
+  MPI_Group_free(&members);
+  check(code, "MPI_Comm_create_group");
+  return comm;
+}
+
+MPI_Comm duplicate(MPI_Comm from) {
+  const auto lock = Library::get().lock();
+  MPI_Comm comm = MPI_COMM_NULL;
+  check(MPI_Comm_dup(from, &comm), "MPI_Comm_dup");
+  check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return comm;
+}
+
+class MpiBackend : public Backend {
+ public:
+  std::string library() const override { return version(); }
+
+  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
+    Library::get().start();
+    MPI_Comm comm = MPI_COMM_NULL;
+    if (spec.foreign != 0) {
+      comm = from_integer(spec.foreign);
+      check_place("the given MPI communicator", comm, spec.rank, spec.size(), true);
+    } else {
+      comm = create(spec);
+    }
+    Handle user(spec.foreign != 0 ? duplicate(comm) : comm);
+    Handle internal(duplicate(user.get()));
+    return std::make_unique<MpiCommunicator>(std::move(user), std::move(internal), spec.rank, spec.size());
+  }
+
+  void shutdown() override { Library::get().stop(); }
+};
+
+std::unique_ptr<Backend> make(const std::string&) { return std::make_unique<MpiBackend>(); }
+
+}  // namespace
+
+extern "C" const Plugin mcr_dl_plugin = {kPluginVersion, make};
+
+}  // namespace mcr::mpi

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's communicators behind one of ours, one per lane, and what becomes of them when something fails.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backends/nccl/library.h"
+#include "plugin/backend.h"
+
+namespace mcr::nccl {
+
+/// Thread-safe. A communicator of NCCL's may be used by one thread at a time, and not while another frees it: every use
+/// is under lock().
+class Lanes {
+ public:
+  using Lock = std::unique_lock<std::recursive_timed_mutex>;
+
+  explicit Lanes(std::shared_ptr<const Library> library) : library_(std::move(library)) {}
+  Lanes(const Lanes&) = delete;
+  Lanes& operator=(const Lanes&) = delete;
+
+  /// Makes one more lane: a collective of the group's ranks, with the same id on all of them.
+  void connect(const UniqueId& id, const GroupSpec& spec);
+  int size() const { return static_cast<int>(comms_.size()); }
+
+  /// Waits for its turn; throws the failure, if there has been one.
+  Lock lock();
+  /// While the lock is held.
+  Comm comm(int lane) const { return comms_[static_cast<std::size_t>(lane)]; }
+
+  /// Throws the failure, if there has been one.
+  void check() const {
+    if (failed_.load(std::memory_order_acquire)) [[unlikely]]
+      refuse();
+  }
+  /// Asks NCCL whether something has failed behind the calls' backs; if so, keeps its text and aborts all lanes.
+  void poll() noexcept;
+  /// Ends running operations. The first text is the one that check() tells.
+  void abort(const std::string& text) noexcept;
+  /// Frees them in the regular way, unless they have been aborted. Nothing is used afterwards.
+  void close() noexcept;
+
+ private:
+  [[noreturn]] void refuse() const;
+  bool fail(const std::string& text);
+  void end(const Routine<Comm>& how) noexcept;
+
+  const std::shared_ptr<const Library> library_;
+  std::vector<Comm> comms_;
+  std::vector<std::unique_ptr<std::string>> names_;  // NCCL keeps pointers to them
+  std::recursive_timed_mutex mutex_;
+  std::atomic<bool> ended_ = false;   // aborted or destroyed: once
+  std::atomic<bool> failed_ = false;  // then text_ does not change any more
+  std::string text_;
+  std::mutex text_mutex_;
+};
+
+}  // namespace mcr::nccl

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/nccl/library.h"
+
+#include <dlfcn.h>
+
+#include <string_view>
+
+namespace mcr::nccl {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::string version_text(int code) {
+  // Up to 2.8 there was one digit less.
+  const int major = code < 10000 ? code / 1000 : code / 10000;
+  const int minor = code < 10000 ? code % 1000 / 100 : code % 10000 / 100;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
+}
+
+Symbols::Symbols(const std::string& path)
+    : handle_(dlopen(path.empty() ? "libnccl.so.2" : path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  if (handle_ == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
+}
+
+bool Symbols::has(const char* name) const { return dlsym(handle_, name) != nullptr; }
+
+void* Symbols::find(const char* name, std::vector<std::string>& missing) const {
+  void* const symbol = dlsym(handle_, name);
+  if (symbol == nullptr) missing.emplace_back(name);
+  return symbol;
+}
+
+Library::Library(const std::string& path)
+    : symbols_(path),
+      error_string_(reinterpret_cast<const char* (*)(Result)>(bind("ncclGetErrorString", true))),
+      last_error_(reinterpret_cast<const char* (*)(Comm)>(bind("ncclGetLastError", false))) {
+  const std::string name = path.empty() ? "libnccl.so.2" : path;
+  if (get_version) get_version(&version_);
+  if (get_version && version_ < kOldestVersion) {
+    throw Error(ErrorCode::Unavailable,
+                name + ": expected NCCL " + version_text(kOldestVersion) + " or newer, got " + version_text(version_));
+  }
+  if (!missing_needed_.empty()) {
+    throw Error(ErrorCode::Unavailable,
+                name + ": expected an NCCL library, got one without " + joined(missing_needed_));
+  }
+  stand_in_ = symbols_.has("mcr_dl_stand_in");
+}
+
+std::string Library::text() const {
+  std::string text = "NCCL " + version_text(version_);
+  if (stand_in_) text += " (stand-in for tests)";
+  if (!missing_optional_.empty()) text += ", without " + joined(missing_optional_);
+  return text;
+}
+
+std::string Library::describe(Result result, const char* what) const {
+  std::string text = std::string(what) + ": " + error_string_(result);
+  const std::string_view last = last_error_ == nullptr ? "" : last_error_(nullptr);
+  if (!last.empty()) text += ": " + std::string(last);
+  return text;
+}
+
+void require_cuda_device() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) throw Error(ErrorCode::Unavailable, "no CUDA device: libcuda.so.1 cannot be loaded");
+  auto* const init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
+  auto* const count = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
+  int devices = 0;
+  int code = init == nullptr || count == nullptr ? -1 : init(0);
+  if (code == 0) code = count(&devices);
+  constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE
+  if (code == 0 && devices > 0) return;
+  if (code == 0 || code == kNoDevice) throw Error(ErrorCode::Unavailable, "no CUDA device");
+  throw Error(ErrorCode::Unavailable, "the CUDA driver cannot be used: it answers with error " + std::to_string(code));
+}
+
+}  // namespace mcr::nccl

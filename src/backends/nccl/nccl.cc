@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+// NVIDIA's NCCL, on the streams of CUDA devices. The library is bound at run time (library.h).
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "backends/nccl/lanes.h"
+#include "backends/nccl/library.h"
+#include "backends/nccl/types.h"
+#include "backends/nccl/watchdog.h"
+#include "base/process.h"
+#include "plugin/backend.h"
+
+namespace mcr::nccl {
+namespace {
+
+constexpr int kMostLanes = 8;
+constexpr int64_t kBarrierStride = 256;  // bytes between the lanes' barrier elements
+
+std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
+
+/// The right to issue on one lane.
+struct Turn {
+  Lanes::Lock lock;
+  Comm comm;
+  void* stream;
+};
+
+/// Messages that start together. Those of no bytes are left out: both sides know of them.
+class Exchange {
+ public:
+  Exchange(const Library& library, const Turn& turn) : library_(library), turn_(turn), group_(library) {}
+
+  void send(void* data, int64_t bytes, int peer) {
+    if (bytes != 0) library_.send(data, static_cast<std::size_t>(bytes), Type::Int8, peer, turn_.comm, turn_.stream);
+  }
+  void recv(void* data, int64_t bytes, int peer) {
+    if (bytes != 0) library_.recv(data, static_cast<std::size_t>(bytes), Type::Int8, peer, turn_.comm, turn_.stream);
+  }
+  /// From this rank to itself.
+  void copy(void* to, void* from, int64_t bytes, int rank) {
+    if (to == from) return;
+    send(from, bytes, rank);
+    recv(to, bytes, rank);
+  }
+  void start() { group_.end(); }
+
+ private:
+  const Library& library_;
+  const Turn& turn_;
+  Group group_;
+};
+
+/// Where the blocks of one side of a call lie, in bytes.
+class Blocks {
+ public:
+  Blocks(const Buffer& buffer, std::span<const int64_t> counts, std::span<const int64_t> displs, const Call& call,
+         int ranks)
+      : data_(buffer.data),
+        counts_(counts),
+        displs_(displs),
+        width_(size_of(call.dtype)),
+        even_(call.vectored ? 0 : buffer.count / ranks * width_) {}
+
+  int64_t bytes(int rank) const { return counts_.empty() ? even_ : counts_[place(rank)] * width_; }
+  void* data(int rank) const { return at(data_, counts_.empty() ? even_ * rank : displs_[place(rank)] * width_); }
+
+ private:
+  static std::size_t place(int rank) { return static_cast<std::size_t>(rank); }
+
+  void* data_;
+  std::span<const int64_t> counts_, displs_;
+  int64_t width_, even_;
+};
+
+class NcclCommunicator : public OpMethods<NcclCommunicator> {
+ public:
+  NcclCommunicator(std::shared_ptr<const Library> library, std::shared_ptr<Lanes> lanes, std::shared_ptr<void> flags,
+                   const GroupSpec& spec, bool keeps_launch_order)
+      : library_(std::move(library)),
+        flags_(std::move(flags)),
+        lanes_(std::move(lanes)),
+        rank_(spec.rank),
+        size_(spec.size()),
+        keeps_launch_order_(keeps_launch_order) {}
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+  // NCCL waits for what is under way, and for graphs; at the end of a process that may be for ever.
+  ~NcclCommunicator() override {
+    if (!process_leaves()) lanes_->close();
+  }
+
+  bool supports(const Call& call) const override {
+    if (call.device.type != *streams() || !has(call.op)) return false;
+    if (call.op == Op::recv && call.root == kAnyRank) return false;
+    return !row(call.op).is(kReduces) || reduction_view(call.dtype, call.red, library_->version());
+  }
+
+  std::optional<DeviceType> streams() const override {
+    return library_->stand_in() ? DeviceType::CPU : DeviceType::CUDA;
+  }
+  int lanes() const override { return lanes_->size(); }
+  bool inline_messages() const override { return true; }
+  bool keeps_launch_order() const override { return keeps_launch_order_; }
+
+  std::span<const std::string_view> variants() const override { return kVariants; }
+  bool varies(const Call& call) const override { return call.op == Op::all_gather && call.vectored && size_ > 1; }
+
+  // Where NCCL says that in-place operations lie: this rank's own block.
+  bool takes_in_place(const Call& call) const override {
+    if (row(call.op).is(kRooted) && call.root != rank_) return false;
+    switch (row(call.op).extent) {
+      case Extent::Gather:
+        return call.in.data == outputs(call).data(rank_);
+      case Extent::Scatter:
+        return call.out.data == inputs(call).data(rank_);
+      default:
+        return false;
+    }
+  }
+
+  void check() override { lanes_->check(); }
+  void abort() noexcept override { lanes_->abort("the communicator has been aborted"); }
+
+  void begin_batch() override {
+    auto lock = lanes_->lock();
+    library_->group_start();
+    batch_ = std::move(lock);
+  }
+  void end_batch() override {
+    const auto lock = std::move(batch_);
+    library_->group_end();
+  }
+
+  void broadcast(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    library_->broadcast(call.out.data, call.out.data, bytes(call, call.out), Type::Int8, call.root, turn.comm,
+                        turn.stream);
+  }
+
+  void all_reduce(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const View view = reduced(call);
+    const Reduction reduction(*library_, call, view.type, turn.comm);
+    library_->all_reduce(call.out.data, call.out.data, elements(call.out.count, view), view.type, reduction.get(),
+                         turn.comm, turn.stream);
+  }
+
+  void reduce(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const View view = reduced(call);
+    const Reduction reduction(*library_, call, view.type, turn.comm);
+    reduce_to(call.root, call.out.data, call.out.data, elements(call.out.count, view), view, reduction, turn);
+  }
+
+  void all_gather(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    if (!call.vectored) {
+      return library_->all_gather(call.in.data, call.out.data, bytes(call, call.in), Type::Int8, turn.comm,
+                                  turn.stream);
+    }
+    if (call.variant != 0) return all_gather_by_broadcasts(call, turn);
+    const Blocks to = outputs(call);
+    Exchange exchange(*library_, turn);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_) continue;
+      exchange.send(call.in.data, to.bytes(rank_), rank);
+      exchange.recv(to.data(rank), to.bytes(rank), rank);
+    }
+    exchange.copy(to.data(rank_), call.in.data, to.bytes(rank_), rank_);
+    exchange.start();
+  }
+
+  void reduce_scatter(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const View view = reduced(call);
+    const Reduction reduction(*library_, call, view.type, turn.comm);
+    if (!call.vectored) {
+      return library_->reduce_scatter(call.in.data, call.out.data, elements(call.out.count, view), view.type,
+                                      reduction.get(), turn.comm, turn.stream);
+    }
+    const Blocks from = inputs(call);
+    Group group(*library_);
+    for (int rank = 0; rank < size_; ++rank) {
+      const auto count = elements(call.in_counts[static_cast<std::size_t>(rank)], view);
+      if (count != 0) reduce_to(rank, from.data(rank), call.out.data, count, view, reduction, turn);
+    }
+    group.end();
+  }
+
+  void all_to_all(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const Blocks from = inputs(call);
+    const Blocks to = outputs(call);
+    if (!call.vectored && library_->all_to_all) {
+      return library_->all_to_all(call.in.data, call.out.data, static_cast<std::size_t>(from.bytes(0)), Type::Int8,
+                                  turn.comm, turn.stream);
+    }
+    Exchange exchange(*library_, turn);
+    for (int rank = 0; rank < size_; ++rank) {
+      exchange.send(from.data(rank), from.bytes(rank), rank);
+      exchange.recv(to.data(rank), to.bytes(rank), rank);
+    }
+    exchange.start();
+  }
+
+  void gather(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const auto mine = bytes(call, call.in);
+    if (!call.vectored && library_->gather) {
+      return library_->gather(call.in.data, call.out.data, mine, Type::Int8, call.root, turn.comm, turn.stream);
+    }
+    Exchange exchange(*library_, turn);
+    if (call.root != rank_) {
+      exchange.send(call.in.data, static_cast<int64_t>(mine), call.root);
+      return exchange.start();
+    }
+    const Blocks to = outputs(call);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_) exchange.recv(to.data(rank), to.bytes(rank), rank);
+    }
+    exchange.copy(to.data(rank_), call.in.data, to.bytes(rank_), rank_);
+    exchange.start();
+  }
+
+  void scatter(const Call& call, Lane& lane) {
+    const Turn turn = take(lane);
+    const auto mine = bytes(call, call.out);
+    if (!call.vectored && library_->scatter) {
+      return library_->scatter(call.in.data, call.out.data, mine, Type::Int8, call.root, turn.comm, turn.stream);
+    }
+    Exchange exchange(*library_, turn);
+    if (call.root != rank_) {
+      exchange.recv(call.out.data, static_cast<int64_t>(mine), call.root);
+      return exchange.start();
+    }
+    const Blocks from = inputs(call);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank != rank_) exchange.send(from.data(rank), from.bytes(rank), rank);
+    }
+    exchange.copy(call.out.data, from.data(rank_), from.bytes(rank_), rank_);
+    exchange.start();
+  }
+
+  // NCCL has none: an all_reduce that nobody wants the result of.
+  void barrier(const Call&, Lane& lane) {
+    const Turn turn = take(lane);
+    std::byte* const flag = at(flags_.get(), kBarrierStride * lane.index());
+    library_->all_reduce(flag, flag, 1, Type::Int8, Operator::Sum, turn.comm, turn.stream);
+  }
+
+  void send(const Call& call, Lane& lane) {
+    if (call.out.count == 0) return lanes_->check();  // as in Exchange
+    const Turn turn = take(lane);
+    library_->send(call.out.data, bytes(call, call.out), Type::Int8, call.root, turn.comm, turn.stream);
+  }
+
+  void recv(const Call& call, Lane& lane) {
+    if (call.out.count == 0) return lanes_->check();
+    const Turn turn = take(lane);
+    library_->recv(call.out.data, bytes(call, call.out), Type::Int8, call.root, turn.comm, turn.stream);
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 1> kVariants = {"bcast"};
+
+  Turn take(const Lane& lane) { return {lanes_->lock(), lanes_->comm(lane.index()), lane.stream().handle}; }
+
+  static std::size_t bytes(const Call& call, const Buffer& buffer) {
+    return static_cast<std::size_t>(buffer.count * size_of(call.dtype));
+  }
+  static std::size_t elements(int64_t count, View view) { return static_cast<std::size_t>(count * view.factor); }
+
+  Blocks inputs(const Call& call) const { return {call.in, call.in_counts, call.in_displs, call, size_}; }
+  Blocks outputs(const Call& call) const { return {call.out, call.out_counts, call.out_displs, call, size_}; }
+
+  View reduced(const Call& call) const {
+    if (const auto view = reduction_view(call.dtype, call.red, library_->version())) return *view;
+    throw Error(ErrorCode::Unsupported,
+                "no " + std::string(name(call.red)) + " of " + std::string(row(call.dtype).name));
+  }
+
+  // Only the root has an output.
+  void reduce_to(int root, void* from, void* to, std::size_t count, View view, const Reduction& reduction,
+                 const Turn& turn) const {
+    library_->reduce(from, root == rank_ ? to : nullptr, count, view.type, reduction.get(), root, turn.comm,
+                     turn.stream);
+  }
+
+  void all_gather_by_broadcasts(const Call& call, const Turn& turn) const {
+    const Blocks to = outputs(call);
+    Group group(*library_);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (to.bytes(rank) == 0) continue;
+      void* const from = rank == rank_ ? call.in.data : to.data(rank);
+      library_->broadcast(from, to.data(rank), static_cast<std::size_t>(to.bytes(rank)), Type::Int8, rank, turn.comm,
+                          turn.stream);
+    }
+    group.end();
+  }
+
+  const std::shared_ptr<const Library> library_;
+  const std::shared_ptr<void> flags_;  // of the barriers; goes after the lanes are closed
+  const std::shared_ptr<Lanes> lanes_;
+  Lanes::Lock batch_;  // held between begin_batch() and end_batch(), by the thread that has called them
+  const int rank_, size_;
+  const bool keeps_launch_order_;
+};
+
+// ---- Making communicators
+
+int wanted_lanes() {
+  const char* text = std::getenv("MCR_DL_NCCL_LANES");
+  if (text == nullptr || *text == '\0') return 1;
+  const std::string_view view = text;
+  int lanes = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), lanes);
+  if (error == std::errc() && end == view.data() + view.size() && lanes >= 1 && lanes <= kMostLanes) return lanes;
+  throw Error(ErrorCode::Unavailable, "MCR_DL_NCCL_LANES: expected a number from 1 to " + std::to_string(kMostLanes) +
+                                          ", got '" + std::string(view) + "'");
+}
+
+constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr char kFailure = '!';
+
+std::string as_text(const std::vector<UniqueId>& ids) {
+  std::string text;
+  for (const auto& id : ids) {
+    for (const char byte : id.bytes) {
+      const auto value = static_cast<unsigned char>(byte);
+      text += {kDigits[value >> 4], kDigits[value & 15]};
+    }
+  }
+  return text;
+}
+
+std::vector<UniqueId> from_text(const std::string& text) {
+  constexpr std::size_t kLength = 2 * sizeof(UniqueId);
+  if (text.empty() || text.size() % kLength != 0) {
+    throw Error(ErrorCode::Backend, "the group's first rank: expected ids of " + std::to_string(kLength) +
+                                        " characters, got " + std::to_string(text.size()) + " characters");
+  }
+  std::vector<UniqueId> ids(text.size() / kLength);
+  for (std::size_t i = 0; i < text.size() / 2; ++i) {
+    const auto value = kDigits.find(text[2 * i]) << 4 | kDigits.find(text[2 * i + 1]);
+    ids[i / sizeof(UniqueId)].bytes[i % sizeof(UniqueId)] = static_cast<char>(value);
+  }
+  return ids;
+}
+
+/// One id per lane, made by the group's first rank, whose number of lanes counts. If it cannot, all ranks get its
+/// error.
+std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
+  static constexpr const char* kKey = "ids";
+  if (spec.rank != 0) {
+    const std::string answer = spec.store->get(kKey);
+    if (answer.starts_with(kFailure)) throw Error(ErrorCode::Backend, "the group's first rank: " + answer.substr(1));
+    return from_text(answer);
+  }
+  std::vector<UniqueId> ids;
+  try {
+    ids.resize(static_cast<std::size_t>(wanted_lanes()));
+    for (auto& id : ids) library.get_unique_id(&id);
+  } catch (...) {
+    if (spec.store != nullptr) spec.store->set(kKey, kFailure + std::string(current_error().what()));
+    throw;
+  }
+  if (spec.size() > 1) spec.store->set(kKey, as_text(ids));
+  return ids;
+}
+
+/// What the barriers add up, which must be readable and is nothing else.
+std::shared_ptr<void> make_flags(Device device, int lanes) {
+  auto& runtime = DeviceRuntime::of(device.type);
+  const std::vector<std::byte> zeros(static_cast<std::size_t>(kBarrierStride * lanes));
+  const auto size = static_cast<int64_t>(zeros.size());
+  auto flags = runtime.allocate(device, size);
+  runtime.copy(flags.get(), zeros.data(), size, CopyKind::ToDevice, runtime.current(device));
+  return flags;
+}
+
+class NcclBackend : public Backend {
+ public:
+  explicit NcclBackend(const std::string& path) : library_(std::make_shared<Library>(path)) {
+    wanted_lanes();  // a wrong number is told at once
+    if (!library_->stand_in()) require_cuda_device();
+  }
+
+  std::string library() const override { return library_->text(); }
+
+  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
+    const bool ordered = order_launches();
+    const DeviceGuard guard(library_->stand_in() ? Device{} : spec.device);
+    auto lanes = std::make_shared<Lanes>(library_);
+    std::shared_ptr<void> flags;
+    try {
+      for (const auto& id : agree(*library_, spec)) lanes->connect(id, spec);
+      flags = make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size());
+    } catch (...) {
+      lanes->abort("connecting has failed");
+      throw;
+    }
+    watchdog_.watch(lanes);
+    return std::make_unique<NcclCommunicator>(library_, std::move(lanes), std::move(flags), spec, ordered);
+  }
+
+  void shutdown() override { watchdog_.stop(); }
+
+ private:
+  /// Lets NCCL start the operations of several communicators in the order in which they were issued, where it can. It
+  /// reads the variable once. Says whether it does.
+  bool order_launches() const {
+    constexpr auto kVariable = "NCCL_LAUNCH_ORDER_IMPLICIT";
+    if (library_->stand_in()) return true;
+    if (library_->version() < kLaunchOrderVersion) return false;
+    setenv(kVariable, "1", 0);
+    const char* const value = std::getenv(kVariable);
+    return value != nullptr && std::string_view(value) == "1";
+  }
+
+  const std::shared_ptr<const Library> library_;
+  Watchdog watchdog_;
+};
+
+std::unique_ptr<Backend> make(const std::string& library) { return std::make_unique<NcclBackend>(library); }
+
+}  // namespace
+
+extern "C" const Plugin mcr_dl_plugin = {kPluginVersion, make};
+
+}  // namespace mcr::nccl

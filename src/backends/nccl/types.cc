@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/nccl/types.h"
+
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include "base/elements.h"
+
+namespace mcr::nccl {
+
+namespace {
+
+struct Known {
+  std::string_view name;
+  Type type;
+  int64_t factor = 1;
+  int since = 0;
+};
+
+// By name, so that an element type that the core does not have does no harm here.
+constexpr std::array kKnown = {
+    Known{"uint8", Type::Uint8},
+    Known{"int8", Type::Int8},
+    Known{"uint32", Type::Uint32},
+    Known{"int32", Type::Int32},
+    Known{"uint64", Type::Uint64},
+    Known{"int64", Type::Int64},
+    Known{"float16", Type::Float16},
+    Known{"bfloat16", Type::Bfloat16},
+    Known{"float32", Type::Float32},
+    Known{"float64", Type::Float64},
+    Known{"bool", Type::Uint8},
+    Known{"complex64", Type::Float32, 2},
+    Known{"complex128", Type::Float64, 2},
+    Known{"float8_e4m3fn", Type::Float8e4m3, 1, kFloat8Version},
+    Known{"float8_e5m2", Type::Float8e5m2, 1, kFloat8Version},
+};
+
+// The place in kKnown of each of our types, or -1.
+constexpr auto kPlaces = [] {
+  std::array<int, kDTypes.size()> places{};
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    places[i] = -1;
+    for (std::size_t j = 0; j < kKnown.size(); ++j) {
+      if (kKnown[j].name == kDTypes[i].name) places[i] = static_cast<int>(j);
+    }
+  }
+  return places;
+}();
+
+bool has(const Known& known, DTypeKind kind, RedOp red) {
+  switch (red) {
+    case RedOp::SUM:
+    case RedOp::AVG:
+      return kind != DTypeKind::Bool;
+    case RedOp::PRODUCT:
+      return kind == DTypeKind::Integer || kind == DTypeKind::Floating;
+    case RedOp::MIN:
+    case RedOp::MAX:
+      return kind != DTypeKind::Complex;
+    case RedOp::PREMUL_SUM:
+      return kind == DTypeKind::Floating && known.since == 0;
+    case RedOp::BAND:
+    case RedOp::BOR:
+    case RedOp::BXOR:
+      break;
+  }
+  return false;
+}
+
+Operator native_operator(RedOp red) {
+  switch (red) {
+    case RedOp::AVG:
+      return Operator::Avg;
+    case RedOp::PRODUCT:
+      return Operator::Prod;
+    case RedOp::MIN:
+      return Operator::Min;
+    case RedOp::MAX:
+      return Operator::Max;
+    default:
+      return Operator::Sum;
+  }
+}
+
+// A factor in the bits of NCCL's type.
+using Scalar = std::array<std::byte, sizeof(double)>;
+
+template <class T>
+Scalar bits_of(T value) {
+  Scalar scalar{};
+  std::memcpy(scalar.data(), &value, sizeof(value));
+  return scalar;
+}
+
+Scalar scalar_of(Type type, double factor) {
+  switch (type) {
+    case Type::Float16:
+      return bits_of(store<Half>(static_cast<float>(factor)));
+    case Type::Bfloat16:
+      return bits_of(store<Brain>(static_cast<float>(factor)));
+    case Type::Float32:
+      return bits_of(static_cast<float>(factor));
+    default:
+      return bits_of(factor);
+  }
+}
+
+}  // namespace
+
+std::optional<View> reduction_view(DType dtype, RedOp red, int version) {
+  const int place = kPlaces[static_cast<std::size_t>(dtype)];
+  if (place < 0) return std::nullopt;
+  const Known& known = kKnown[static_cast<std::size_t>(place)];
+  if (version < known.since || !has(known, row(dtype).kind, red)) return std::nullopt;
+  return View{known.type, known.factor};
+}
+
+Reduction::Reduction(const Library& library, const Call& call, Type type, Comm comm)
+    : library_(library), comm_(comm), operator_(native_operator(call.red)) {
+  if (call.red != RedOp::PREMUL_SUM) return;
+  if (call.factor_data != nullptr) {
+    // NCCL reads it when the operation runs and takes it as not const, though it does not write to it.
+    library_.create_premul(&operator_, const_cast<void*>(call.factor_data), type, Residence::Device, comm);
+  } else {
+    Scalar scalar = scalar_of(type, call.factor);
+    library_.create_premul(&operator_, scalar.data(), type, Residence::HostImmediate, comm);
+  }
+  made_ = true;
+}
+
+// NCCL keeps what the calls that have been made with it need.
+Reduction::~Reduction() {
+  if (made_) library_.destroy_operator.quietly(operator_, comm_);
+}
+
+}  // namespace mcr::nccl

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace mcr {
+
+/// Notes that the process is ending: from now on nothing is released that may wait for other ranks. Any thread.
+void leave_process() noexcept;
+bool process_leaves() noexcept;
+
+}  // namespace mcr

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/arguments.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "base/error.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/objects.h"
+
+namespace mcr::python {
+
+namespace {
+
+constexpr double kForever = 100.0 * 365 * 24 * 3600;  // in seconds; points in time are 64 bits of nanoseconds
+
+[[noreturn]] void wrong(ErrorCode code, const std::string& parameter, const std::string& expected,
+                        const std::string& got) {
+  throw Error(code, parameter + ": expected " + expected + ", got " + got);
+}
+
+std::string type_of(PyObject* value) { return Py_TYPE(value)->tp_name; }
+
+Owner attribute(PyObject* object, const char* name) {
+  Owner value(PyObject_GetAttrString(object, name));
+  if (value == nullptr) throw ErrorAlreadySet{};
+  return value;
+}
+
+Owner attribute(const char* module, const char* name) {
+  const Owner owner(PyImport_ImportModule(module));
+  if (owner == nullptr) throw ErrorAlreadySet{};
+  return attribute(owner.get(), name);
+}
+
+// torch's enumerators, which live as long as the process.
+const std::array<PyObject*, kReductions.size()>& enumerators() {
+  static const auto all = [] {
+    std::array<PyObject*, kReductions.size()> result{};
+    const Owner type = attribute("torch.distributed", "ReduceOp");
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      result[i] = PyObject_GetAttrString(type.get(), std::string(kReductions[i]).c_str());
+      if (result[i] == nullptr) throw ErrorAlreadySet{};
+    }
+    return result;
+  }();
+  return all;
+}
+
+// As long as the object lives.
+std::string_view string(PyObject* value, const char* parameter, const char* expected) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, expected, represented(value));
+  }
+  return {text, static_cast<std::size_t>(length)};
+}
+
+// Is it a name that some backend has, or a typo? Decides between two errors only.
+[[noreturn]] void no_such_backend(Group& group, PyObject* value) {
+  const std::string name = represented(value);
+  std::string initialized;
+  for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
+  const Owner known(PyObject_CallOneArg(attribute("mcr_dl._backends", "is_known").get(), value));
+  if (known == nullptr) throw ErrorAlreadySet{};
+  if (known.get() == Py_True) {
+    throw Error(
+        ErrorCode::NotInitialized,
+        "backend: " + name + " was not named when the group was made; expected one of " + initialized + ", auto");
+  }
+  wrong(ErrorCode::InvalidArgument, "backend", "one of " + initialized + ", auto", "the unknown name " + name);
+}
+
+}  // namespace
+
+bool truth(PyObject* value, const char* parameter) {
+  const int result = PyObject_IsTrue(value);
+  if (result < 0) {  // an array of several elements
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "True or False", type_of(value));
+  }
+  return result == 1;
+}
+
+int64_t integer(PyObject* value, const char* parameter) {
+  const Owner index(PyNumber_Index(value));
+  const int64_t result = index == nullptr ? -1 : PyLong_AsLongLong(index.get());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "an integer of 64 bits", represented(value));
+  }
+  return result;
+}
+
+std::vector<int64_t> integers(PyObject* value, const char* parameter) {
+  const Owner entries = entries_of(value);
+  if (entries == nullptr) wrong(ErrorCode::InvalidType, parameter, "a list of integers", represented(value));
+  std::vector<int64_t> result;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(entries.get()); ++i) {
+    result.push_back(integer(PyTuple_GET_ITEM(entries.get(), i), parameter));
+  }
+  return result;
+}
+
+std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter) {
+  Owner seconds(PyObject_HasAttrString(value, "total_seconds") != 0
+                    ? PyObject_CallMethod(value, "total_seconds", nullptr)
+                    : Py_NewRef(value));
+  const double number = seconds == nullptr ? -1 : PyFloat_AsDouble(seconds.get());
+  if (PyErr_Occurred() != nullptr || !std::isfinite(number) || number <= 0) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidArgument, parameter, "a positive datetime.timedelta (or seconds)", represented(value));
+  }
+  return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(std::min(number, kForever) * 1000)));
+}
+
+RedOp reduction(PyObject* value) {
+  const auto& known = enumerators();
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    if (known[i] == value) return static_cast<RedOp>(i);
+  }
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    const int equal = PyUnicode_Check(value) != 0 ? 0 : PyObject_RichCompareBool(value, known[i], Py_EQ);
+    if (equal < 0) PyErr_Clear();
+    if (equal == 1) return static_cast<RedOp>(i);
+  }
+  wrong(ErrorCode::InvalidType, "op", "a torch.distributed.ReduceOp", represented(value));
+}
+
+bool is_no_member(PyObject* value) {
+  static PyObject* none = attribute(attribute("torch.distributed", "GroupMember").get(), "NON_GROUP_MEMBER").release();
+  if (PyLong_CheckExact(value) == 0) return false;
+  const int equal = PyObject_RichCompareBool(value, none, Py_EQ);
+  if (equal < 0) throw ErrorAlreadySet{};
+  return equal == 1;
+}
+
+int root_rank(const Group& group, Op op, Named global, Named local) {
+  const auto given = [](const Named& named) { return named.value != nullptr && named.value != Py_None; };
+  if (given(global) && given(local)) {
+    wrong(ErrorCode::InvalidArgument, std::string(global.name) + " and " + local.name, "one of the two", "both");
+  }
+  const auto ranks = [&] { return "a rank of the group (0 to " + std::to_string(group.size() - 1) + ")"; };
+  if (given(local)) {
+    const int64_t rank = integer(local.value, local.name);
+    if (rank < 0 || rank >= group.size()) wrong(ErrorCode::InvalidArgument, local.name, ranks(), std::to_string(rank));
+    return static_cast<int>(rank);
+  }
+  if (!given(global)) {
+    if (op == Op::recv) return kAnyRank;
+    if (op != Op::gather && op != Op::scatter) {
+      wrong(ErrorCode::InvalidArgument, global.name,
+            local.name == nullptr ? ranks() : ranks() + " here or in " + local.name, "None");
+    }
+  }
+  // torch's default root of gather and scatter is global rank 0.
+  const int64_t rank = given(global) ? integer(global.value, global.name) : 0;
+  const int place = rank < 0 || rank > INT_MAX ? -1 : group.group_rank(static_cast<int>(rank));
+  if (place < 0) {
+    std::string members;
+    for (std::size_t i = 0; i < group.spec().ranks.size() && i < 8; ++i)
+      members += (i == 0 ? "" : ", ") + std::to_string(group.spec().ranks[i]);
+    if (group.size() > 8) members += ", ...";
+    wrong(ErrorCode::InvalidArgument, global.name, "a global rank of the group's members (" + members + ")",
+          std::to_string(rank));
+  }
+  return place;
+}
+
+const Coding& coding(PyObject* value) {
+  const auto text = string(value, "codec", "a specification such as 'int8:block=64'");
+  const Unlocked guard;  // making a codec may need Python, on a thread that waits for this one
+  return Codecs::instance().coding(text);
+}
+
+Group::Slot* backend_slot(Group& group, PyObject* value) {
+  const auto name = string(value, "backend", "the name of a backend");
+  if (name == "auto") return nullptr;
+  if (auto* slot = group.find(name)) return slot;
+  no_such_backend(group, value);
+}
+
+std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size) {
+  const bool given = splits != nullptr && PySequence_Size(splits) != 0;
+  PyErr_Clear();
+  return split_counts(given ? integers(splits, parameter) : std::vector<int64_t>(), parameter, tensor, size);
+}
+
+std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* parameter, const at::Tensor& tensor,
+                                  int size) {
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  if (splits.empty()) {
+    if (rows % size != 0)
+      wrong(ErrorCode::InvalidArgument, parameter,
+            "splits, as " + std::to_string(rows) + " rows do not divide among " + std::to_string(size) + " ranks",
+            "None");
+    return std::vector<int64_t>(static_cast<std::size_t>(size), rows / size * row);
+  }
+  for (const auto count : splits) {  // before they are added up and multiplied
+    if (count < 0 || count > rows)
+      wrong(ErrorCode::InvalidArgument, parameter, "0 to " + std::to_string(rows) + " (the rows of the tensor)",
+            std::to_string(count));
+  }
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  if (sum != rows)
+    wrong(ErrorCode::InvalidArgument, parameter, "a sum of " + std::to_string(rows) + " (the rows of the tensor)",
+          std::to_string(sum));
+  for (auto& count : splits) count *= row;
+  return splits;
+}
+
+// Before 2.13 torch's name of it was that of NCCL alone; it stands for the same still.
+std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction) {
+  const auto none = std::numeric_limits<double>::quiet_NaN();
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());
+  if (supplement == nullptr) return {at::Tensor(), none};
+  if (supplement->tensor_factor.defined()) return {supplement->tensor_factor, none};
+  return {at::Tensor(), supplement->double_factor};
+}
+
+}  // namespace mcr::python

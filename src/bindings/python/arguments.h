@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Python values of arguments -> the core's. Each throws Error naming the parameter, what was expected and what was got.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/gil.h"
+#include "codecs/codec.h"
+#include "group/group.h"
+
+namespace mcr::python {
+
+struct Named {
+  const char* name;  // null if the operation has no such parameter
+  PyObject* value;   // null if it was not given
+};
+
+bool truth(PyObject* value, const char* parameter);
+int64_t integer(PyObject* value, const char* parameter);
+std::vector<int64_t> integers(PyObject* value, const char* parameter);
+/// A timedelta, or seconds.
+std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
+/// torch's ReduceOp or RedOpType.
+RedOp reduction(PyObject* value);
+/// Whether it is torch's GroupMember.NON_GROUP_MEMBER: an int of that value and no other.
+bool is_no_member(PyObject* value);
+/// The group rank of a root or peer that is given as a global or as a group rank.
+int root_rank(const Group& group, Op op, Named global, Named local);
+/// The group's slot of a backend; null for "auto".
+Group::Slot* backend_slot(Group& group, PyObject* value);
+/// What the specification of a codec says.
+const Coding& coding(PyObject* value);
+/// Elements per rank from rows per rank (null: equal parts) of a tensor.
+std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size);
+/// The same; empty: equal parts.
+std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* parameter, const at::Tensor& tensor,
+                                  int size);
+/// The factor of a reduction that is a PREMUL_SUM: a tensor of one element, or a number (undefined tensor).
+std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction);
+
+}  // namespace mcr::python

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/calls.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "bindings/python/arguments.h"
+#include "bindings/python/devices.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/handles.h"
+#include "bindings/python/log.h"
+#include "bindings/python/objects.h"
+#include "bindings/python/signature.h"
+#include "bindings/python/tensors.h"
+#include "bindings/torch/named_backend.h"
+#include "engine/stream_call.h"
+
+namespace mcr::python {
+
+namespace {
+
+// Never destroyed: at the end of the process a thread that is stuck in a library may still use it.
+std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
+thread_local PyObject* coalescing = nullptr;
+thread_local std::unique_ptr<Batch> batch;
+
+// One call while its arguments become a Call and a Plan.
+class Binder {
+ public:
+  Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {
+    plan_.names = &signature.names;
+  }
+
+  /// False: this process is not a member of the group.
+  bool bind() {
+    if (!find_group()) return false;
+    call_.op = signature_.op;
+    PyObject* flag = slot(signature_.async_op);
+    asynchronous_ = signature_.starts || (flag != nullptr && truth(flag, "async_op"));
+    try {
+      find_backend();
+      find_root();
+      for (std::size_t i = 0; i < signature_.params.size(); ++i) take(signature_.params[i], slots_[i]);
+      finish();
+    } catch (const Error& error) {
+      const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
+      throw Error(error.code(),
+                  describe(std::string(backend), signature_.name, *group_->label()) + ": " + error.what());
+    }
+    return true;
+  }
+
+  PyObject* issue() {
+    plan_.keep = [this] { return std::make_shared<KeptTensors>(kept(), results()); };
+    plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+    const auto guard = tensors_.stream_guard();
+    place_factor();
+    if (asynchronous_) return wrap(start_call());
+    if (coalescing != nullptr) return coalesce();
+    const int source = run_call();
+    if (call_.op != Op::recv) Py_RETURN_NONE;
+    return PyLong_FromLong(group_->spec().ranks[static_cast<std::size_t>(source < 0 ? call_.root : source)]);
+  }
+
+ private:
+  const char* name(std::size_t i) const { return signature_.params[i].text; }
+  PyObject* slot(std::size_t i) const { return i < signature_.params.size() ? slots_[i] : nullptr; }
+
+  bool find_group() {
+    PyObject* object = slot(signature_.group);
+    if (object == nullptr || object == Py_None) {
+      if (!default_group) {
+        throw Error(ErrorCode::NotInitialized,
+                    signature_.name + ": the default group has not been initialized; call init_process_group() first");
+      }
+      group_ = default_group.get();
+      return true;
+    }
+    if (is_no_member(object)) return false;
+    group_ = group_of(object);
+    if (group_ == nullptr) {
+      throw Error(ErrorCode::InvalidType,
+                  signature_.name + ": group: expected a process group of mcr_dl or None, got " + described(object));
+    }
+    if (group_->closed())
+      throw Error(ErrorCode::NotInitialized,
+                  signature_.name + ": the group has been destroyed (" + *group_->label() + ")");
+    return true;
+  }
+
+  void find_backend() {
+    PyObject* object = slot(signature_.backend);
+    if (object != nullptr && object != Py_None) {
+      chosen_ = backend_slot(*group_, object);
+    } else if (NamedBackend::any()) [[unlikely]] {
+      chosen_ = NamedBackend::slot(*group_);
+    }
+  }
+
+  // The root decides which other arguments a rank must have, so it comes first.
+  void find_root() {
+    const std::size_t global = signature_.root;
+    if (global == signature_.params.size()) return;
+    const std::size_t local = signature_.group_root;
+    const char* local_name = local < signature_.params.size() ? name(local) : nullptr;
+    call_.root = root_rank(*group_, signature_.op, {name(global), slots_[global]}, {local_name, slot(local)});
+    is_root_ = call_.root == group_->rank();
+  }
+
+  void take(const Param& param, PyObject* value) {
+    const bool given = value != nullptr && value != Py_None;
+    const char* name = param.text;
+    switch (param.kind) {
+      case Kind::Tensor:
+        call_.out = tensor(value, name, Use::InPlace);
+        break;
+      case Kind::Input:
+        if (given || !optional_input()) call_.in = tensor(value, name, Use::Send);
+        break;
+      case Kind::Output:
+        if (given || !optional_output()) call_.out = tensor(value, name, Use::Receive);
+        break;
+      case Kind::Inputs:
+        take_list(given ? value : nullptr, name, Use::Send);
+        break;
+      case Kind::Outputs:
+        take_list(given ? value : nullptr, name, Use::Receive);
+        break;
+      case Kind::Reduction:
+        if (given) take_reduction(value);
+        break;
+      case Kind::Tag:
+        call_.tag = given ? tag(value, name) : 0;
+        break;
+      case Kind::InCounts:
+        vectored(call_.in_counts, given ? value : nullptr, name);
+        break;
+      case Kind::OutCounts:
+        vectored(call_.out_counts, given ? value : nullptr, name);
+        break;
+      case Kind::InDispls:
+        vectored(call_.in_displs, given ? value : nullptr, name);
+        break;
+      case Kind::OutDispls:
+        vectored(call_.out_displs, given ? value : nullptr, name);
+        break;
+      case Kind::InSplits:
+        in_splits_ = given ? value : nullptr;
+        break;
+      case Kind::OutSplits:
+        out_splits_ = given ? value : nullptr;
+        break;
+      case Kind::Timeout:
+        if (given) call_.timeout = milliseconds(value, name);
+        break;
+      case Kind::SizeHint:
+        if (given) call_.size_hint = integer(value, name);
+        break;
+      case Kind::Codec:
+        if (given) call_.coding = &coding(value);
+        break;
+      case Kind::Group:
+      case Kind::Backend:
+      case Kind::AsyncOp:
+      case Kind::Root:
+      case Kind::GroupRoot:
+      case Kind::Ignored:
+        break;
+    }
+  }
+
+  static int tag(PyObject* value, const char* name) {
+    const int64_t number = integer(value, name);
+    if (number >= 0 && number <= INT_MAX) return static_cast<int>(number);
+    throw Error(ErrorCode::InvalidArgument,
+                std::string(name) + ": expected 0 to " + std::to_string(INT_MAX) + ", got " + std::to_string(number));
+  }
+
+  // On the stream that the call is made from.
+  void place_factor() {
+    if (!factor_.defined()) return;
+    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
+    call_.factor_data = factor_.data_ptr();
+  }
+
+  std::vector<at::Tensor> kept() const {
+    auto tensors = tensors_.all();
+    if (factor_.defined()) tensors.push_back(factor_);
+    return tensors;
+  }
+
+  void take_reduction(PyObject* value) {
+    call_.red = reduction(value);
+    if (call_.red != RedOp::PREMUL_SUM) return;
+    std::tie(factor_, call_.factor) = premul_factor(value);
+  }
+
+  std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
+
+  // gatherv's output and scatterv's input exist on the root alone.
+  bool optional_input() const { return on_root_alone(Extent::Scatter); }
+  bool optional_output() const { return on_root_alone(Extent::Gather); }
+  bool on_root_alone(Extent extent) const {
+    return row(call_.op).is(kRooted) && row(call_.op).extent == extent && !is_root_;
+  }
+
+  Buffer tensor(PyObject* value, const char* name, Use use) {
+    const auto& tensor = tensors_.get(value == nullptr ? Py_None : value, name, use);
+    (use == Use::Send ? in_ : out_) = &tensor;
+    return tensors_.memory(tensor, use);
+  }
+
+  void take_list(PyObject* value, const char* name, Use use) {
+    const bool sends = use == Use::Send;
+    const bool rooted = row(call_.op).is(kRooted);
+    if (rooted && !is_root_) {
+      const bool empty = value == nullptr || (PySequence_Check(value) != 0 && PySequence_Size(value) == 0);
+      PyErr_Clear();
+      if (empty) return;
+      throw Error(ErrorCode::InvalidArgument,
+                  std::string(name) + ": expected None on a rank that is not the root, got a value");
+    }
+    if (value != nullptr && Tensors::is(value)) {
+      (sends ? call_.in : call_.out) = tensor(value, name, use);
+    } else {
+      auto list = tensors_.list(value == nullptr ? Py_None : value, name, group_->size(), use);
+      check_even(list.blocks, name);
+      (sends ? plan_.in_blocks : plan_.out_blocks) = std::move(list.blocks);
+      if (!sends) out_list_ = std::move(list.tensors);
+    }
+  }
+
+  // By the list alone, which ranks have alike: a rank whose own tensor fits its entry would wait for one whose does
+  // not.
+  void check_even(const std::vector<Block>& blocks, const char* name) const {
+    if (row(call_.op).extent == Extent::Exchange) return;
+    const auto differs = [&](const Block& block) { return block.count != blocks.front().count; };
+    if (std::none_of(blocks.begin(), blocks.end(), differs)) return;
+    std::string sizes;
+    for (const auto& block : blocks) sizes += (sizes.empty() ? "" : ", ") + std::to_string(block.count);
+    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected tensors of equal size, got " + sizes +
+                                                " elements; " + std::string(row(call_.op).name) +
+                                                "v takes different sizes");
+  }
+
+  void vectored(std::span<const int64_t>& span, PyObject* value, const char* name) {
+    call_.vectored = true;
+    if (value != nullptr) span = plan_.keep_counts(integers(value, name));
+  }
+
+  void finish() {
+    call_.dtype = tensors_.dtype();
+    call_.device = tensors_.device();
+    call_.layout = tensors_.layout();
+    tensors_.deliver_to(plan_);
+    if (factor_.defined() && factor_.is_cpu()) {
+      call_.factor = factor_.item<double>();
+      factor_ = at::Tensor();
+    }
+    if (in_splits_ == nullptr && out_splits_ == nullptr) return;
+    call_.vectored = true;
+    const Names& names = signature_.names;
+    call_.in_counts = plan_.keep_counts(split_counts(in_splits_, names.in_counts, *in_, group_->size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_splits_, names.out_counts, *out_, group_->size()));
+  }
+
+  std::shared_ptr<Work> start_call() {
+    const Unlocked unlocked;
+    auto work = start(*group_, chosen_, call_, plan_);
+    if (tensors_.stream()) work->set_foreign();
+    return work;
+  }
+
+  int run_call() {
+    const Unlocked unlocked;
+    return run(*group_, chosen_, call_, plan_, check_signals);
+  }
+
+  PyObject* coalesce() {
+    PyObject* work = wrap(start_call());
+    const int failed = work == nullptr ? -1 : PyList_Append(coalescing, work);
+    Py_XDECREF(work);
+    if (failed != 0) throw ErrorAlreadySet{};
+    Py_RETURN_NONE;
+  }
+
+  const Signature& signature_;
+  PyObject** slots_;
+  Group* group_ = nullptr;
+  Group::Slot* chosen_ = nullptr;
+  bool asynchronous_ = false;
+  bool is_root_ = false;
+  Tensors tensors_;
+  Call call_;
+  Plan plan_;
+  const at::Tensor* in_ = nullptr;
+  const at::Tensor* out_ = nullptr;
+  std::vector<at::Tensor> out_list_;
+  at::Tensor factor_;  // of PREMUL_SUM
+  PyObject* in_splits_ = nullptr;
+  PyObject* out_splits_ = nullptr;
+};
+
+// As torch does: a warning, and nothing happens.
+PyObject* not_a_member(const Signature& signature) {
+  const auto text = "Running " + signature.name + " on a rank which does not belong to the given group.";
+  if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) return nullptr;
+  if (signature.op == Op::recv && !signature.starts) return PyLong_FromLong(-1);
+  Py_RETURN_NONE;
+}
+
+// ---- the callable's type: a vectorcall is all that happens between the interpreter and the Binder
+
+struct Operation {
+  PyObject_HEAD vectorcallfunc call;
+  const Signature* signature;
+  PyObject* dict;  // __doc__, __signature__, __module__: set from Python
+};
+
+PyObject* call_operation(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const auto& signature = *reinterpret_cast<Operation*>(self)->signature;
+  std::array<PyObject*, kMaxParams> slots{};
+  try {
+    arrange(signature, args, PyVectorcall_NARGS(nargsf), kwnames, slots.data());
+    note_caller();
+    Binder binder(signature, slots.data());
+    return binder.bind() ? binder.issue() : not_a_member(signature);
+  } catch (...) {
+    set_error();
+    return nullptr;
+  }
+}
+
+PyObject* name_of(PyObject* self, void*) {
+  return PyUnicode_FromString(reinterpret_cast<Operation*>(self)->signature->name.c_str());
+}
+
+PyObject* represent(PyObject* self) {
+  return PyUnicode_FromFormat("<operation mcr_dl.%s>", reinterpret_cast<Operation*>(self)->signature->name.c_str());
+}
+
+PyObject* reduce_operation(PyObject* self, PyObject*) { return name_of(self, nullptr); }  // pickled by its global name
+
+// As a builtin function, an operation is no method of a class that has it. With this, help() takes it for a function
+// and shows its signature.
+PyObject* get_operation(PyObject* self, PyObject*, PyObject*) { return Py_NewRef(self); }
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Operation, call), READONLY, nullptr},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Operation, dict), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef getters[] = {
+    {"__name__", name_of, nullptr, nullptr, nullptr},
+    {"__qualname__", name_of, nullptr, nullptr, nullptr},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMethodDef methods[] = {{"__reduce__", reduce_operation, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot type_slots[] = {
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_repr, reinterpret_cast<void*>(represent)},
+    {Py_tp_getattro, reinterpret_cast<void*>(PyObject_GenericGetAttr)},
+    {Py_tp_setattro, reinterpret_cast<void*>(PyObject_GenericSetAttr)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(get_operation)},
+    {Py_tp_members, members},
+    {Py_tp_getset, getters},
+    {Py_tp_methods, methods},
+    {0, nullptr},
+};
+
+PyType_Spec type_spec = {"mcr_dl._C.Operation", sizeof(Operation), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                         type_slots};
+
+}  // namespace
+
+void set_world(std::shared_ptr<Group> group) { default_group = std::move(group); }
+
+const std::shared_ptr<Group>& world() { return default_group; }
+
+void set_coalescing(PyObject* list) { coalescing = list; }
+
+std::vector<at::Tensor> KeptTensors::results() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<at::Tensor> found = results_;
+  for (const auto& one : left_) {
+    if (auto tensor = one.lock()) found.emplace_back(std::move(tensor));
+  }
+  return found;
+}
+
+void KeptTensors::release() {
+  std::vector<at::Tensor> given_up;  // outlives the lock: freeing may run code of the allocator's
+  const std::lock_guard lock(mutex_);
+  for (const auto& tensor : results_) left_.emplace_back(tensor.getIntrusivePtr());
+  given_up.swap(all_);
+  given_up.insert(given_up.end(), results_.begin(), results_.end());
+  results_.clear();
+}
+
+void begin_batch() { batch = std::make_unique<Batch>(); }
+
+void end_batch() {
+  const auto ended = std::move(batch);
+  if (ended != nullptr) ended->end();
+}
+
+void check_signals() {
+  const Locked locked;
+  if (PyErr_CheckSignals() != 0) throw ErrorAlreadySet{};
+}
+
+void add_operations(PyObject* module) {
+  auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&type_spec));
+  if (type == nullptr || PyModule_AddObjectRef(module, "Operation", reinterpret_cast<PyObject*>(type)) != 0)
+    throw ErrorAlreadySet{};
+  for (const auto& signature : signatures()) {
+    auto* operation = PyObject_New(Operation, type);
+    if (operation == nullptr) throw ErrorAlreadySet{};
+    operation->call = call_operation;
+    operation->signature = &signature;
+    operation->dict = PyDict_New();
+    const Owner owner(reinterpret_cast<PyObject*>(operation));
+    if (operation->dict == nullptr || PyModule_AddObjectRef(module, signature.name.c_str(), owner.get()) != 0)
+      throw ErrorAlreadySet{};
+  }
+}
+
+}  // namespace mcr::python

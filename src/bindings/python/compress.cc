@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/compress.h"
+
+#include <ATen/ops/empty.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/arguments.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/names.h"
+#include "bindings/python/objects.h"
+#include "bindings/python/tensors.h"
+#include "bindings/python/unlocked.h"
+#include "passes/compress/compress.h"
+#include "passes/compress/parcels.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+enum class Status : uint8_t { Encoded, NotFinite, Failed };
+
+constexpr int64_t kHeader = 8;   // a Status, padded
+constexpr int64_t kReason = 64;  // room for the text of a failure
+
+// The Python error in flight as the core's.
+Error error_of(py::error_already_set& error) {
+  const auto code = error.matches(PyExc_ImportError) ? ErrorCode::Unavailable : ErrorCode::InvalidArgument;
+  const Owner text(PyObject_Str(error.value().ptr()));
+  return {code, utf8_of(text.get(), "an exception without a text")};
+}
+
+// That a codec has failed on some rank.
+Error failed(const std::string& text) {
+  return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
+}
+
+// "ValueError: bad batch"
+std::string line_of(py::error_already_set& error) {
+  const auto text = error_of(error);
+  return py::str(error.type().attr("__name__")).cast<std::string>() + ": " + text.what();
+}
+
+template <class T>
+bool finite(const void* data, int64_t count) {
+  const T* values = static_cast<const T*>(data);
+  T sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += values[i] * 0;  // NaN as soon as one is not finite
+  return sum == 0;
+}
+
+bool finite(const void* data, int64_t count, DType dtype) {
+  return dtype == DType::Float ? finite<float>(data, count) : finite<double>(data, count);
+}
+
+void fill_with_nan(void* out, int64_t count, DType dtype) {
+  if (dtype == DType::Float) {
+    std::fill_n(static_cast<float*>(out), count, std::numeric_limits<float>::quiet_NaN());
+  } else {
+    std::fill_n(static_cast<double*>(out), count, std::numeric_limits<double>::quiet_NaN());
+  }
+}
+
+// A codec that is a Python object (mcr_dl/passes/codecs.py). It never sees a value that is not finite, and its failure
+// to encode reaches all who decode.
+class PythonCodec final : public Codec {
+ public:
+  PythonCodec(std::string name, py::object object)
+      : Codec(std::move(name)), object_(std::move(object)), fixed_(object_.attr("fixed").cast<bool>()) {
+    for (const auto& dtype : object_.attr("dtypes").cast<std::vector<std::string>>()) {
+      dtypes_.push_back(named<DType>(kDTypes, dtype));
+    }
+  }
+  // Codecs live as long as the process, and Python may be gone by its end.
+  ~PythonCodec() override { object_.release(); }
+
+  bool accepts(DType dtype) const override { return std::find(dtypes_.begin(), dtypes_.end(), dtype) != dtypes_.end(); }
+  bool fixed() const override { return fixed_; }
+
+  int64_t capacity(int64_t count, DType dtype) const override {
+    const Locked locked;
+    try {
+      return kHeader + std::max(kReason, object_.attr("capacity")(count, row(dtype).name).cast<int64_t>());
+    } catch (py::error_already_set& error) {
+      throw error_of(error);
+    }
+  }
+
+  int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
+    std::memset(out, 0, kHeader);
+    if (!finite(in, count, dtype)) {
+      out[0] = static_cast<std::byte>(Status::NotFinite);
+      const auto unused = capacity(count, dtype) - kHeader;
+      if (fixed_) std::memset(out + kHeader, 0, static_cast<std::size_t>(unused));
+      return fixed_ ? kHeader + unused : kHeader;
+    }
+    const int64_t room = capacity(count, dtype) - kHeader;
+    const Locked locked;
+    try {
+      const auto used = object_
+                            .attr("encode")(view(in, count * size_of(dtype)), row(dtype).name,
+                                            py::memoryview::from_memory(out + kHeader, room))
+                            .cast<int64_t>();
+      if (used < 0 || used > room) {
+        const auto text = "encode() returned " + std::to_string(used) + ", expected 0 to " + std::to_string(room);
+        return encode_failure(text, count, dtype, out);
+      }
+      return kHeader + (fixed_ ? room : used);
+    } catch (py::error_already_set& error) {
+      return encode_failure(line_of(error), count, dtype, out);
+    }
+  }
+
+  void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const override {
+    switch (static_cast<Status>(in[0])) {
+      case Status::NotFinite:
+        return fill_with_nan(out, count, dtype);
+      case Status::Failed:
+        throw failed(sender_failed() + reason(in, bytes));
+      case Status::Encoded:
+        break;
+    }
+    const Locked locked;
+    try {
+      object_.attr("decode")(view(in + kHeader, bytes - kHeader),
+                             py::memoryview::from_memory(out, count * size_of(dtype)), row(dtype).name);
+    } catch (py::error_already_set& error) {
+      throw failed("codec " + name() + ": cannot decode: " + line_of(error));
+    }
+  }
+
+  int64_t encode_failure(const std::string& failure, int64_t count, DType dtype, std::byte* out) const override {
+    // What an earlier phase has said already is not said again: there is little room.
+    auto text = failure;
+    for (const auto& known : {sender_failed(), "codec " + name() + ": "}) {
+      if (text.starts_with(known)) text.erase(0, known.size());
+    }
+    const int64_t room = fixed_ ? capacity(count, dtype) - kHeader : kReason;
+    std::memset(out, 0, static_cast<std::size_t>(kHeader + room));
+    out[0] = static_cast<std::byte>(Status::Failed);
+    std::memcpy(out + kHeader, text.data(), std::min(text.size(), static_cast<std::size_t>(room)));
+    return kHeader + room;
+  }
+
+ private:
+  std::string sender_failed() const { return "codec " + name() + ": the sender could not encode: "; }
+  static py::memoryview view(const void* data, int64_t bytes) { return py::memoryview::from_memory(data, bytes); }
+  static std::string reason(const std::byte* in, int64_t bytes) {
+    const auto* text = reinterpret_cast<const char*>(in + kHeader);
+    return {text, strnlen(text, static_cast<std::size_t>(bytes - kHeader))};
+  }
+
+  py::object object_;
+  bool fixed_;
+  std::vector<DType> dtypes_;
+};
+
+void register_codec(const std::string& name, std::vector<std::string> options, const py::function& make) {
+  // Kept for ever: families are never destroyed.
+  auto maker = [made = make.inc_ref().ptr()](const Options& given) -> std::unique_ptr<Codec> {
+    const Locked locked;
+    try {
+      py::dict arguments;
+      for (const auto& [option, value] : given) arguments[py::str(option)] = value;
+      const py::object object = py::reinterpret_borrow<py::function>(made)(**arguments);
+      return std::make_unique<PythonCodec>(object.attr("name").cast<std::string>(), object);
+    } catch (py::error_already_set& error) {
+      throw error_of(error);
+    }
+  };
+  Codecs::instance().add({name, std::move(options), std::move(maker)});
+}
+
+// Of any object: for what is no text, the error is ours and not pybind11's.
+const Coding& coding_of(const py::handle& text) {
+  try {
+    return coding(text.ptr());
+  } catch (...) {
+    set_error();
+    throw py::error_already_set();
+  }
+}
+
+DType dtype_of(const at::Tensor& tensor) { return *python::dtype_of(tensor.scalar_type()); }  // codec_of() has checked
+
+const Codec& codec_of(const py::handle& given, const at::Tensor& tensor) {
+  const auto& coding = coding_of(given);
+  const auto* codec = coding.codec;
+  const auto& text = coding.text;
+  unlocked([&] {
+    if (codec == nullptr) throw Error(ErrorCode::InvalidArgument, "codec: expected a codec, got '" + text + "'");
+    const auto dtype = python::dtype_of(tensor.scalar_type());
+    if (dtype && codec->accepts(*dtype)) return;
+    throw Error(ErrorCode::InvalidType, "codec '" + text + "': got a tensor of " + c10::toString(tensor.scalar_type()) +
+                                            ", for which it is not lossless or saves nothing");
+  });
+  return *codec;
+}
+
+// What was measured: operation, candidate, and the ranges of sizes with their codecs.
+using Measured = std::vector<std::tuple<std::string, std::string, std::vector<std::pair<int64_t, std::string>>>>;
+
+std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const py::object& codec,
+                                        const std::vector<std::string>& ops, int64_t smallest,
+                                        const Measured& measured) {
+  const auto& coding = coding_of(codec);
+  CompressDefaults defaults{coding.codec, {}, smallest, coding.automatic};
+  for (const auto& op : ops) defaults.ops.push_back(named<Op>(kOps, op));
+  for (const auto& [op, candidate, ranges] : measured) {
+    auto& found = defaults.measured[{named<Op>(kOps, op), candidate}];
+    for (const auto& [from, name] : ranges) found.push_back({from, coding_of(py::str(name)).codec});
+  }
+  return std::make_shared<Compress>(std::move(shadow), std::move(defaults));
+}
+
+std::string standing(const Compress& pass, const std::string& op, const std::string& dtype,
+                     const std::string& candidate, int64_t bytes) {
+  const auto* codec = pass.standing(named<Op>(kOps, op), named<DType>(kDTypes, dtype), candidate, bytes);
+  return codec == nullptr ? "none" : codec->name();
+}
+
+at::Tensor encode(const at::Tensor& tensor, const py::object& text) {
+  const auto& codec = codec_of(text, tensor);
+  const at::Tensor values = tensor.contiguous();
+  return unlocked([&] {
+    const auto dtype = dtype_of(values);
+    Parcels parcels(codec, dtype, {values.numel()});
+    parcels.encode(0, values.data_ptr(), dtype);
+    auto result = at::empty({parcels.sizes().front()}, at::kByte);
+    if (result.numel() != 0) std::memcpy(result.data_ptr(), parcels.data(), static_cast<std::size_t>(result.numel()));
+    return result;
+  });
+}
+
+at::Tensor decode(const at::Tensor& encoded, const at::Tensor& like, const py::object& text) {
+  const auto& codec = codec_of(text, like);
+  return unlocked([&] {
+    const auto dtype = dtype_of(like);
+    Parcels parcels(codec, dtype, {like.numel()});
+    const int64_t bytes = encoded.numel();
+    parcels.expect({&bytes, 1});
+    if (bytes != 0) std::memcpy(parcels.data(), encoded.contiguous().data_ptr(), static_cast<std::size_t>(bytes));
+    auto result = at::empty(like.sizes(), like.scalar_type());
+    parcels.decode(0, result.data_ptr(), dtype);
+    return result;
+  });
+}
+
+py::dict explain(const py::object& text) {
+  const auto& coding = coding_of(text);
+  py::dict result;
+  py::list dtypes;
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    if (coding.codec != nullptr && coding.codec->accepts(static_cast<DType>(i))) dtypes.append(kDTypes[i].name);
+  }
+  result["name"] = coding.automatic ? "auto" : coding.codec == nullptr ? "none" : coding.codec->name();
+  result["feedback"] = coding.feedback;
+  result["fixed"] = coding.codec == nullptr || coding.codec->fixed();
+  result["dtypes"] = dtypes;
+  return result;
+}
+
+}  // namespace
+
+void add_compress(py::module_& module) {
+  py::class_<Compress, Pass, std::shared_ptr<Compress>>(module, "CompressPass")
+      .def(py::init(&make_compress), py::arg("shadow"), py::arg("codec"), py::arg("ops"), py::arg("smallest"),
+           py::arg("measured"))
+      .def_property_readonly("automatic", &Compress::automatic)
+      .def("_standing", standing, py::arg("op"), py::arg("dtype"), py::arg("candidate"), py::arg("nbytes"))
+      .def("_reset_feedback", [](Compress& pass) { unlocked([&] { pass.reset_feedback(); }); });
+  module.def("register_codec", [](const std::string& name, std::vector<std::string> options, const py::function& make) {
+    try {
+      register_codec(name, std::move(options), make);
+    } catch (const Error&) {
+      set_error();
+      throw py::error_already_set();
+    }
+  });
+  module.def("codecs", [] { return unlocked([] { return Codecs::instance().names(); }); });
+  module.def("codec", explain, py::arg("text"));
+  module.def("encode", encode, py::arg("tensor"), py::arg("codec"));
+  module.def("decode", decode, py::arg("encoded"), py::arg("like"), py::arg("codec"));
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <optional>
+
+#include "device/device.h"
+
+namespace mcr::python {
+
+/// Gives the core torch's streams, events and memory of CUDA devices, if this torch has any. Called at import.
+void add_devices();
+
+/// torch's form of a CUDA device's stream.
+c10::Stream torch_stream(const Stream& stream);
+
+/// A stream that somebody else has made, by its cudaStream_t.
+Stream foreign_stream(Device device, uintptr_t handle);
+
+}  // namespace mcr::python

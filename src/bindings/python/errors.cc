@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/errors.h"
+
+#include <array>
+#include <exception>
+#include <memory>
+#include <new>
+
+#include "base/error.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/objects.h"
+#include "observe/stop.h"
+
+namespace mcr::python {
+
+namespace {
+
+struct Row {
+  ErrorCode code;
+  const char* name;  // of the class in mcr_dl._errors
+  PyObject* exception;
+};
+
+std::array table = {
+    Row{ErrorCode::InvalidArgument, "InvalidArgumentError", nullptr},
+    Row{ErrorCode::InvalidType, "InvalidTypeError", nullptr},
+    Row{ErrorCode::Unsupported, "UnsupportedError", nullptr},
+    Row{ErrorCode::NotInitialized, "NotInitializedError", nullptr},
+    Row{ErrorCode::Unavailable, "BackendUnavailableError", nullptr},
+    Row{ErrorCode::Backend, "BackendError", nullptr},
+    Row{ErrorCode::Timeout, "CollectiveTimeoutError", nullptr},
+    Row{ErrorCode::Desync, "DesyncError", nullptr},
+};
+
+PyObject* explainer = nullptr;  // never given up: it is a function of a module
+
+PyObject* exception_of(ErrorCode code) {
+  for (const auto& row : table) {
+    if (row.code == code && row.exception != nullptr) return row.exception;
+  }
+  return PyExc_RuntimeError;
+}
+
+void raise_text(PyObject* type, std::string_view text) {
+  const Owner message(str_of(text));
+  if (message != nullptr) PyErr_SetObject(type, message.get());
+}
+
+// Completes the text of an error of a call that other ranks take part in by what is known of them.
+void explain(const Error& error, const Subject& subject) {
+  // "N" takes the references over, also where one of them is null.
+  const Owner text(PyObject_CallFunction(explainer, "NNLii", str_of(error.what()), str_of(subject.label),
+                                         static_cast<long long>(subject.seq), subject.message ? 1 : 0,
+                                         error.code() == ErrorCode::Timeout ? 1 : 0));
+  if (text == nullptr) return raise_text(exception_of(error.code()), error.what());  // in the place of its own error
+  PyErr_SetObject(exception_of(error.code()), text.get());
+}
+
+// An exception object of Python, which the last Error that has it gives up.
+class Raised final : public Cause {
+ public:
+  explicit Raised(PyObject* exception) : exception_(exception) {}
+  ~Raised() override {
+    if (Py_IsInitialized() == 0) return;
+    const Locked locked;
+    Py_DECREF(exception_);
+  }
+
+  void raise() const { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception_)), exception_); }
+
+ private:
+  PyObject* exception_;
+};
+
+// Takes the exception that is set, with its traceback.
+PyObject* take_exception() {
+#if PY_VERSION_HEX >= 0x030C0000
+  return PyErr_GetRaisedException();
+#else
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace != nullptr) PyException_SetTraceback(value, trace);
+  Py_XDECREF(type);
+  Py_XDECREF(trace);
+  return value;
+#endif
+}
+
+// As BaseException.add_note(), which Python 3.10 does not have. An exception that takes no note stays without.
+void add_note(PyObject* exception, const std::string& text) {
+  Owner notes(PyObject_GetAttrString(exception, "__notes__"));
+  if (notes == nullptr) {
+    PyErr_Clear();
+    notes.reset(PyList_New(0));
+    if (notes != nullptr) PyObject_SetAttrString(exception, "__notes__", notes.get());
+  }
+  const Owner note(str_of(text));
+  if (note != nullptr && notes != nullptr && PyList_Check(notes.get())) PyList_Append(notes.get(), note.get());
+  PyErr_Clear();
+}
+
+// "ValueError: bad batch"
+std::string described(PyObject* exception) {
+  const Owner words(PyObject_Str(exception));
+  const auto text = utf8_of(words.get(), "");
+  PyErr_Clear();
+  return Py_TYPE(exception)->tp_name + (text.empty() ? "" : ": " + text);
+}
+
+}  // namespace
+
+void set_explainer(PyObject* function) {
+  Py_XINCREF(function);
+  explainer = function;
+}
+
+void set_exceptions(PyObject* classes) {
+  for (auto& row : table) row.exception = Py_XNewRef(PyDict_GetItemString(classes, row.name));
+}
+
+Error take_error(const std::string& where) {
+  PyObject* exception = take_exception();
+  const auto cause = std::make_shared<const Raised>(exception);
+  add_note(exception, where);
+  return Error(ErrorCode::Backend, where + ": " + described(exception)).caused_by(cause);
+}
+
+void report_unraisable(const char* where) noexcept {
+  if (Py_IsInitialized() == 0) return;
+  const Locked locked;
+  set_error();
+  PyObject* text = PyUnicode_FromString(where);
+  PyErr_WriteUnraisable(text);
+  Py_XDECREF(text);
+}
+
+void set_error() noexcept {
+  try {
+    throw;
+  } catch (const ErrorAlreadySet&) {
+  } catch (const Error& error) {
+    if (const auto* raised = dynamic_cast<const Raised*>(error.cause().get())) return raised->raise();
+    const auto* subject = error.subject();
+    // After a desync, report that as the cause.
+    if (subject != nullptr && Stop::requested()) {
+      return raise_text(exception_of(ErrorCode::Desync), Stop::take());
+    }
+    if (subject == nullptr || explainer == nullptr) return raise_text(exception_of(error.code()), error.what());
+    explain(error, *subject);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    raise_text(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    PyErr_SetString(PyExc_RuntimeError, "unknown C++ exception");
+  }
+}
+
+}  // namespace mcr::python

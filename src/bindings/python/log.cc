@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/log.h"
+
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/python/gil.h"
+#include "bindings/python/names.h"
+#include "bindings/python/objects.h"
+#include "observe/recorder.h"
+#include "passes/log.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+py::object text_or_none(const std::string* text) { return text == nullptr ? py::object(py::none()) : py::str(*text); }
+
+py::object time_or_none(int64_t time) { return time == 0 ? py::object(py::none()) : py::int_(time); }
+
+// In the order of the fields of mcr_dl.passes.log.Record; `groups` maps to the places in log_groups().
+py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, int>& groups) {
+  const auto& record = reading.record;
+  const auto& op = row(record.op);
+  const bool pointed = op.is(kRooted) || op.is(kPeer);
+  return py::make_tuple(
+      record.number, record.seq, groups.at(record.group), op.name, record.vectored != 0, op.is(kPeer),
+      row(record.dtype).name, op.is(kReduces) ? py::object(py::str(std::string(name(record.red)))) : py::none(),
+      pointed ? py::object(py::int_(record.root)) : py::none(),
+      op.is(kPeer) ? py::object(py::int_(record.tag)) : py::none(), text_or_none(record.backend),
+      record.asynchronous != 0, record.in_count, record.out_count, py::tuple(py::cast(reading.in_splits)),
+      py::tuple(py::cast(reading.out_splits)), record.truncated != 0, record.bytes,
+      record.sent_bytes < 0 ? py::object(py::none()) : py::int_(record.sent_bytes), record.fused != 0,
+      text_or_none(record.codec), record.issue, time_or_none(record.start), time_or_none(record.end),
+      time_or_none(record.wait_begin), time_or_none(record.wait_end), record.waited,
+      kCallStates[static_cast<std::size_t>(record.state)], record.thread, text_or_none(record.caller));
+}
+
+py::list records(int64_t number) {
+  auto& recorder = Recorder::instance();
+  const auto readings = [&] {
+    const Unlocked guard;
+    return recorder.read(number);
+  }();
+  std::map<const RecordedGroup*, int> places;  // read after the records, so that it has all of their groups
+  for (const auto* group : recorder.groups()) places.emplace(group, static_cast<int>(places.size()));
+  py::list result;
+  for (const auto& reading : readings) result.append(tuple_of(reading, places));
+  return result;
+}
+
+py::list groups() {
+  py::list result;
+  for (const auto* group : Recorder::instance().groups()) {
+    result.append(py::make_tuple(group->name, group->instance, group->rank, group->ranks));
+  }
+  return result;
+}
+
+// The names may be any public spelling of the ops.
+std::shared_ptr<Log> make_log(const Group& group, const std::optional<std::vector<std::string>>& names) {
+  Log::Ops ops;
+  if (!names) ops.set();
+  for (const auto& name : names.value_or(std::vector<std::string>{})) {
+    ops.set(static_cast<std::size_t>(named<Op>(kOps, name)));
+  }
+  return std::make_shared<Log>(group, ops);
+}
+
+using Frame = std::unique_ptr<PyFrameObject, decltype([](PyFrameObject* frame) { Py_XDECREF(frame); })>;
+
+std::string text_of(const py::handle& code, const char* attribute) {
+  return utf8_of(py::object(code.attr(attribute)).ptr(), "?");
+}
+
+// "train.py:33 in step": the innermost function that belongs neither to torch.distributed nor to this package.
+std::string call_site(PyFrameObject* innermost) {
+  std::string site;
+  for (Frame frame(innermost != nullptr ? (Py_INCREF(innermost), innermost) : nullptr); frame != nullptr;
+       frame.reset(PyFrame_GetBack(frame.get()))) {
+    const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame.get())));
+    const auto file = text_of(code, "co_filename");
+    const auto line = std::to_string(PyFrame_GetLineNumber(frame.get()));
+    site = file.substr(file.rfind('/') + 1) + ":" + line + " in " + text_of(code, "co_name");
+    if (file.find("/torch/distributed/") == std::string::npos && file.find("/mcr_dl/") == std::string::npos) break;
+  }
+  return site;
+}
+
+}  // namespace
+
+void find_caller() {
+  Recorder::caller() = nullptr;
+  Position::call_site() = nullptr;
+  auto* frame = PyEval_GetFrame();
+  if (frame == nullptr) return;
+  if (Position::detail()) Position::call_site() = &Registry::instance().keep_name(call_site(frame));
+  const auto code = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  Recorder::caller() = &Registry::instance().keep_name(text_of(code, "co_name"));
+}
+
+void add_log(py::module_& module) {
+  py::class_<Log, Pass, std::shared_ptr<Log>>(module, "LogPass")
+      .def(py::init(&make_log), py::arg("group"), py::arg("ops").none(true));
+  module.def("log_records", records, py::arg("number"));
+  module.def("log_groups", groups);
+  module.def("log_resize", [](std::size_t capacity) { Recorder::instance().resize(capacity); });
+  module.def("log_capacity", [] { return Recorder::instance().capacity(); });
+  module.def("log_made", [] { return Recorder::instance().made(); });
+  module.def("log_lost", [] { return Recorder::instance().lost(); });
+  module.def("log_now", [] { return Recorder::now(); });
+  module.def("log_callers", [](bool wanted) { Recorder::want_callers(wanted); });
+}
+
+}  // namespace mcr::python

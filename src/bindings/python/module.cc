@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension module: the classes that are not on the hot path.
+#include <pybind11/chrono.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <limits>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/process.h"
+#include "bindings/python/arguments.h"
+#include "bindings/python/calls.h"
+#include "bindings/python/compress.h"
+#include "bindings/python/devices.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/handles.h"
+#include "bindings/python/log.h"
+#include "bindings/python/names.h"
+#include "bindings/python/passes.h"
+#include "bindings/python/signature.h"
+#include "bindings/python/tuning.h"
+#include "bindings/python/unlocked.h"
+#include "bindings/python/watch.h"
+#include "bindings/torch/backend.h"
+#include "bindings/torch/completions.h"
+#include "bindings/torch/named_backend.h"
+#include "bindings/torch/profiler.h"
+#include "bindings/torch/store.h"
+#include "engine/staging.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+const KeptTensors* kept(const Work& work) { return static_cast<const KeptTensors*>(work.plan().kept.get()); }
+
+bool wait_for(const std::shared_ptr<Work>& work, std::optional<milliseconds> timeout) {
+  unlocked([&] { wait(*work, timeout && timeout->count() > 0 ? *timeout : work->limit(), check_signals); });
+  return true;
+}
+
+// The Python exception of a failed work, made but not raised.
+py::object exception_of(const Work& work) {
+  if (!work.failed()) return py::none();
+  try {
+    work.rethrow();
+  } catch (...) {
+    set_error();
+  }
+  const py::error_already_set error;
+  return error.value();
+}
+
+// On the caller's thread if the work is complete, so that its future is too.
+void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
+  if (work->completed()) {
+    callback();
+    return;
+  }
+  // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
+  auto owned = std::make_shared<py::function>(std::move(callback));
+  const Unlocked guard;
+  auto& completions = Completions::instance();
+  work->set_awaited();
+  work->on_done([&completions, owned = std::move(owned)] {
+    completions.run([owned] {
+      const Locked locked;
+      try {
+        (*owned)();
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("mcr_dl Work callback");
+      }
+      owned->release().dec_ref();
+    });
+  });
+}
+
+std::vector<at::Tensor> result_of(const Work& work) {
+  const auto* tensors = kept(work);
+  return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results();
+}
+
+std::optional<std::pair<int, int64_t>> stream_of(const Work& work) {
+  const auto* point = work.point();
+  if (point == nullptr || point->stream().device.type == DeviceType::CPU) return std::nullopt;
+  return std::pair(point->stream().device.index, point->stream().id);
+}
+
+void add_work(py::module_& module) {
+  py::class_<Work, std::shared_ptr<Work>>(module, "Work",
+                                          "The handle of an asynchronous operation (torch.distributed.Work).")
+      .def("wait", wait_for, py::arg("timeout") = py::none(),
+           "Waits until the operation is complete and returns True; of an operation on a device's streams, the current "
+           "stream waits, and not the host. Raises the operation's error, or "
+           "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
+           "running. Waiting again is allowed.")
+      .def(
+          "is_completed", [](Work& work) { return unlocked([&] { return work.poll(); }); },
+          "True once the operation is complete, be it with an error.")
+      .def(
+          "is_success", [](Work& work) { return unlocked([&] { return work.poll(); }) && !work.failed(); },
+          "True once the operation is complete without an error.")
+      .def("exception", exception_of, "The error of a failed operation, or None.")
+      .def(
+          "synchronize", [](const std::shared_ptr<Work>& work) { wait_for(work, std::nullopt); }, "The same as wait().")
+      .def("source_rank", &Work::source, "The group rank that a completed receive came from.")
+      .def("result", result_of, "The tensors that hold the result.")
+      .def(
+          "get_future",
+          [](const py::object& work) { return py::module_::import("mcr_dl._futures").attr("future_of")(work); },
+          "A torch.futures.Future of the tensors that hold the result.")
+      .def("_stream", stream_of,
+           "(device index, torch's stream id) of what a device does behind the operation; None for the host's.")
+      .def("_on_done", call_on_done, "Calls a function of no arguments once the operation is complete.")
+      .def("__repr__", [](const Work& work) {
+        return "<mcr_dl.Work " + work.what() + (work.completed() ? ": complete>" : ": running>");
+      });
+}
+
+uintptr_t foreign_of(const py::object& object) {
+  if (object.is_none()) return 0;
+  if (py::isinstance<py::int_>(object)) return object.cast<uintptr_t>();
+  return reinterpret_cast<uintptr_t>(object.cast<c10::intrusive_ptr<c10d::Backend>>().get());
+}
+
+void connect(Group& group, const std::string& name, const std::string& path, const py::object& foreign,
+             const std::optional<c10::intrusive_ptr<c10d::Store>>& store) {
+  const auto handle = foreign_of(foreign);
+  unlocked([&] {
+    if (!store) return group.connect(Registry::instance().load(name, path), handle);
+    TorchStore meeting(*store);
+    group.connect(Registry::instance().load(name, path), handle, &meeting);
+  });
+}
+
+std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int rank, milliseconds timeout,
+                                  int device) {
+  GroupSpec spec{std::move(name), std::move(ranks), rank, timeout};
+  spec.device.index = device;
+  return std::make_shared<Group>(std::move(spec));
+}
+
+void stage(Group& group, std::shared_ptr<Group> shadow, int64_t chunk) {
+  group.set_staging(std::make_shared<Staging>(shadow, chunk), shadow);
+}
+
+// "cuda" or "cpu" for a backend that enqueues on a device's streams, None for one of the host.
+std::optional<std::string> streams_of(Group& group, const std::string& backend) {
+  auto* slot = group.find(backend);
+  if (slot == nullptr) throw py::key_error(backend);
+  const auto type = slot->communicator->streams();
+  return type ? std::optional<std::string>(name(*type)) : std::nullopt;
+}
+
+std::vector<std::string> backends_of(Group& group) {
+  std::vector<std::string> names;
+  for (const auto& slot : group.slots()) {
+    if (slot.variant == 0) names.push_back(slot.name);
+  }
+  return names;
+}
+
+std::vector<std::string> candidates_of(Group& group) {
+  std::vector<std::string> names;
+  for (const auto& slot : group.slots()) names.push_back(slot.name);
+  return names;
+}
+
+// "native", "emulated" or "-" for one cell of the support matrix.
+std::string support(Group& group, const std::string& backend, const std::string& op, const std::string& dtype,
+                    const std::string& red, bool vectored, const std::string& device) {
+  Call call;
+  call.device.type = device == name(DeviceType::CPU) ? DeviceType::CPU : DeviceType::CUDA;
+  call.op = named<Op>(kOps, op);
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.red = named<RedOp>(kReductions, red);
+  call.vectored = vectored;
+  auto* slot = group.find(backend);
+  if (slot == nullptr) throw py::key_error(backend);
+  return std::string(how(*slot->communicator, call));
+}
+
+// Python's lock may be what a thread of the library waits for.
+void destroy(std::unique_ptr<Communicator> communicator) {
+  if (Py_IsInitialized() == 0) return;
+  const UnlockedIfHeld guard;
+  communicator.reset();
+}
+
+void add_group(py::module_& module) {
+  Group::destroy_with(destroy);
+  py::class_<Group, std::shared_ptr<Group>>(module, "Group", "A set of ranks and its communicators, one per backend.")
+      .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
+           py::arg("device") = 0)
+      .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
+      .def("_streams", streams_of)
+      .def("_stage", stage, py::arg("shadow"), py::arg("chunk"))
+      .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
+      .def("_close",
+           [](Group& group) {
+             forget_handles(group);
+             unlocked([&] { group.close(); });
+           })
+      .def("_support", support, py::arg("backend"), py::arg("op"), py::arg("dtype"), py::arg("red"),
+           py::arg("vectored"), py::arg("device") = "cpu")
+      .def("rank", &Group::rank, "This process's rank in the group.")
+      .def("size", &Group::size, "The number of ranks.")
+      .def(
+          "name", [](const Group& group) { return group.spec().name; }, "The group's name, equal on all its ranks.")
+      .def_property_readonly("group_name", [](const Group& group) { return group.spec().name; })
+      .def_property_readonly(
+          "ranks", [](const Group& group) { return group.spec().ranks; }, "Global ranks in group order.")
+      .def_property_readonly("backends", backends_of, "Names of the group's backends, in order of preference.")
+      .def_property_readonly("candidates", candidates_of,
+                             "What `auto` chooses from: the backends and their variants, such as mpi:p2p.")
+      .def_property_readonly("timeout", [](const Group& group) { return group.spec().timeout; })
+      .def("_group_rank", &Group::group_rank)
+      .def_property_readonly("_label", [](const Group& group) { return *group.label(); })
+      .def_property_readonly("_closed", &Group::closed)
+      .def("__repr__", [](const Group& group) { return "<mcr_dl group: " + *group.label() + ">"; });
+}
+
+py::list op_table() {
+  py::list ops;
+  for (const auto& op : kOps) {
+    py::dict row;
+    row["name"] = op.name;
+    row["rooted"] = op.is(kRooted);
+    row["reduces"] = op.is(kReduces);
+    row["vectored"] = op.is(kVectored);
+    row["peer"] = op.is(kPeer);
+    row["cuttable"] = op.is(kCuttable);
+    row["fusible"] = op.is(kFusible);
+    row["compressible"] = op.is(kCompressible);
+    row["in_place"] = op.extent == Extent::Same;
+    row["bus"] = kBuses[static_cast<std::size_t>(op.bus)];
+    row["fallback"] = op.fallback == Fallback::Exchange;
+    ops.append(row);
+  }
+  return ops;
+}
+
+py::list signature_table() {
+  py::list result;
+  for (const auto& signature : signatures()) {
+    py::list params;
+    for (const auto& p : signature.params) {
+      params.append(py::make_tuple(py::handle(p.name), word_of(p.kind), p.default_value, p.keyword_only));
+    }
+    py::dict row;
+    row["name"] = signature.name;
+    row["op"] = mcr::row(signature.op).name;
+    row["summary"] = signature.summary;
+    row["starts"] = signature.starts;
+    row["params"] = params;
+    result.append(row);
+  }
+  return result;
+}
+
+void add_tables(py::module_& module) {
+  module.def("ops", op_table, "The rows of the op table.");
+  module.def("signatures", signature_table, "The public operations with their parameters.");
+  module.def(
+      "dtypes",
+      [] {
+        std::vector<std::string> names;
+        for (const auto& row : kDTypes) names.emplace_back(row.name);
+        return names;
+      },
+      "Names of the element types.");
+  module.def(
+      "reductions", [] { return std::vector<std::string>(kReductions.begin(), kReductions.end()); },
+      "Names of the reductions.");
+  module.def(
+      "reduction_defined",
+      [](const std::string& dtype, const std::string& red) {
+        return defined(named<DType>(kDTypes, dtype), named<RedOp>(kReductions, red));
+      },
+      "Whether a reduction means anything on an element type.");
+}
+
+void add_registry(py::module_& module) {
+  module.def("set_exceptions", [](const py::dict& classes) { set_exceptions(classes.ptr()); });
+  module.def(
+      "set_world", [](std::shared_ptr<Group> group) { set_world(std::move(group)); }, py::arg("group").none(true));
+  module.def("world", [] { return world(); });
+  module.def(
+      "group_of",
+      [](const py::object& handle) {
+        auto* group = group_of(handle.ptr());
+        return group == nullptr ? nullptr : group->shared_from_this();
+      },
+      "Our group behind a process group of torch; None if there is none.");
+  module.def("remember_handle", [](const py::object& handle, std::shared_ptr<Group> group) {
+    remember_handle(handle.ptr(), std::move(group));
+  });
+  module.def("handle_of",
+             [](const std::shared_ptr<Group>& group) { return py::reinterpret_steal<py::object>(handle_of(group)); });
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(std::move(error));
+    } catch (const Error&) {
+      set_error();
+    } catch (const ErrorAlreadySet&) {
+    }
+  });
+  module.def("set_coalescing", [](const py::object& list) { set_coalescing(list.is_none() ? nullptr : list.ptr()); });
+  module.def(
+      "load_backend",
+      [](const std::string& name, const std::string& path, const std::string& library) {
+        unlocked([&] { Registry::instance().load(name, path, library); });
+      },
+      py::arg("name"), py::arg("path"), py::arg("library") = "");
+  module.def("leave", leave_process);
+  module.def("prefer_high_priority", StreamPool::prefer_high_priority);
+  module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });
+  module.def("end_batch", [] { unlocked([] { end_batch(); }); });
+  module.def("missing_backend",
+             [](const std::string& name, const std::string& reason) { Registry::instance().missing(name, reason); });
+  module.def("backend_status", [] { return Registry::instance().status(); });
+  module.def("drain", [](const std::vector<std::string>& names, milliseconds limit) {
+    return unlocked([&] { return Registry::instance().drain(names, limit); });
+  });
+  module.def("shutdown", [] { unlocked([] { Registry::instance().shutdown(); }); });
+}
+
+}  // namespace
+
+std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
+  const py::handle handle(reduction);
+  // (isinstance() says yes to the enumerators too.)
+  if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) {
+    return {at::Tensor(), std::numeric_limits<double>::quiet_NaN()};
+  }
+  return premul_factor(handle.cast<const c10d::ReduceOp&>());
+}
+
+PyObject* wrap(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The C++ core of MCR-DL.";
+  module.attr("__version__") = MCR_DL_VERSION;
+  try {
+    add_devices();
+    add_work(module);
+    add_group(module);
+    add_tables(module);
+    add_tuning(module);
+    add_passes(module);
+    add_log(module);
+    add_compress(module);
+    add_torch_backend(module);
+    NamedBackend::add(module);
+    add_registry(module);
+    add_watch(module);
+    add_operations(module.ptr());
+    install_profiler();
+    py::list names;
+    for (const auto& signature : signatures()) names.append(signature.name);
+    module.attr("__all__") = names;  // `from mcr_dl._C import *` is the public operations
+  } catch (const ErrorAlreadySet&) {
+    throw py::error_already_set();
+  }
+}
+
+}  // namespace mcr::python

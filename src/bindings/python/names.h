@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The names that Python uses for the enumerators of the core's tables.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace mcr::python {
+
+/// The enumerator whose row in the table has the name. Throws InvalidArgument for an unknown one.
+template <class Enum, class Table>
+Enum named(const Table& table, std::string_view name) {
+  std::string known;
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    std::string_view entry;
+    if constexpr (std::is_convertible_v<typename Table::value_type, std::string_view>) {
+      entry = table[i];
+    } else {
+      entry = table[i].name;
+    }
+    if (entry == name) return static_cast<Enum>(i);
+    known += (known.empty() ? "" : ", ") + std::string(entry);
+  }
+  throw Error(ErrorCode::InvalidArgument, "expected one of " + known + ", got '" + std::string(name) + "'");
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/passed_call.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstddef>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/arguments.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/handles.h"
+#include "bindings/python/tensors.h"
+#include "bindings/python/unlocked.h"
+#include "choose/select.h"
+#include "engine/dispatch.h"
+#include "engine/flatten.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+// The backend's part of a held or answered call.
+class Promised : public Request {
+ public:
+  explicit Promised(std::shared_ptr<Promise> promise) : promise_(std::move(promise)) {}
+  bool poll() override { return promise_->poll(); }
+
+ private:
+  std::shared_ptr<Promise> promise_;
+};
+
+// Shared, so that copying a std::function that holds it needs no GIL; it takes the GIL to let go.
+std::shared_ptr<py::function> shared(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* owned) {
+            const std::unique_ptr<py::function> owner(owned);
+            let_go(*owned);
+          }};
+}
+
+}  // namespace
+
+std::string where(const std::string& pass, const Passage& passage) {
+  return "pass '" + pass + "' in " + described(passage);
+}
+
+void let_go(py::object& object) {
+  const py::handle handle = object.release();
+  if (Py_IsInitialized() == 0) return;
+  const Locked locked;
+  handle.dec_ref();
+}
+
+void Promise::fulfil(std::shared_ptr<Work> work) {
+  const std::lock_guard lock(mutex_);
+  work_ = std::move(work);
+}
+
+void Promise::fail(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  error_ = error;
+}
+
+bool Promise::poll() {
+  std::shared_ptr<Work> work;
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) throw Error(*error_);
+    work = work_;
+  }
+  if (work == nullptr || !work->poll()) return false;
+  work->rethrow();
+  return true;
+}
+
+PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next)
+    : group_(std::move(group)),
+      pass_(pass),
+      passage_(&passage),
+      next_(next),
+      earlier_steps_(passage.plan.after.size()) {}
+
+PassedCall::~PassedCall() {
+  if (promise_ == nullptr) return;
+  const Error error(ErrorCode::Backend, "pass '" + pass_ + "' has dropped the call that it held, without proceed()");
+  promise_->fail(error.caused_by(std::make_shared<const Cause>()));
+}
+
+// ---- what the call is
+
+const Call& PassedCall::call() const {
+  if (passage_ != nullptr) return passage_->call;
+  if (fate_ == Fate::Held) return held_;
+  throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call is over; hold() keeps it");
+}
+
+std::string PassedCall::op() const { return std::string(row(call().op).name); }
+py::object PassedCall::group() const { return py::reinterpret_steal<py::object>(handle_of(group_)); }
+int PassedCall::tag() const { return call().tag; }
+bool PassedCall::vectored() const { return call().vectored; }
+bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->asynchronous; }
+int64_t PassedCall::bytes() const { return std::max(call().in.count, call().out.count) * size_of(call().dtype); }
+
+py::object PassedCall::backend() const {
+  const Slot* slot = passage_ != nullptr ? passage_->slot : slot_ ? &*slot_ : nullptr;
+  return slot == nullptr ? py::object(py::none()) : py::object(py::str(slot->name));
+}
+
+py::object PassedCall::dtype() const {
+  return py::module_::import("torch").attr(std::string(row(call().dtype).name).c_str());
+}
+
+py::object PassedCall::reduction() const {
+  if (!row(call().op).is(kReduces)) return py::none();
+  return py::str(std::string(name(call().red)));
+}
+
+py::object PassedCall::root() const {
+  const bool has = row(call().op).is(kRooted) || row(call().op).is(kPeer);
+  return has && call().root != kAnyRank ? py::object(py::int_(call().root)) : py::object(py::none());
+}
+
+py::object PassedCall::input() const {
+  if (call().in.data == nullptr) return py::none();
+  return py::cast(view_of(call().in, call().dtype));
+}
+
+py::object PassedCall::output() const {
+  if (call().out.data == nullptr) return py::none();
+  return py::cast(view_of(call().out, call().dtype));
+}
+
+py::object PassedCall::input_counts() const {
+  return py::cast(std::vector<int64_t>(call().in_counts.begin(), call().in_counts.end()));
+}
+
+py::object PassedCall::output_counts() const {
+  return py::cast(std::vector<int64_t>(call().out_counts.begin(), call().out_counts.end()));
+}
+
+// ---- what a pass does with it
+
+void PassedCall::decide(Fate fate) {
+  if (fate_ != Fate::Open || passage_ == nullptr) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on, was answered or is over");
+  }
+  fate_ = fate;
+}
+
+void PassedCall::replace(Buffer& side, const char* name, const py::object& value) {
+  Tensors tensors;
+  const at::Tensor tensor = tensors.get(value.ptr(), name, Use::InPlace);
+  auto& call = passage_->call;
+  const bool reduces = row(call.op).is(kReduces);
+  if (!tensor.is_contiguous()) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': " + name +
+                                                ": expected a tensor whose elements lie row by row, got another order "
+                                                "(call .contiguous())");
+  }
+  if (side.data == nullptr || tensor.numel() != side.count) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': " + name + ": expected " +
+                                                std::to_string(side.count) + " elements, got " +
+                                                std::to_string(tensor.numel()));
+  }
+  if (reduces && !defined(tensors.dtype(), call.red)) {
+    throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': " + name + ": " + std::string(mcr::name(call.red)) +
+                                            " is not defined for " + std::string(row(tensors.dtype()).name));
+  }
+  side.data = tensors.memory(tensor, Use::InPlace).data;
+  call.dtype = tensors.dtype();
+  call.device = tensors.device();
+  passage_->plan.owned.push_back(std::make_shared<at::Tensor>(tensor));
+}
+
+// The call's own output goes on to the tensors of a list, or to tensors of another order. What the pass puts into it
+// comes after the operation, so this comes behind the pass's steps, and in front of those of the passes before it.
+void PassedCall::distribute_later() {
+  auto& plan = passage_->plan;
+  Plan last;
+  last.out_blocks = std::exchange(plan.out_blocks, {});
+  last.deliver = std::exchange(plan.deliver, nullptr);
+  unflatten(passage_->call, last);
+  const auto device = passage_->call.device;
+  for (auto& copy : last.behind) {
+    last.finish.emplace_back(
+        [copy = std::move(copy), device] { copy(DeviceRuntime::of(device.type).current(device)); });
+  }
+  // The last one of `after` runs first.
+  plan.after.insert(plan.after.begin() + static_cast<std::ptrdiff_t>(earlier_steps_),
+                    std::make_move_iterator(last.finish.rbegin()), std::make_move_iterator(last.finish.rend()));
+}
+
+void PassedCall::choose_backend(Passage& passage, const py::object& name) const {
+  if (!name.is_none()) passage.slot = backend_slot(*group_, name.ptr());
+}
+
+py::object PassedCall::proceed_now(Passage& passage) {
+  outcome_ = unlocked([&] { return next_(passage); });
+  if (passage.asynchronous) return py::cast(outcome_.work);
+  return outcome_.source < 0 ? py::object(py::none()) : py::object(py::int_(outcome_.source));
+}
+
+py::object PassedCall::proceed(const py::object& input, const py::object& output, const py::object& backend) {
+  if (fate_ == Fate::Held && passage_ == nullptr) {
+    if (!input.is_none() || !output.is_none() || !backend.is_none()) {
+      throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': a held call goes on as it is");
+    }
+    return proceed_held();
+  }
+  decide(Fate::Proceeded);
+  const auto dtype = passage_->call.dtype;
+  if (!output.is_none()) distribute_later();  // before the call gets another dtype
+  if (!input.is_none()) replace(passage_->call.in, "input", input);
+  if (!output.is_none()) replace(passage_->call.out, "output", output);
+  const bool both = passage_->call.in.data != nullptr && passage_->call.out.data != nullptr;
+  if (both && passage_->call.dtype != dtype && (input.is_none() || output.is_none())) {
+    throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': input and output must have one dtype");
+  }
+  choose_backend(*passage_, backend);
+  return proceed_now(*passage_);
+}
+
+py::object PassedCall::proceed_held() {
+  if (promise_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
+  const auto promise = std::exchange(promise_, nullptr);
+  {
+    const Unlocked guard;
+    try {
+      if (group_->closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+      Plan plan;  // the Work that hold() made has the call's own
+      Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
+      promise->fulfil(next_(passage).work);
+    } catch (...) {
+      promise->fail(current_error());
+    }
+    if (slot_) slot_->communicator.reset();  // the program may keep this object for long
+  }
+  return py::none();
+}
+
+py::object PassedCall::done() {
+  decide(Fate::Answered);
+  if (!passage_->asynchronous) {
+    unflatten(passage_->call, passage_->plan);
+    passage_->plan.conclude();
+    return py::none();
+  }
+  if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
+  outcome_.work = mcr::hold(*passage_, nullptr);
+  return py::cast(outcome_.work);
+}
+
+py::object PassedCall::hold() {
+  if (passage_ != nullptr && !passage_->asynchronous) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': only an asynchronous call can be held");
+  }
+  decide(Fate::Held);
+  if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
+  held_ = passage_->call;
+  chain_ = group_->chain();
+  promise_ = std::make_shared<Promise>();
+  if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
+  outcome_.work = mcr::hold(*passage_, std::make_unique<Promised>(promise_));
+  return py::cast(outcome_.work);
+}
+
+void PassedCall::after(py::function step) {
+  if (passage_ == nullptr || fate_ != Fate::Open) {
+    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': after() comes before the call goes on");
+  }
+  passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
+    const Locked locked;
+    try {
+      (*step)();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      throw take_error(where);
+    }
+  });
+}
+
+Outcome PassedCall::outcome(const py::object& returned) {
+  if (fate_ == Fate::Open) {
+    throw Error(ErrorCode::InvalidArgument,
+                "pass '" + pass_ + "': handle() must call proceed(), done() or hold(), and has called none of them");
+  }
+  if (!passage_->asynchronous) return outcome_;
+  if (!py::isinstance<Work>(returned)) {
+    throw Error(ErrorCode::InvalidType, "pass '" + pass_ +
+                                            "': handle() must return the Work of an asynchronous call, got " +
+                                            std::string(py::str(py::type::of(returned).attr("__name__"))));
+  }
+  return {returned.cast<std::shared_ptr<Work>>()};
+}
+
+}  // namespace mcr::python

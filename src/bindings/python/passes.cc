@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/passes.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/passed_call.h"
+#include "bindings/python/unlocked.h"
+#include "passes/fuse/fuse.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// A pass that is a Python object: its handle() gets a PassedCall. It throws nothing but Error, whose cause is the
+// exception of handle(), as the core may keep it for another thread.
+class PythonPass : public Pass {
+ public:
+  PythonPass(py::object object, std::string name, const std::shared_ptr<Group>& group)
+      : object_(std::move(object)), name_(std::move(name)), group_(group) {}
+  PythonPass(const PythonPass&) = delete;
+  PythonPass& operator=(const PythonPass&) = delete;
+  ~PythonPass() override { let_go(object_); }
+
+  std::string_view name() const override { return name_; }
+
+  Outcome handle(Passage& passage, const Next& next) override {
+    const Locked locked;
+    const auto call = std::make_shared<PassedCall>(group_.lock(), name_, passage, next);
+    try {
+      const py::object returned = object_.attr("handle")(call);
+      const auto outcome = call->outcome(returned);
+      call->close();
+      return outcome;
+    } catch (py::error_already_set& error) {
+      call->close();
+      error.restore();
+      throw take_error(where(name_, passage));
+    } catch (const Error& error) {
+      call->close();
+      throw refusal(passage, error);
+    }
+  }
+
+ private:
+  py::object object_;
+  const std::string name_;
+  const std::weak_ptr<Group> group_;  // the group owns its passes
+};
+
+// A wrong use of a call raises in the pass that makes it.
+template <class Result, class... Arguments>
+auto checked(Result (PassedCall::*method)(Arguments...)) {
+  return [method](PassedCall& call, Arguments... arguments) -> Result {
+    try {
+      return (call.*method)(std::forward<Arguments>(arguments)...);
+    } catch (const Error&) {
+      set_error();
+      throw py::error_already_set();
+    }
+  };
+}
+
+template <class Result>
+auto checked(Result (PassedCall::*method)() const) {
+  return [method](const PassedCall& call) -> Result {
+    try {
+      return (call.*method)();
+    } catch (const Error&) {
+      set_error();
+      throw py::error_already_set();
+    }
+  };
+}
+
+void add_call(py::module_& module) {
+  py::class_<PassedCall, std::shared_ptr<PassedCall>>(module, "PassedCall", "A call as a pass sees it.")
+      .def_property_readonly("op", checked(&PassedCall::op), "The operation's name, as in the op table.")
+      .def_property_readonly("group", checked(&PassedCall::group))
+      .def_property_readonly("backend", checked(&PassedCall::backend), "The candidate that the caller named, or None.")
+      .def_property_readonly("dtype", checked(&PassedCall::dtype))
+      .def_property_readonly("reduction", checked(&PassedCall::reduction),
+                             "Its name, such as SUM; None if it has none.")
+      .def_property_readonly("root", checked(&PassedCall::root), "Root or peer as a rank of the group, or None.")
+      .def_property_readonly("tag", checked(&PassedCall::tag))
+      .def_property_readonly("async_op", checked(&PassedCall::asynchronous))
+      .def_property_readonly("vectored", checked(&PassedCall::vectored), "Whether it has counts per rank.")
+      .def_property_readonly("input", checked(&PassedCall::input),
+                             "The data to send, in one dimension, on the call's memory; None if there is none, or if "
+                             "the output is sent (all_reduce, reduce, broadcast, send).")
+      .def_property_readonly("output", checked(&PassedCall::output), "The memory of the result, likewise.")
+      .def_property_readonly("input_counts", checked(&PassedCall::input_counts), "Elements per rank; empty if even.")
+      .def_property_readonly("output_counts", checked(&PassedCall::output_counts), "Elements per rank; empty if even.")
+      .def_property_readonly("nbytes", checked(&PassedCall::bytes), "Bytes of the larger side on this rank.")
+      .def("proceed", checked(&PassedCall::proceed), py::arg("input") = py::none(), py::arg("output") = py::none(),
+           py::arg("backend") = py::none(),
+           "Hands the call on, if need be with other tensors of as many elements or another backend. Returns the Work "
+           "of an asynchronous call, the sender's group rank of a blocking receive, else None.")
+      .def("done", checked(&PassedCall::done),
+           "Answers the call: it is complete with what is in its output. Returns the Work of an asynchronous call.")
+      .def("hold", checked(&PassedCall::hold),
+           "Keeps an asynchronous call back: returns its Work, which completes after a later proceed().")
+      .def("after", checked(&PassedCall::after), py::arg("step"),
+           "Runs a function of no arguments when the result is there, before the call is seen to be complete.");
+}
+
+using Limits = std::map<std::string, std::tuple<int64_t, int64_t, int64_t>>;
+
+std::shared_ptr<Fuse> make_fuse(std::shared_ptr<Group> shadow, const Limits& limits) {
+  std::map<std::string, FuseLimits> made;
+  for (const auto& [backend, values] : limits) {
+    const auto& [buffer, largest, microseconds] = values;
+    made[backend] = {buffer, std::chrono::microseconds(microseconds), largest};
+  }
+  return std::make_shared<Fuse>(std::move(shadow), made);
+}
+
+py::dict statistics_of(const Fuse& fuse) {
+  const auto values = unlocked([&] { return fuse.statistics(); });
+  py::dict result;
+  result["calls"] = values.calls;
+  result["flushes"] = values.flushes;
+  result["nbytes"] = values.bytes;
+  result["digest"] = values.digest;
+  return result;
+}
+
+}  // namespace
+
+void add_passes(py::module_& module) {
+  add_call(module);
+  py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A station that every call of a group goes through.")
+      .def_property_readonly("name", [](const Pass& pass) { return std::string(pass.name()); })
+      .def("_settle", [](Pass& pass, milliseconds limit) {
+        const Unlocked guard;
+        return pass.settle(limit);
+      });
+  py::class_<PythonPass, Pass, std::shared_ptr<PythonPass>>(module, "PythonPass")
+      .def(py::init<py::object, std::string, std::shared_ptr<Group>>(), py::arg("handler"), py::arg("name"),
+           py::arg("group"));
+  py::class_<Fuse, Pass, std::shared_ptr<Fuse>>(module, "FusePass")
+      .def(py::init(&make_fuse), py::arg("shadow"), py::arg("limits"))
+      .def("statistics", statistics_of);
+  module.def("set_passes",
+             [](Group& group, std::vector<std::shared_ptr<Pass>> passes) { group.set_passes(std::move(passes)); });
+  module.def("passes", [](const Group& group) { return group.chain() == nullptr ? Chain{} : *group.chain(); });
+}
+
+}  // namespace mcr::python

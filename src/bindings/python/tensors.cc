@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/tensors.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "base/error.h"
+#include "bindings/python/devices.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/objects.h"
+#include "observe/position.h"
+#include "runtime/registry.h"
+
+namespace mcr::python {
+
+namespace {
+
+[[noreturn]] void wrong(ErrorCode code, const char* parameter, const std::string& expected, const std::string& got) {
+  throw Error(code, std::string(parameter) + ": expected " + expected + ", got " + got);
+}
+
+std::string text(const at::IntArrayRef& sizes) {
+  std::string result = "(";
+  for (const auto size : sizes) result += (result.size() > 1 ? ", " : "") + std::to_string(size);
+  return result + ")";
+}
+
+Device device_of(const at::Tensor& tensor, const char* parameter) {
+  const auto device = tensor.device();
+  if (device.is_cpu()) return {DeviceType::CPU, 0};
+  if (device.is_cuda()) return {DeviceType::CUDA, device.index()};
+  wrong(ErrorCode::InvalidArgument, parameter, "a tensor on cpu or cuda", "one on " + device.str());
+}
+
+void check_memory(const at::Tensor& tensor, const char* parameter) {
+  if (tensor.layout() != at::kStrided) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a dense tensor",
+          "layout " + std::string(tensor.is_sparse() ? "sparse_coo" : "that is not strided"));
+  }
+  if (!tensor.is_contiguous() && !tensor.is_non_overlapping_and_dense()) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a tensor without gaps or overlaps in memory (call .contiguous())",
+          "shape " + text(tensor.sizes()) + " with strides " + text(tensor.strides()));
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a tensor with its values in memory",
+          "a lazy conjugate or negative view (call .resolve_conj() or .resolve_neg())");
+  }
+}
+
+// The Python error in flight as the core's, so that the call's name gets in front of its text. Ctrl-C stays what it is.
+[[noreturn]] void raise_as_error() {
+  if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw ErrorAlreadySet{};
+  const auto code = PyErr_ExceptionMatches(PyExc_TypeError) != 0 ? ErrorCode::InvalidType : ErrorCode::InvalidArgument;
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  const Owner owners[] = {Owner(type), Owner(value), Owner(traceback)};
+  const Owner text(value == nullptr ? nullptr : PyObject_Str(value));
+  throw Error(code, utf8_of(text.get(), "cannot be used"));
+}
+
+// Kept for ever.
+PyObject* function_of_arrays(const char* name) {
+  const Owner module(PyImport_ImportModule("mcr_dl._arrays"));
+  PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module.get(), name);
+  if (function == nullptr) throw ErrorAlreadySet{};
+  return function;
+}
+
+// NumPy and DLPack objects become tensors on the same memory through mcr_dl._arrays.
+at::Tensor from_array(PyObject* object, const char* parameter, Use use) {
+  static PyObject* convert = function_of_arrays("as_tensor");
+  const Owner tensor(PyObject_CallFunction(convert, "OsO", object, parameter, use == Use::Send ? Py_False : Py_True));
+  if (tensor == nullptr) raise_as_error();
+  return THPVariable_Unpack(tensor.get());
+}
+
+std::optional<uintptr_t> stream_of_array(PyObject* object) {
+  static PyObject* ask = function_of_arrays("stream_of");
+  const Owner answer(PyObject_CallOneArg(ask, object));
+  if (answer == nullptr) raise_as_error();
+  if (answer.get() == Py_None) return std::nullopt;
+  const auto stream = PyLong_AsUnsignedLongLong(answer.get());
+  if (PyErr_Occurred() != nullptr) raise_as_error();
+  return static_cast<uintptr_t>(stream);
+}
+
+void check_length(int64_t count, const char* parameter, int expected) {
+  if (count == expected) return;
+  wrong(ErrorCode::InvalidArgument, parameter, std::to_string(expected) + " tensors (one per rank)",
+        std::to_string(count));
+}
+
+Buffer buffer_of(const at::Tensor& tensor) { return {tensor.unsafeGetTensorImpl()->mutable_data(), tensor.numel()}; }
+
+// Of a dense tensor: dimensions of one element have no part in it.
+std::string layout_of(const at::Tensor& tensor) {
+  std::vector<int64_t> sizes, strides;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) == 1) continue;
+    sizes.push_back(tensor.size(i));
+    strides.push_back(tensor.stride(i));
+  }
+  return "shape " + text(sizes) + " with strides " + text(strides);
+}
+
+// Communication is not differentiated, and changes leaves as well as tensors of inference mode.
+template <class Action>
+auto without_autograd(Action action) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return action();
+}
+
+template <class Index>
+std::string member(const char* list, Index index) {
+  return std::string(list) + "[" + std::to_string(index) + "]";
+}
+
+}  // namespace
+
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
+#define X(name, scalar, bytes, kind) \
+  case at::ScalarType::scalar:       \
+    return DType::scalar;
+    MCR_DTYPES(X)
+#undef X
+    default:
+      return std::nullopt;
+  }
+}
+
+at::ScalarType scalar_of(DType dtype) {
+  constexpr std::array kScalars = {
+#define X(name, scalar, bytes, kind) at::ScalarType::scalar,
+      MCR_DTYPES(X)
+#undef X
+  };
+  return kScalars[static_cast<std::size_t>(dtype)];
+}
+
+at::Tensor view_of(const Buffer& buffer, DType dtype) {
+  return at::from_blob(buffer.data, {buffer.count}, at::TensorOptions().dtype(scalar_of(dtype)));
+}
+
+bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
+
+const at::Tensor& Tensors::get(PyObject* object, const char* parameter, Use use) {
+  if (THPVariable_Check(object)) return get(THPVariable_Unpack(object), parameter);
+  const auto& tensor = made_.emplace_back(of_array(object, parameter, use));
+  check(tensor, parameter);
+  return tensor;
+}
+
+const at::Tensor& Tensors::get(const at::Tensor& tensor, const char* parameter) {
+  check(tensor, parameter);
+  direct_[direct_count_++] = &tensor;
+  return tensor;
+}
+
+at::Tensor Tensors::of_array(PyObject* object, const char* parameter, Use use) {
+  at::Tensor tensor = from_array(object, parameter, use);
+  if (tensor.is_cuda() && !stream_) stream_ = stream_of_array(object);
+  return tensor;
+}
+
+c10::Device Tensors::torch_device() const {
+  return device_.type == DeviceType::CPU ? c10::Device(at::kCPU)
+                                         : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_.index));
+}
+
+std::optional<StreamGuard> Tensors::stream_guard() const {
+  if (!stream_) return std::nullopt;
+  return std::optional<StreamGuard>(std::in_place, foreign_stream(device_, *stream_));
+}
+
+Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expected, Use use) {
+  const Owner entries = entries_of(objects);
+  if (entries == nullptr) wrong(ErrorCode::InvalidType, parameter, "a list of tensors", Py_TYPE(objects)->tp_name);
+  const auto count = PyTuple_GET_SIZE(entries.get());
+  check_length(count, parameter, expected);
+  List result;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(entries.get(), i);
+    const auto name = member(parameter, i);
+    append(result, THPVariable_Check(item) ? THPVariable_Unpack(item) : of_array(item, name.c_str(), use), name, use);
+  }
+  return result;
+}
+
+Tensors::List Tensors::list(const std::vector<at::Tensor>& tensors, const char* parameter, int expected, Use use) {
+  check_length(static_cast<int64_t>(tensors.size()), parameter, expected);
+  List result;
+  for (std::size_t i = 0; i < tensors.size(); ++i) append(result, tensors[i], member(parameter, i), use);
+  return result;
+}
+
+void Tensors::append(List& list, const at::Tensor& tensor, const std::string& name, Use use) {
+  check(tensor, name.c_str());
+  const Buffer buffer = memory(tensor, use);
+  list.blocks.push_back({buffer.data, buffer.count});
+  list.tensors.push_back(tensor);
+  made_.push_back(tensor);
+}
+
+Buffer Tensors::memory(const at::Tensor& tensor, Use use) {
+  if (tensor.is_contiguous()) [[likely]]
+    return buffer_of(tensor);
+  if (use == Use::InPlace) {
+    if (Position::detail()) layout_ = &Registry::instance().keep_name(layout_of(tensor));
+    return buffer_of(tensor);
+  }
+  const auto guard = stream_guard();
+  // The copy starts with what is there: an operation need not write all of its output.
+  const at::Tensor rows = without_autograd([&] { return tensor.contiguous(); });
+  made_.push_back(rows);
+  if (use == Use::Receive) received_.emplace_back(tensor, rows);
+  return buffer_of(rows);
+}
+
+void Tensors::deliver_to(Plan& plan) {
+  if (received_.empty()) [[likely]]
+    return;
+  plan.deliver = [copies = std::move(received_)]() mutable {
+    without_autograd([&] {
+      for (const auto& [tensor, rows] : copies) tensor.copy_(rows);
+    });
+    copies.clear();  // gives them up, as KeptTensors::release() does
+  };
+}
+
+void Tensors::check(const at::Tensor& tensor, const char* parameter) {
+  const auto dtype = dtype_of(tensor.scalar_type());
+  if (!dtype)
+    wrong(ErrorCode::InvalidType, parameter, "a dtype that can be communicated", c10::toString(tensor.scalar_type()));
+  const Device device = device_of(tensor, parameter);
+  check_memory(tensor, parameter);
+  if (first_) {
+    first_ = false;
+    dtype_ = *dtype;
+    device_ = device;
+  } else if (dtype_ != *dtype) {
+    wrong(ErrorCode::InvalidType, parameter, "dtype " + std::string(row(dtype_).name) + " like the call's first tensor",
+          std::string(row(*dtype).name));
+  } else if (device_ != device) {
+    wrong(ErrorCode::InvalidArgument, parameter, "a tensor on the device of the call's first tensor",
+          tensor.device().str());
+  }
+}
+
+std::vector<at::Tensor> Tensors::all() const {
+  std::vector<at::Tensor> result(made_.begin(), made_.end());
+  for (std::size_t i = 0; i < direct_count_; ++i) result.push_back(*direct_[i]);
+  return result;
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+
+#include <list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/call.h"
+#include "runtime/plan.h"
+
+namespace mcr::python {
+
+/// Nothing for a type that cannot be communicated.
+std::optional<DType> dtype_of(at::ScalarType type);
+at::ScalarType scalar_of(DType dtype);
+/// A tensor of one dimension on the same memory, which it does not own.
+at::Tensor view_of(const Buffer& buffer, DType dtype);
+
+/// How an operation uses a tensor.
+enum class Use : uint8_t {
+  InPlace,  // it works on the memory as it lies, be it row by row or in another dense order (channels_last)
+  Send,     // it reads the elements row by row: of another order it gets a copy
+  Receive,  // it writes the elements row by row: of another order it gets a copy, which deliver_to() brings back
+};
+
+/// The tensors of one call, checked one by one and against each other: dense, real memory, one dtype, one device.
+/// Arrays that are not tensors are wrapped without a copy. Errors name the parameter.
+class Tensors {
+ public:
+  /// The tensor behind a Python object. The reference holds while this object lives and the caller keeps `object`.
+  const at::Tensor& get(PyObject* object, const char* parameter, Use use);
+  /// The same for a tensor that the caller keeps.
+  const at::Tensor& get(const at::Tensor& tensor, const char* parameter);
+  struct List {
+    std::vector<Block> blocks;
+    std::vector<at::Tensor> tensors;
+  };
+  /// The tensors of a list or tuple of `expected` entries.
+  List list(PyObject* objects, const char* parameter, int expected, Use use);
+  List list(const std::vector<at::Tensor>& tensors, const char* parameter, int expected, Use use);
+
+  /// The memory that the operation gets for a tensor of get(). With the GIL or without.
+  Buffer memory(const at::Tensor& tensor, Use use);
+  /// Leaves in the plan what the copies of Use::Receive need in the end.
+  void deliver_to(Plan& plan);
+
+  static bool is(PyObject* object);
+
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  c10::Device torch_device() const;
+  /// The stream (a cudaStream_t) that the arrays' own library works on, if they are such arrays.
+  std::optional<uintptr_t> stream() const { return stream_; }
+  /// Makes that stream the current one for its lifetime.
+  std::optional<StreamGuard> stream_guard() const;
+  /// In detail mode: how a tensor of Use::InPlace lies in memory, if not row by row. It lives as long as the process.
+  const std::string* layout() const { return layout_; }
+  /// Everything that get() and list() returned, to be kept while an operation runs.
+  std::vector<at::Tensor> all() const;
+
+ private:
+  using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // the caller's tensor, what the operation gets
+
+  at::Tensor of_array(PyObject* object, const char* parameter, Use use);
+  void check(const at::Tensor& tensor, const char* parameter);
+  void append(List& list, const at::Tensor& tensor, const std::string& name, Use use);
+
+  bool first_ = true;
+  DType dtype_ = DType::Byte;
+  Device device_;
+  std::optional<uintptr_t> stream_;
+  const std::string* layout_ = nullptr;
+  std::list<at::Tensor> made_;        // lists' members and arrays; get() hands out references
+  const at::Tensor* direct_[2] = {};  // the caller's own objects
+  std::size_t direct_count_ = 0;
+  Copies received_;
+};
+
+}  // namespace mcr::python

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/tuning.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/names.h"
+#include "group/group.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using Points = std::vector<std::pair<int64_t, int32_t>>;
+using Costs = std::vector<std::tuple<std::string, std::string, std::string, std::string, Points>>;
+using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
+
+// Names of operations as tables have them: an op's, with a "v" for the form with counts of its own per rank. A receive
+// is part of its send.
+std::vector<std::pair<std::string, std::pair<Op, bool>>> operations() {
+  std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
+  for (std::size_t i = 0; i < kOps.size(); ++i) {
+    if (static_cast<Op>(i) == Op::recv) continue;
+    const std::string name(kOps[i].name);
+    result.push_back({name, {static_cast<Op>(i), false}});
+    if (kOps[i].is(kVectored)) result.push_back({name + "v", {static_cast<Op>(i), true}});
+  }
+  return result;
+}
+
+std::pair<Op, bool> operation_of(const std::string& name) {
+  for (const auto& [known, operation] : operations()) {
+    if (known == name) return operation;
+  }
+  throw py::value_error("unknown operation " + name);
+}
+
+CostCurve curve_of(const Points& points) {
+  std::vector<CostCurve::Point> made;
+  for (const auto& [bytes, cost] : points) made.push_back({bytes, cost});
+  return CostCurve(std::move(made));
+}
+
+DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceType::CUDA : DeviceType::CPU; }
+
+void tune(Group& group, const Costs& costs, const Rules& rules) {
+  Tuning tuning;
+  for (const auto& [operation, device, types, candidate, points] : costs) {
+    const auto [op, vectored] = operation_of(operation);
+    tuning.costs.push_back(
+        {op, vectored, device_of(device), named<DTypeClass>(kDTypeClasses, types), candidate, curve_of(points)});
+  }
+  for (const auto& [operation, from, to, candidate] : rules) {
+    const auto [op, vectored] = operation_of(operation);
+    tuning.rules.push_back({op, vectored, from, to < 0 ? Tuning::Rule::kNoEnd : to, candidate});
+  }
+  group.tune(std::move(tuning));
+}
+
+// `nbytes` < 0: not known to all ranks.
+py::dict explain(Group& group, const std::string& operation, int64_t nbytes, const std::string& dtype,
+                 const std::string& red, const std::string& device) {
+  Call call;
+  std::tie(call.op, call.vectored) = operation_of(operation);
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.red = named<RedOp>(kReductions, red);
+  call.device.type = device_of(device);
+  call.size_hint = nbytes;
+  const auto explanation = group.selector().explain(call);
+  py::dict candidates;
+  bool measured = false;
+  bool refined = false;
+  for (const auto& candidate : explanation.candidates) {
+    measured = measured || candidate.curve != nullptr;
+    refined = refined || candidate.refined;
+    candidates[py::str(candidate.slot->name)] =
+        candidate.curve == nullptr || nbytes < 0 ? py::object(py::none()) : py::int_(candidate.curve->at(nbytes));
+  }
+  py::dict result;
+  result["chosen"] = explanation.chosen->name;
+  result["forced"] = explanation.forced;
+  result["measured"] = measured;
+  result["guessed"] = explanation.guessed;
+  result["refined"] = refined;
+  result["candidates"] = candidates;
+  return result;
+}
+
+// Period (0: off), fingerprint of the calls counted, costs.
+std::tuple<int64_t, int64_t, std::vector<int64_t>> refinement(Group& group) {
+  const auto* found = group.selector().refinement();
+  if (found == nullptr) return {};
+  return {found->period(), found->fingerprint(), found->costs()};
+}
+
+std::vector<std::tuple<std::string, int64_t, std::string, std::string>> adopt(Group& group,
+                                                                              const std::vector<int64_t>& costs) {
+  const auto* found = group.selector().refinement();
+  if (found == nullptr || found->buckets().size() * group.slots().size() != costs.size()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "costs: expected one for each bucket and candidate, got " + std::to_string(costs.size()));
+  }
+  std::vector<std::tuple<std::string, int64_t, std::string, std::string>> result;
+  for (const auto& change : group.selector().adopt(costs)) {
+    for (const auto& [name, operation] : operations()) {
+      if (operation == std::pair(change.op, change.vectored)) {
+        result.emplace_back(name, change.bytes, change.from, change.to);
+      }
+    }
+  }
+  return result;
+}
+
+std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& given) {
+  std::vector<CostCurve> curves;
+  for (const auto& points : given) curves.push_back(curve_of(points));
+  std::vector<const CostCurve*> compared;
+  for (const auto& curve : curves) compared.push_back(&curve);
+  std::vector<std::pair<int64_t, std::size_t>> result;
+  for (const auto& range : cheapest(compared)) result.emplace_back(range.from, range.curve);
+  return result;
+}
+
+}  // namespace
+
+void add_tuning(py::module_& module) {
+  py::type group = module.attr("Group");
+  py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
+  py::setattr(group, "_explain",
+              py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
+                               py::arg("red"), py::arg("device")));
+  py::setattr(group, "_refine",
+              py::cpp_function([](Group& self, int64_t period) { self.selector().refine(period); },
+                               py::is_method(group), py::arg("period")));
+  py::setattr(group, "_refinement", py::cpp_function(refinement, py::is_method(group)));
+  py::setattr(group, "_adopt", py::cpp_function(adopt, py::is_method(group), py::arg("costs")));
+  module.def(
+      "operations",
+      [] {
+        std::vector<std::string> names;
+        for (const auto& [name, operation] : operations()) names.push_back(name);
+        return names;
+      },
+      "Names of the operations as tuning tables and benchmarks have them: the ops, and their vectored forms with a v.");
+  module.def(
+      "dtype_class",
+      [](const std::string& dtype) {
+        return std::string(kDTypeClasses[static_cast<std::size_t>(class_of(named<DType>(kDTypes, dtype)))]);
+      },
+      "The class of an element type in cost tables: half, float, integer or complex.");
+  module.def(
+      "cost_at", [](const Points& points, int64_t nbytes) { return curve_of(points).at(nbytes); }, py::arg("curve"),
+      py::arg("nbytes"), "The cost that a curve, as cheapest() takes it, has at a message size.");
+  module.def("cheapest", ranges, py::arg("curves"),
+             "The ranges of message sizes as (from, place of the cheapest curve); a curve is a list of (bytes, log2 of "
+             "nanoseconds in 1/65536).");
+}
+
+}  // namespace mcr::python

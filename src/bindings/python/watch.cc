@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/watch.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/arguments.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/unlocked.h"
+#include "group/group.h"
+#include "observe/activity.h"
+#include "observe/interrupt.h"
+#include "observe/position.h"
+#include "observe/stop.h"
+#include "runtime/registry.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using std::chrono::steady_clock;
+
+double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+py::object text_or_none(const std::string* text) { return text == nullptr ? py::object(py::none()) : py::str(*text); }
+
+py::object bytes_or_none(int64_t bytes) { return bytes < 0 ? py::object(py::none()) : py::int_(bytes); }
+
+py::dict dict_of(const Entered& entered) {
+  const auto& op = row(entered.op);
+  py::dict call;
+  call["seq"] = entered.seq;
+  call["op"] = std::string(op.name) + (entered.vectored ? "v" : "");
+  call["dtype"] = op.extent == Extent::None ? py::object(py::none()) : py::str(std::string(row(entered.dtype).name));
+  call["red"] = op.is(kReduces) ? py::object(py::str(std::string(name(entered.red)))) : py::none();
+  call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
+  call["bytes"] = bytes_or_none(entered.bytes);
+  call["layout"] = text_or_none(entered.layout);
+  call["backend"] = text_or_none(entered.backend);
+  call["async"] = entered.asynchronous;
+  call["caller"] = text_or_none(entered.caller);
+  call["history"] = std::to_string(entered.history);
+  return call;
+}
+
+// `from`: by label, the first collective that is of interest.
+py::list positions(const std::map<std::string, int64_t>& from) {
+  py::list result;
+  for (const auto& position : Position::all()) {
+    const auto first = from.find(position->label());
+    const auto reading = position->read(first == from.end() ? 0 : first->second);
+    py::list calls;
+    for (const auto& entered : reading.newest) calls.append(dict_of(entered));
+    py::dict group;
+    group["group"] = position->group();
+    group["label"] = position->label();
+    group["ranks"] = position->ranks();
+    group["rank"] = position->rank();
+    group["collectives"] = reading.collectives;
+    group["messages"] = reading.messages;
+    group["calls"] = calls;
+    result.append(group);
+  }
+  return result;
+}
+
+py::list activities() {
+  py::list result;
+  for (const auto& reading : Activity::all()) {
+    const auto& what = reading.what;
+    py::dict activity;
+    activity["turn"] = reading.turn;
+    activity["thread"] = reading.thread;
+    activity["label"] = text_or_none(what.label);
+    activity["backend"] = text_or_none(what.backend);
+    activity["op"] = what.connects ? std::string("connect") : std::string(row(what.op).name);
+    activity["message"] = !what.connects && row(what.op).is(kPeer);
+    activity["seq"] = what.seq;
+    activity["bytes"] = bytes_or_none(what.bytes);
+    activity["limit"] = seconds(what.limit);
+    activity["waits"] = what.waits;
+    result.append(activity);
+  }
+  return result;
+}
+
+py::tuple with_facts(std::shared_ptr<Work> work, steady_clock::time_point now) {
+  const auto& call = work->context();
+  py::dict known;
+  known["what"] = work->what();
+  known["label"] = text_or_none(call.group);
+  known["backend"] = text_or_none(call.backend);
+  known["op"] = row(call.op).name;
+  known["message"] = row(call.op).is(kPeer);
+  known["seq"] = call.seq;
+  known["bytes"] = bytes_or_none(call.bytes);
+  known["limit"] = seconds(call.limit);
+  known["age"] = seconds(work->observed(now));
+  return py::make_tuple(std::move(work), known);
+}
+
+py::list pending(std::size_t most) {
+  py::list result;
+  const auto now = steady_clock::now();
+  for (auto& work : Registry::instance().watched(most)) {
+    if (!work->completed()) result.append(with_facts(std::move(work), now));
+  }
+  return result;
+}
+
+// Looked for ten times a second, so Python objects are made of what is found alone.
+py::list overdue(double grace) {
+  constexpr std::size_t kMost = 1000;  // of each backend
+  const auto now = steady_clock::now();
+  auto late = unlocked([&] {
+    auto works = Registry::instance().watched(kMost);
+    std::erase_if(works, [&](const auto& work) {
+      const auto age = work->observed(now);  // starts the clock of an operation that is new
+      const auto limit = work->context().limit;
+      return work->completed() || limit.count() <= 0 || seconds(age - limit) <= grace;
+    });
+    return works;
+  });
+  py::list result;
+  for (auto& work : late) result.append(with_facts(std::move(work), now));
+  return result;
+}
+
+// Waits that poll end, and so do calls of libraries that let go of their callers.
+void give_up(Group& group) {
+  for (auto& slot : group.slots()) slot.communicator->give_up();
+}
+
+// In a forked process: the libraries' threads are not there to end what is freed.
+void keep_for_ever(std::shared_ptr<Group> group) {
+  static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
+  kept.push_back(std::move(group));
+}
+
+// ---- libraries that end the process: gloo does, on a thread of its own, where ranks have made different calls
+
+std::terminate_handler usual_end = nullptr;
+constexpr auto kVerdict = std::chrono::milliseconds(1500);  // until the ranks' calls have been compared
+
+// The other ranks would see a lost connection before they know why.
+[[noreturn]] void end_with_reason() {
+  const auto deadline = steady_clock::now() + kVerdict;
+  while (!Stop::requested() && steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (Stop::requested()) std::fprintf(stderr, "mcr_dl: DesyncError: %s\n", Stop::text().c_str());
+  usual_end();
+  std::abort();
+}
+
+void set_detail(bool detail) {
+  Position::set_detail(detail);
+  if (detail && usual_end == nullptr) usual_end = std::set_terminate(end_with_reason);
+}
+
+std::optional<double> since_interrupt() {
+  const auto time = Interrupts::since();
+  return time ? std::optional<double>(seconds(*time)) : std::nullopt;
+}
+
+int exit_code = 0;
+
+// The process ends with this code, whatever Python ends with. Runs when the interpreter is gone; the handlers that were
+// registered earlier do not run.
+void fail_at_exit(int code) {
+  exit_code = code;
+  std::atexit([] {
+    std::fflush(nullptr);
+    _exit(exit_code);
+  });
+}
+
+}  // namespace
+
+void add_watch(py::module_& module) {
+  module.def(
+      "timeout",
+      [](const py::object& value, const std::string& name) { return python::milliseconds(value.ptr(), name.c_str()); },
+      py::arg("value"), py::arg("name") = "timeout");
+  module.def("positions", positions, py::arg("since") = std::map<std::string, int64_t>());
+  module.def("activities", activities);
+  module.def("pending", pending, py::arg("most") = 1000);
+  module.def("overdue", overdue, py::arg("grace"));
+  module.def("expire", [](Work& work, const std::string& text) {
+    return unlocked([&] { return work.expire(ErrorCode::Timeout, text); });
+  });
+  module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
+  module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
+  module.def("clear_stop", Stop::clear);
+  module.def("take_desync", Stop::take_desync);
+  module.def("fail_at_exit", fail_at_exit);
+  module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
+  module.def("keep_for_ever", keep_for_ever);
+  module.def("set_detail", set_detail);
+  module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
+  module.def("watch_interrupts", Interrupts::watch);
+  module.def("since_interrupt", since_interrupt);
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/backend.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+
+#include "bindings/python/calls.h"
+#include "bindings/python/gil.h"
+#include "bindings/torch/completions.h"
+#include "runtime/registry.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using c10d::OpType;
+
+// torch's lists are as long as the devices that a rank once had several of.
+template <class Value>
+Value& single(std::vector<Value>& values, const char* name) {
+  if (values.size() == 1) return values.front();
+  throw Error(ErrorCode::InvalidArgument,
+              std::string("mcr: ") + name + ": expected one per rank, got " + std::to_string(values.size()));
+}
+
+void expect_equal_lengths(std::size_t outputs, std::size_t inputs) {
+  if (outputs == inputs) return;
+  throw Error(ErrorCode::InvalidArgument, "mcr: expected as many outputs as inputs, " + std::to_string(inputs) +
+                                              ", got " + std::to_string(outputs));
+}
+
+// Older torch does not tell it.
+template <class Options>
+std::string name_in(const Options& options) {
+  if constexpr (requires { options.group_name; }) {
+    return options.group_name;
+  } else {
+    return "part";
+  }
+}
+
+// What needs the runtime rather than the group.
+py::object runtime(const char* function) { return py::module_::import("mcr_dl._torch_groups").attr(function); }
+
+}  // namespace
+
+TorchBackend::TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Options> options)
+    : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), options_(std::move(options)) {
+  options_->timeout = group_->spec().timeout;
+}
+
+void TorchBackend::setTimeout(milliseconds timeout) {
+  group_->set_timeout(timeout);
+  options_->timeout = timeout;
+}
+
+// ---- issuing
+
+std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
+  return std::make_unique<TorchCall>(*group_, op, timeout);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::wrap(std::vector<std::shared_ptr<Work>> parts, OpType type,
+                                              uint64_t sequence) {
+  std::function<void()> hook;
+  if (hasHooks()) {
+    using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
+    hook = [hook = onCompletionHook_, type, sequence, start = Clock::now()] {
+      const auto end = Clock::now();
+      hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
+    };
+  }
+  return c10::make_intrusive<TorchWork>(
+      std::move(parts),
+      TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
+      std::move(hook));
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
+  const uint64_t sequence = c10d::isP2POp(type) ? sequence_.load() : ++sequence_;
+  if (!asynchronous && !coalesced_ && !hasHooks()) {
+    call.run();
+    return nullptr;
+  }
+  auto work = call.start();
+  if (coalesced_) coalesced_->push_back(work);
+  auto wrapped = wrap({std::move(work)}, type, sequence);
+  if (asynchronous) return wrapped;
+  if (!coalesced_) wrapped->wait();
+  return nullptr;
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
+                                                   bool asynchronous) {
+  const uint64_t sequence = ++sequence_;
+  std::vector<std::shared_ptr<Work>> parts;
+  for (const auto& call : calls) parts.push_back(call->start());
+  if (coalesced_) coalesced_->insert(coalesced_->end(), parts.begin(), parts.end());
+  auto work = wrap(std::move(parts), type, sequence);
+  if (asynchronous) return work;
+  if (!coalesced_) work->wait();
+  return nullptr;
+}
+
+void TorchBackend::startCoalescing() {
+  if (coalesced_) throw Error(ErrorCode::InvalidArgument, "mcr: startCoalescing() is nested");
+  begin_batch();
+  coalesced_.emplace();
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
+  if (!coalesced_) throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
+  auto parts = *std::exchange(coalesced_, std::nullopt);
+  const UnlockedIfHeld guard;
+  end_batch();
+  return wrap(std::move(parts), OpType::COALESCED, sequence_.load());
+}
+
+// ---- collectives
+
+TorchBackend::TorchWorkPtr TorchBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
+  TorchCall call(*group_, Op::broadcast, opts.timeout);
+  call.out(single(tensors, "tensors"), "tensor").root(opts.rootRank);
+  return issue(call, OpType::BROADCAST, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  const auto& tensor = single(tensors, "tensors");
+  if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
+  TorchCall call(*group_, Op::all_reduce, opts.timeout);
+  call.out(tensor, "tensor").reduction(opts.reduceOp);
+  return issue(call, OpType::ALLREDUCE, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::allreduce_coalesced(TensorList& tensors,
+                                                             const c10d::AllreduceCoalescedOptions& opts) {
+  std::vector<std::unique_ptr<TorchCall>> calls;
+  for (const auto& tensor : tensors) {
+    calls.push_back(call(Op::all_reduce, opts.timeout));
+    calls.back()->out(tensor, "tensor").reduction(opts.reduceOp);
+  }
+  return issue_all(std::move(calls), OpType::ALLREDUCE_COALESCED, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  auto& tensor = single(tensors, "tensors");
+  if (opts.reduceOp != c10d::ReduceOp::SUM)
+    throw Error(ErrorCode::Unsupported, "mcr: all_reduce of a sparse tensor: expected the reduction SUM");
+  const auto mine = tensor.coalesce();
+  const auto entries = at::full({1}, mine._nnz(), at::TensorOptions(at::kLong).device(tensor.device()));
+  const auto everyones = at::empty({getSize()}, entries.options());
+  TorchCall(*group_, Op::all_gather, opts.timeout).in(entries).out(everyones).run();
+  const auto counts = everyones.cpu();
+
+  const auto gather = [&](const at::Tensor& rows) {
+    auto shape = rows.sizes().vec();
+    shape[0] = counts.sum().item<int64_t>();
+    const auto row = c10::multiply_integers(shape.begin() + 1, shape.end());
+    const auto elements = counts * row;
+    const int64_t* first = elements.const_data_ptr<int64_t>();
+    auto gathered = at::empty(shape, rows.options());
+    TorchCall(*group_, Op::all_gather, opts.timeout)
+        .in(rows)
+        .out(gathered)
+        .out_counts(std::vector<int64_t>(first, first + getSize()))
+        .run();
+    return gathered;
+  };
+  const auto indices = gather(mine.indices().t().contiguous()).t();
+  const auto values = gather(mine.values().contiguous());
+  tensor.copy_(at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce());
+  ++sequence_;
+  if (!opts.asyncOp) return nullptr;
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  future->markCompleted(c10::IValue(TensorList{tensor}));
+  return c10d::Work::create_from_future(future);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
+  TorchCall call(*group_, Op::reduce, opts.timeout);
+  call.out(single(tensors, "tensors"), "tensor").reduction(opts.reduceOp).root(opts.rootRank);
+  return issue(call, OpType::REDUCE, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::allgather(TensorLists& outputs, TensorList& inputs,
+                                                   const c10d::AllgatherOptions& opts) {
+  TorchCall call(*group_, Op::all_gather, opts.timeout);
+  call.in(single(inputs, "inputs"), "tensor").out(single(outputs, "outputs"), "tensor_list");
+  return issue(call, OpType::ALLGATHER, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                         const c10d::AllgatherOptions& opts) {
+  TorchCall call(*group_, Op::all_gather, opts.timeout);
+  call.in(input).out(output);
+  return issue(call, OpType::_ALLGATHER_BASE, opts.asyncOp);
+}
+
+// outputs[rank][i] is what rank's i-th input becomes here.
+TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs,
+                                                             const c10d::AllgatherOptions& opts) {
+  TensorLists turned(inputs.size());  // outlives the calls
+  for (const auto& of_rank : outputs) {
+    expect_equal_lengths(of_rank.size(), inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) turned[i].push_back(of_rank[i]);
+  }
+  std::vector<std::unique_ptr<TorchCall>> calls;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    calls.push_back(call(Op::all_gather, opts.timeout));
+    calls.back()->in(inputs[i]).out(turned[i], "output_tensor_lists");
+  }
+  return issue_all(std::move(calls), OpType::ALLGATHER_COALESCED, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                                         const c10d::AllgatherOptions& opts) {
+  expect_equal_lengths(outputs.size(), inputs.size());
+  std::vector<std::unique_ptr<TorchCall>> calls;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    calls.push_back(call(Op::all_gather, opts.timeout));
+    calls.back()->in(inputs[i]).out(outputs[i]);
+  }
+  return issue_all(std::move(calls), OpType::ALLGATHER_COALESCED, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::gather(TensorLists& outputs, TensorList& inputs,
+                                                const c10d::GatherOptions& opts) {
+  TorchCall call(*group_, Op::gather, opts.timeout);
+  call.root(opts.rootRank).in(single(inputs, "inputs"), "tensor");
+  if (call.is_root()) call.out(single(outputs, "outputs"), "gather_list");
+  return issue(call, OpType::GATHER, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::scatter(TensorList& outputs, TensorLists& inputs,
+                                                 const c10d::ScatterOptions& opts) {
+  TorchCall call(*group_, Op::scatter, opts.timeout);
+  call.root(opts.rootRank).out(single(outputs, "outputs"), "tensor");
+  if (call.is_root()) call.in(single(inputs, "inputs"), "scatter_list");
+  return issue(call, OpType::SCATTER, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
+                                                        const c10d::ReduceScatterOptions& opts) {
+  TorchCall call(*group_, Op::reduce_scatter, opts.timeout);
+  call.in(single(inputs, "inputs"), "input_list").out(single(outputs, "outputs")).reduction(opts.reduceOp);
+  return issue(call, OpType::REDUCE_SCATTER, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                              const c10d::ReduceScatterOptions& opts) {
+  TorchCall call(*group_, Op::reduce_scatter, opts.timeout);
+  call.in(input).out(output).reduction(opts.reduceOp);
+  return issue(call, OpType::_REDUCE_SCATTER_BASE, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                                         const c10d::ReduceScatterOptions& opts) {
+  expect_equal_lengths(outputs.size(), inputs.size());
+  std::vector<std::unique_ptr<TorchCall>> calls;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    calls.push_back(call(Op::reduce_scatter, opts.timeout));
+    calls.back()->in(inputs[i]).out(outputs[i]).reduction(opts.reduceOp);
+  }
+  return issue_all(std::move(calls), OpType::COALESCED, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                       std::vector<int64_t>& output_splits,
+                                                       std::vector<int64_t>& input_splits,
+                                                       const c10d::AllToAllOptions& opts) {
+  TorchCall call(*group_, Op::all_to_all, opts.timeout);
+  call.in(input).out(output).splits(output_splits, input_splits);
+  return issue(call, OpType::ALLTOALL_BASE, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::alltoall(TensorList& outputs, TensorList& inputs,
+                                                  const c10d::AllToAllOptions& opts) {
+  TorchCall call(*group_, Op::all_to_all, opts.timeout);
+  call.in(inputs, "input_tensor_list").out(outputs, "output_tensor_list");
+  return issue(call, OpType::ALLTOALL, opts.asyncOp);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::barrier(const c10d::BarrierOptions& opts) {
+  TorchCall call(*group_, Op::barrier, opts.timeout);
+  return issue(call, OpType::BARRIER, opts.asyncOp);
+}
+
+// ---- messages
+
+TorchBackend::TorchWorkPtr TorchBackend::send(TensorList& tensors, int rank, int tag) {
+  TorchCall call(*group_, Op::send, milliseconds(0));
+  call.out(single(tensors, "tensors"), "tensor").root(rank, "dst").tag(tag);
+  return issue(call, OpType::SEND, true);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::recv(TensorList& tensors, int rank, int tag) {
+  TorchCall call(*group_, Op::recv, milliseconds(0));
+  call.out(single(tensors, "tensors"), "tensor").root(rank, "src").tag(tag);
+  return issue(call, OpType::RECV, true);
+}
+
+TorchBackend::TorchWorkPtr TorchBackend::recvAnysource(TensorList& tensors, int tag) {
+  TorchCall call(*group_, Op::recv, milliseconds(0));
+  call.out(single(tensors, "tensors"), "tensor").any_source().tag(tag);
+  return issue(call, OpType::RECVANYSOURCE, true);
+}
+
+// ---- the group as a whole
+
+void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const Locked locked;
+  const auto limit = opts.timeout.count() > 0 ? opts.timeout : group_->spec().timeout;
+  runtime("monitored_barrier")(py::cast(group_), limit, wait_all_ranks);
+}
+
+void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  if (hasHooks()) throw Error(ErrorCode::InvalidArgument, "mcr: the group has a hook on completion already");
+  // Shared, as copies of torch's own change a Python object's count of references without the GIL.
+  onCompletionHook_ = [shared = std::make_shared<const std::decay_t<decltype(hook)>>(std::move(hook))](auto info) {
+    (*shared)(std::move(info));
+  };
+}
+
+void TorchBackend::waitForPendingWorks() {
+  const UnlockedIfHeld guard;
+  std::vector<std::string> names;
+  for (const auto& slot : group_->slots()) names.push_back(slot.backend.name);
+  while (!Registry::instance().drain(names, milliseconds(100))) check_signals();
+}
+
+c10d::ErrorType TorchBackend::getError() {
+  try {
+    for (const auto& slot : group_->slots()) slot.communicator->check();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
+  }
+  return c10d::ErrorType::SUCCESS;
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>&,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const Locked locked;
+  auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout);
+  return part.cast<c10::intrusive_ptr<TorchBackend>>();
+}
+
+void TorchBackend::shutdown() {
+  const Locked locked;
+  if (!group_->closed()) runtime("on_shutdown")(py::cast(group_));
+}
+
+void TorchBackend::abort() {
+  const Locked locked;
+  if (group_->closed()) return;
+  for (const auto& slot : group_->slots()) slot.communicator->give_up();
+  runtime("on_abort")(py::cast(group_));
+}
+
+// ---- Python
+
+namespace {
+
+using Options = TorchBackend::Options;
+
+std::string represent(const Options& options) {
+  std::string names;
+  for (const auto& name : options.backends) names += (names.empty() ? "" : ", ") + name;
+  return "<mcr_dl.Options backends=[" + names + "]>";
+}
+
+}  // namespace
+
+void add_torch_backend(py::module_& module) {
+  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
+      .def(
+          py::init([](std::vector<std::string> backends) { return c10::make_intrusive<Options>(std::move(backends)); }),
+          py::arg("backends"))
+      .def_readonly("backends", &Options::backends)
+      .def("__deepcopy__",
+           [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
+      .def("__repr__", represent);
+  module.def(
+      "drain_futures", [](std::chrono::milliseconds limit) { return Completions::instance().drain(limit); },
+      py::call_guard<py::gil_scoped_release>(), py::arg("limit"),
+      "Waits until the callbacks of completed operations have run. False if some are still running then.");
+  py::class_<TorchBackend, c10d::Backend, c10::intrusive_ptr<TorchBackend>>(
+      module, "TorchBackend", "A group as a backend of torch.distributed.")
+      .def(py::init([](std::shared_ptr<Group> group, std::vector<std::string> backends) {
+             return c10::make_intrusive<TorchBackend>(std::move(group),
+                                                      c10::make_intrusive<Options>(std::move(backends)));
+           }),
+           py::arg("group"), py::arg("backends"))
+      .def_property_readonly("group", &TorchBackend::group)
+      // What torch binds for its own backends one by one.
+      .def("get_error", &TorchBackend::getError)
+      .def("_set_default_timeout", &TorchBackend::setTimeout, py::arg("timeout"))
+      // torch asks this of ranks that are left out of a new group, for NCCL's sake.
+      .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {});
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group as a backend of torch.distributed.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "bindings/torch/call.h"
+#include "bindings/torch/work.h"
+#include "group/group.h"
+
+namespace mcr::python {
+
+/// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has run to its end when its
+/// method returns, which then returns null, as torch's own backends do. From any thread; what is between
+/// startCoalescing() and endCoalescing() belongs to one.
+class TorchBackend final : public c10d::Backend {
+ public:
+  using TorchWorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using TensorList = std::vector<at::Tensor>;
+  using TensorLists = std::vector<TensorList>;
+  using milliseconds = std::chrono::milliseconds;
+
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::vector<std::string> names, milliseconds timeout = kBackendDefaultTimeout)
+        : c10d::Backend::Options("mcr", timeout), backends(std::move(names)) {}
+    std::vector<std::string> backends;  // what is underneath, in order of preference; empty: as the default group
+  };
+
+  TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Options> options);
+
+  const std::shared_ptr<Group>& group() const { return group_; }
+
+  const std::string getBackendName() const override { return "mcr"; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsSplitting() const { return true; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
+  void setTimeout(milliseconds timeout);
+
+  TorchWorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
+  TorchWorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  /// Runs to its end, whatever asyncOp says: how much there is to move is known only when the ranks have told.
+  TorchWorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
+  TorchWorkPtr allreduce_coalesced(TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  TorchWorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
+  TorchWorkPtr allgather(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
+  TorchWorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  TorchWorkPtr allgather_coalesced(TensorLists& outputs, TensorList& inputs,
+                                   const c10d::AllgatherOptions& opts) override;
+  TorchWorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                               const c10d::AllgatherOptions& opts) override;
+  TorchWorkPtr gather(TensorLists& outputs, TensorList& inputs, const c10d::GatherOptions& opts) override;
+  TorchWorkPtr scatter(TensorList& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  TorchWorkPtr reduce_scatter(TensorList& outputs, TensorLists& inputs,
+                              const c10d::ReduceScatterOptions& opts) override;
+  TorchWorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                    const c10d::ReduceScatterOptions& opts) override;
+  TorchWorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                               const c10d::ReduceScatterOptions& opts) override;
+  TorchWorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                             std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  TorchWorkPtr alltoall(TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
+  TorchWorkPtr send(TensorList& tensors, int rank, int tag) override;
+  TorchWorkPtr recv(TensorList& tensors, int rank, int tag) override;
+  TorchWorkPtr recvAnysource(TensorList& tensors, int tag) override;
+  TorchWorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  void startCoalescing() override;
+  TorchWorkPtr endCoalescing() override;
+
+  void setSequenceNumberForGroup() override {}  // every rank counts from zero
+  uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
+  void enableCollectivesTiming() override { timed_ = true; }
+  c10d::ErrorType getError() override;
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts);
+  /// Ends the group, and with the default group the runtime. A second time: nothing.
+  void shutdown() override;
+  /// The same without waiting for what is under way, which then fails where the library can make it fail.
+  void abort() override;
+
+ private:
+  TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
+  TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
+  TorchWorkPtr wrap(std::vector<std::shared_ptr<Work>> parts, c10d::OpType type, uint64_t sequence);
+  std::unique_ptr<TorchCall> call(Op op, milliseconds timeout);
+
+  const std::shared_ptr<Group> group_;
+  const c10::intrusive_ptr<Options> options_;
+  std::atomic<uint64_t> sequence_{0};
+  std::atomic<bool> timed_{false};
+  std::optional<std::vector<std::shared_ptr<Work>>> coalesced_;  // between startCoalescing() and endCoalescing()
+};
+
+void add_torch_backend(pybind11::module_& module);
+
+}  // namespace mcr::python

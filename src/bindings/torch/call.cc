@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/call.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "bindings/python/arguments.h"
+#include "bindings/python/calls.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/log.h"
+#include "bindings/torch/named_backend.h"
+
+namespace mcr::python {
+
+namespace {
+
+// Threads of torch that hold no GIL have no function of the program to name.
+void note_site() {
+  Position::call_site() = nullptr;
+  if (PyGILState_Check() != 0) note_caller();
+}
+
+}  // namespace
+
+TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
+  call_.op = op;
+  plan_.names = &names_;
+  // torch's programs wait on some ranks where others do not (Join does), and call from several threads.
+  call_.any_form = true;
+  if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
+}
+
+// Errors name the call, as those of our own functions do.
+template <class Action>
+auto TorchCall::named(Action action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                describe(std::string(group_.any_backend()), row(call_.op).name, *group_.label()) + ": " + error.what());
+  }
+}
+
+TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
+  in_ = &tensor;
+  names_.in = name;
+  named([&] { call_.in = tensors_.memory(tensors_.get(tensor, name), Use::Send); });
+  return *this;
+}
+
+TorchCall& TorchCall::out(const at::Tensor& tensor, const char* name) {
+  out_ = &tensor;
+  names_.out = name;
+  const bool in_place = row(call_.op).extent == Extent::Same;
+  named([&] { call_.out = tensors_.memory(tensors_.get(tensor, name), in_place ? Use::InPlace : Use::Receive); });
+  results_ = {tensor};
+  return *this;
+}
+
+TorchCall& TorchCall::in(const TensorList& list, const char* name) {
+  names_.in = name;
+  named([&] { plan_.in_blocks = tensors_.list(list, name, group_.size(), Use::Send).blocks; });
+  return *this;
+}
+
+TorchCall& TorchCall::out(const TensorList& list, const char* name) {
+  names_.out = name;
+  named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size(), Use::Receive).blocks; });
+  results_ = list;
+  return *this;
+}
+
+TorchCall& TorchCall::reduction(const c10d::ReduceOp& op) {
+  call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // one order: types.h
+  if (call_.red == RedOp::PREMUL_SUM) std::tie(factor_, call_.factor) = premul_factor(op);
+  return *this;
+}
+
+TorchCall& TorchCall::root(int64_t rank, const char* name) {
+  named([&] {
+    if (rank >= 0 && rank < group_.size()) return;
+    throw Error(ErrorCode::InvalidArgument, std::string(name) + ": expected a rank of the group (0 to " +
+                                                std::to_string(group_.size() - 1) + "), got " + std::to_string(rank));
+  });
+  names_.root = name;
+  call_.root = static_cast<int>(rank);
+  return *this;
+}
+
+TorchCall& TorchCall::any_source() {
+  call_.root = kAnyRank;
+  return *this;
+}
+
+TorchCall& TorchCall::tag(int tag) {
+  call_.tag = tag;
+  return *this;
+}
+
+TorchCall& TorchCall::splits(const std::vector<int64_t>& out_rows, const std::vector<int64_t>& in_rows) {
+  if (out_rows.empty() && in_rows.empty()) return *this;
+  call_.vectored = true;
+  names_.in_counts = "input_split_sizes";
+  names_.out_counts = "output_split_sizes";
+  named([&] {
+    call_.in_counts = plan_.keep_counts(split_counts(in_rows, names_.in_counts, *in_, group_.size()));
+    call_.out_counts = plan_.keep_counts(split_counts(out_rows, names_.out_counts, *out_, group_.size()));
+  });
+  return *this;
+}
+
+TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
+  call_.vectored = true;
+  call_.out_counts = plan_.keep_counts(std::move(counts));
+  return *this;
+}
+
+Group::Slot* TorchCall::prepare() {
+  call_.dtype = tensors_.dtype();
+  call_.device = tensors_.device();
+  call_.layout = tensors_.layout();
+  tensors_.deliver_to(plan_);
+  if (factor_.defined() && factor_.is_cpu()) {
+    call_.factor = factor_.item<double>();
+    factor_ = at::Tensor();
+  } else if (factor_.defined()) {
+    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
+    call_.factor_data = factor_.data_ptr();
+  }
+  plan_.keep = [this] {
+    auto all = tensors_.all();
+    if (factor_.defined()) all.push_back(factor_);
+    return std::make_shared<KeptTensors>(std::move(all), results_);
+  };
+  plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
+  return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;
+}
+
+void TorchCall::run() {
+  if (Position::detail()) note_site();
+  const UnlockedIfHeld guard;
+  mcr::run(group_, prepare(), call_, plan_, check_signals);
+}
+
+std::shared_ptr<Work> TorchCall::start() {
+  if (Position::detail()) note_site();
+  const UnlockedIfHeld guard;
+  return mcr::start(group_, prepare(), call_, plan_);
+}
+
+}  // namespace mcr::python

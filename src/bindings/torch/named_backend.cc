@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/named_backend.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <torch/csrc/PyInterpreter.h>
+
+#include <memory>
+
+#include "bindings/python/arguments.h"
+#include "bindings/python/gil.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+// torch hands such objects on to the threads of a backward pass, which is what a block around one needs.
+using Objects = at::impl::ThreadLocalPythonObjects;
+const std::string kKey = "mcr_dl.use";
+
+py::object current() {
+  if (!Objects::contains(kKey)) return py::none();
+  return py::reinterpret_borrow<py::object>(Objects::get(kKey)->ptr(getPyInterpreter()));
+}
+
+}  // namespace
+
+std::atomic<int> NamedBackend::blocks_{0};
+
+Group::Slot* NamedBackend::slot(Group& group) {
+  const Locked locked;
+  const auto name = current();
+  return name.is_none() ? nullptr : backend_slot(group, name.ptr());
+}
+
+// Returns the name before; None stands for no name.
+py::object NamedBackend::set(const py::object& name) {
+  auto before = current();
+  Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));
+  blocks_ += static_cast<int>(!name.is_none()) - static_cast<int>(!before.is_none());
+  return before;
+}
+
+void NamedBackend::add(py::module_& module) { module.def("name_backend", set, py::arg("name").none(true)); }
+
+}  // namespace mcr::python

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend that mcr_dl.use() names for the calls of a block.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <string>
+
+#include "group/group.h"
+
+namespace mcr::python {
+
+/// It belongs to a thread, and to those on which autograd works for it.
+class NamedBackend {
+ public:
+  /// False on all threads: the usual case, which costs one load.
+  static bool any() noexcept { return blocks_.load(std::memory_order_relaxed) != 0; }
+  /// What this thread's calls on the group shall use; null: the group's choice. Throws as for a backend that a call
+  /// names.
+  static Group::Slot* slot(Group& group);
+
+  static void add(pybind11::module_& module);
+
+ private:
+  static pybind11::object set(const pybind11::object& name);
+  static std::atomic<int> blocks_;
+};
+
+}  // namespace mcr::python

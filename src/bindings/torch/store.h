@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "plugin/backend.h"
+
+namespace mcr::python {
+
+/// torch's store as the core's.
+class TorchStore final : public Store {
+ public:
+  explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace mcr::python

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/work.h"
+
+#include <ATen/core/ivalue_inl.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bindings/python/calls.h"
+#include "bindings/python/devices.h"
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/torch/completions.h"
+#include "engine/dispatch.h"
+
+namespace mcr::python {
+
+namespace {
+
+using c10::ivalue::Future;
+
+constexpr std::chrono::milliseconds kSlice{100};
+
+// The streams on which the operations end; empty unless all of them are a device's and have been given to it.
+std::vector<c10::Stream> streams_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
+  std::vector<c10::Stream> streams;
+  for (const auto& part : parts) {
+    const auto* point = part->point();
+    if (point == nullptr || point->stream().device.type == DeviceType::CPU) return {};
+    streams.push_back(torch_stream(point->stream()));
+  }
+  return streams;
+}
+
+// The first error among them, or the hook's; null if there is none.
+std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts, const HookRuns* hook_runs) {
+  for (const auto& part : parts) {
+    try {
+      part->rethrow();
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+  return hook_runs == nullptr ? nullptr : hook_runs->error();
+}
+
+std::vector<at::Tensor> results_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
+  std::vector<at::Tensor> results;
+  for (const auto& part : parts) {
+    const auto* kept = static_cast<const KeptTensors*>(part->plan().kept.get());
+    if (kept == nullptr) continue;
+    for (auto& tensor : kept->results()) results.push_back(std::move(tensor));
+  }
+  return results;
+}
+
+c10d::WorkResult outcome(const std::exception_ptr& error) {
+  if (error == nullptr) return c10d::WorkResult::SUCCESS;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& known) {
+    return known.code() == ErrorCode::Timeout ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+  } catch (...) {
+    return c10d::WorkResult::UNKNOWN;
+  }
+}
+
+}  // namespace
+
+HookRuns::HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts)
+    : hook_(std::move(hook)), left_(parts.size()) {}
+
+HookRuns::~HookRuns() {
+  if (!failure_ || told_) return;
+  try {
+    throw Error(*failure_);
+  } catch (...) {
+    report_unraisable("mcr: completion hook");
+  }
+}
+
+void HookRuns::run(const std::string& call) noexcept {
+  std::optional<Error> failure;
+  try {
+    hook_();
+  } catch (...) {
+    const Error error = current_error();
+    failure = Error(ErrorCode::Backend, call + ": the completion hook has raised " + error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+  --left_;
+  done_.notify_all();
+}
+
+bool HookRuns::over() const {
+  const std::lock_guard lock(mutex_);
+  return left_ == 0;
+}
+
+void HookRuns::wait(Interrupt interrupt) const {
+  std::unique_lock lock(mutex_);
+  while (!done_.wait_for(lock, kSlice, [this] { return left_ == 0; })) {
+    if (interrupt == nullptr) continue;
+    lock.unlock();
+    interrupt();
+    lock.lock();
+  }
+}
+
+std::exception_ptr HookRuns::error() const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) return nullptr;
+  told_ = true;
+  return std::make_exception_ptr(*failure_);
+}
+
+TorchWork::TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook)
+    : c10d::Work(context.rank, context.type), parts_(std::move(parts)), context_(context) {
+  if (hook != nullptr) {
+    hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_);
+    for (const auto& part : parts_) part->on_done([runs = hook_runs_, call = part->what()] { runs->run(call); });
+  }
+  if (!context.timed) return;
+  clock_ = std::make_shared<Clock>();
+  when_done([clock = clock_] { clock->nanoseconds = (std::chrono::steady_clock::now() - clock->start).count(); });
+}
+
+// Runs the action once, when the last part is complete.
+void TorchWork::when_done(std::function<void()> action) {
+  auto left = std::make_shared<std::atomic<std::size_t>>(parts_.size() + 1);
+  auto count = [left, action = std::move(action)] {
+    if (left->fetch_sub(1) == 1) action();
+  };
+  for (const auto& part : parts_) part->on_done(count);
+  count();
+}
+
+bool TorchWork::isCompleted() {
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->poll(); }) &&
+         (hook_runs_ == nullptr || hook_runs_->over());
+}
+
+bool TorchWork::isSuccess() const {
+  return std::ranges::all_of(parts_, [](const auto& part) { return part->completed() && !part->failed(); }) &&
+         (hook_runs_ == nullptr || (hook_runs_->over() && hook_runs_->error() == nullptr));
+}
+
+std::exception_ptr TorchWork::exception() const { return error_of(parts_, hook_runs_.get()); }
+
+int TorchWork::sourceRank() const { return parts_.empty() ? -1 : parts_.front()->source(); }
+
+std::vector<at::Tensor> TorchWork::result() { return results_of(parts_); }
+
+void TorchWork::synchronize() { wait(kNoTimeout); }
+
+bool TorchWork::wait(std::chrono::milliseconds timeout) {
+  const UnlockedIfHeld guard;
+  for (const auto& part : parts_) {
+    mcr::wait(*part, timeout.count() > 0 ? timeout : part->limit(), check_signals);
+    if (!context_.blocks_host) continue;
+    while (!part->wait_for(kSlice)) check_signals();
+    part->rethrow();
+  }
+  if (hook_runs_ != nullptr) {
+    if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
+    if (const auto error = hook_runs_->error()) std::rethrow_exception(error);
+  }
+  wait_for_future();
+  return true;
+}
+
+bool TorchWork::on_streams() const { return !streams_of(parts_).empty(); }
+
+// Whoever has waited finds the future complete too, as with torch's own works.
+void TorchWork::wait_for_future() {
+  c10::intrusive_ptr<Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    future = future_;
+  }
+  if (future != nullptr && !on_streams()) future->wait();
+}
+
+void TorchWork::abort() {
+  throw Error(ErrorCode::Unsupported,
+              "mcr: one operation cannot be stopped; abort() of the process group ends them all");
+}
+
+c10::intrusive_ptr<Future> TorchWork::make_future() {
+  const auto streams = streams_of(parts_);
+  std::vector<c10::Device> devices;
+  for (const auto& stream : streams) {
+    if (std::ranges::find(devices, stream.device()) == devices.end()) devices.push_back(stream.device());
+  }
+  auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::move(devices));
+  if (!streams.empty()) {
+    const c10::MultiStreamGuard guard(streams);
+    future->markCompleted(c10::IValue(results_of(parts_)));
+    return future;
+  }
+  const auto finish = [future, parts = parts_, runs = hook_runs_] {
+    if (runs != nullptr) runs->wait(nullptr);
+    if (auto error = error_of(parts, runs.get())) return future->setError(std::move(error));
+    future->markCompleted(c10::IValue(results_of(parts)));
+  };
+  const bool over = hook_runs_ == nullptr || hook_runs_->over();
+  if (over && std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) {
+    finish();
+    return future;
+  }
+  auto& completions = Completions::instance();
+  // (That the parts own their callbacks, and these the parts, ends with the last of them.)
+  for (const auto& part : parts_) part->set_awaited();
+  when_done([finish, &completions] { completions.run(finish); });
+  return future;
+}
+
+c10::intrusive_ptr<Future> TorchWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (future_ == nullptr) future_ = make_future();
+  return future_;
+}
+
+c10::intrusive_ptr<Future> TorchWork::getFutureResult() {
+  auto future = c10::make_intrusive<Future>(c10::IntType::get());
+  getFuture()->addCallback(
+      [future](Future& results) {
+        const auto error = results.hasError() ? results.exception_ptr() : nullptr;
+        future->markCompleted(c10::IValue(static_cast<int64_t>(outcome(error))));
+      },
+      /*uses_future=*/true);
+  return future;
+}
+
+float TorchWork::getDuration() const {
+  if (clock_ == nullptr) {
+    throw Error(ErrorCode::InvalidArgument, "mcr: no duration, as the group's timing was not enabled before the call");
+  }
+  const auto nanoseconds = clock_->nanoseconds.load();
+  if (nanoseconds < 0) throw Error(ErrorCode::InvalidArgument, "mcr: no duration yet, as the operation is running");
+  return static_cast<float>(static_cast<double>(nanoseconds) / 1e6);
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "runtime/work.h"
+
+namespace mcr::python {
+
+/// A completion hook's runs for the parts of one work. Their first exception is that of the work; if nobody asks the
+/// work for it, it is reported through sys.unraisablehook. Shared by the work and its parts; from any thread.
+class HookRuns {
+ public:
+  HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts);
+  HookRuns(const HookRuns&) = delete;
+  HookRuns& operator=(const HookRuns&) = delete;
+  ~HookRuns();
+
+  void run(const std::string& call) noexcept;
+  bool over() const;
+  /// Waits until all runs are over, calling `interrupt` now and then if it is not null.
+  void wait(Interrupt interrupt) const;
+  /// The first exception so far; null if there is none.
+  std::exception_ptr error() const;
+
+ private:
+  const std::function<void()> hook_;
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::condition_variable done_;
+  std::size_t left_;
+  std::optional<Error> failure_;
+  mutable bool told_ = false;
+};
+
+/// What torch gets for one or several started operations of ours. From any thread, with or without the GIL.
+class TorchWork final : public c10d::Work {
+ public:
+  struct Context {
+    int rank;
+    c10d::OpType type;
+    uint64_t sequence = 0;
+    bool blocks_host = false;  // wait() returns when the operation is complete, also where it runs on a stream
+    bool timed = false;
+  };
+
+  /// `hook`: called when a part is complete, once for each; null for none.
+  TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  /// Zero: for as long as each operation's own time limit grants.
+  bool wait(std::chrono::milliseconds timeout) override;
+  void blockCurrentStream() { synchronize(); }  // no override: torch before 2.9 has none
+  /// One operation cannot be stopped: throws.
+  void abort() override;
+  /// Gets the result tensors, or the error. That of operations on a device's streams has its value at once, and whoever
+  /// takes it makes its stream wait.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  /// Gets the number of the WorkResult.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  /// Milliseconds from the start to the moment when the host saw the end; throws unless timing was enabled before.
+  float getDuration() const override;
+  uint64_t getSequencenumber() const override { return context_.sequence; }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> make_future();
+  void wait_for_future();
+  void when_done(std::function<void()> action);
+  bool on_streams() const;
+
+  const std::vector<std::shared_ptr<mcr::Work>> parts_;
+  const Context context_;
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  struct Clock {
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    std::atomic<int64_t> nanoseconds{-1};
+  };
+  std::shared_ptr<Clock> clock_;
+  std::shared_ptr<HookRuns> hook_runs_;  // null without a hook
+};
+
+}  // namespace mcr::python

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/reduction_form.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/reduce.h"
+
+namespace mcr {
+
+namespace {
+
+// The integers that hold the bits of the floating-point type.
+DType integer_of(DType dtype) {
+  switch (size_of(dtype)) {
+    case 1:
+      return DType::Char;
+    case 2:
+      return DType::Short;
+    case 4:
+      return DType::Int;
+    default:
+      return DType::Long;
+  }
+}
+
+// The memory that the reduction may change: the result's own where the rank gets one, else a copy of what it gives.
+Buffer operands(Call& call, Plan& plan, int rank) {
+  const bool in_place = row(call.op).extent == Extent::Same && (!row(call.op).is(kRooted) || call.root == rank);
+  if (in_place) return call.out;
+  Buffer& given = row(call.op).extent == Extent::Same ? call.out : call.in;
+  const auto bytes = given.count * size_of(call.dtype);
+  void* copy = plan.allocate({}, bytes);
+  if (bytes != 0) std::memcpy(copy, given.data, static_cast<std::size_t>(bytes));
+  given.data = copy;
+  return given;
+}
+
+}  // namespace
+
+ReductionForm ReductionForm::of(const Communicator& communicator, Call& call) {
+  const auto form = [dtype = call.dtype, red = call.red](Kind kind, bool native) {
+    return ReductionForm(kind, native, dtype, red);
+  };
+  if (communicator.supports(call)) return form(Kind::Itself, true);
+  if (!row(call.op).is(kReduces)) return form(Kind::Itself, false);
+  if (call.red == RedOp::AVG || call.red == RedOp::PREMUL_SUM) {
+    const auto kind = call.red == RedOp::AVG ? Kind::Average : Kind::Premultiplied;
+    call.red = RedOp::SUM;
+    return form(kind, communicator.supports(call));
+  }
+  if (orders_numbers(call.dtype, call.red)) {
+    const auto dtype = std::exchange(call.dtype, integer_of(call.dtype));
+    if (communicator.supports(call)) return ReductionForm(Kind::Ordered, true, dtype, call.red);
+    call.dtype = dtype;
+  }
+  return form(Kind::Itself, false);
+}
+
+void ReductionForm::prepare(Call& call, Plan& plan, int rank) const {
+  if (kind_ == Kind::Premultiplied) {
+    const auto values = operands(call, plan, rank);
+    multiply(values.data, values.count, dtype_, call.factor, call.factor_data);
+  } else if (kind_ == Kind::Ordered) {
+    const auto values = operands(call, plan, rank);
+    to_ordered(values.data, values.count, dtype_, red_ == RedOp::MAX);
+  }
+}
+
+void ReductionForm::finish(const Call& call, Plan& plan, int rank, int size) const {
+  if (row(call.op).is(kRooted) && call.root != rank) return;
+  if (kind_ == Kind::Average) {
+    plan.finish.emplace_back([out = call.out, dtype = dtype_, size] { divide(out.data, out.count, dtype, size); });
+  } else if (kind_ == Kind::Ordered) {
+    plan.finish.emplace_back([out = call.out, dtype = dtype_] { from_ordered(out.data, out.count, dtype); });
+  }
+}
+
+}  // namespace mcr

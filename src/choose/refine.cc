@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/refine.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "choose/curve.h"
+
+namespace mcr {
+
+namespace {
+
+// One step of splitmix64.
+uint64_t scatter(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+DTypeClass types_of(const Call& call) { return row(call.op).is(kReduces) ? class_of(call.dtype) : DTypeClass::Any; }
+
+uint64_t key_of(const Call& call, int64_t bytes) {
+  uint64_t key = static_cast<uint64_t>(size_class(bytes));
+  key = key * 256 + static_cast<uint64_t>(call.op);
+  key = key * 2 + (call.vectored ? 1 : 0);
+  key = key * kDTypeClasses.size() + static_cast<uint64_t>(types_of(call));
+  return key * 2 + static_cast<uint64_t>(call.device.type);
+}
+
+// The call without what belongs to this rank alone.
+Call kind_of(const Call& call, int64_t bytes) {
+  Call kind;
+  kind.op = call.op;
+  kind.dtype = call.dtype;
+  kind.red = call.red;
+  kind.vectored = call.vectored;
+  kind.device = call.device;
+  kind.size_hint = bytes;
+  return kind;
+}
+
+int64_t median(const Refinement::Series& series) {
+  const auto kept = std::min(series.count, Refinement::kKept);
+  auto times = series.times;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(kept / 2);
+  std::nth_element(times.begin(), middle, times.begin() + static_cast<std::ptrdiff_t>(kept));
+  return *middle;
+}
+
+}  // namespace
+
+Refinement::Bucket& Refinement::bucket_of(const Call& call, int64_t bytes) {
+  auto*& place = buckets_[key_of(call, bytes)];
+  if (place == nullptr) {
+    place = order_.emplace_back(std::make_unique<Bucket>()).get();
+    place->series.resize(candidates_);
+  }
+  return *place;
+}
+
+Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  Bucket& bucket = bucket_of(call, bytes);
+  // The count, and with it all that follows, is a function of the calls made on the group in order, which are equal on
+  // all ranks: so all ranks try the same candidate in the same call.
+  const int64_t count = bucket.calls++;
+  bucket.call = kind_of(call, bytes);
+  if (count / period_ != bucket.window) {
+    bucket.window = count / period_;
+    // Anywhere in the window: a fixed place might meet the same line of a program's loop again and again.
+    bucket.trial = static_cast<int64_t>(scatter(static_cast<uint64_t>(bucket.window)) % static_cast<uint64_t>(period_));
+    bucket.timed = (bucket.trial + period_ / 2) % period_;
+  }
+  const int64_t place = count % period_;
+  if (place == bucket.trial) return {Part::Trial, &bucket};
+  return {place == bucket.timed ? Part::Timed : Part::Nothing, &bucket};
+}
+
+// The one that has waited longest. Those without a curve go first, but only as often as it takes to get one: nobody
+// knows how long they take.
+const Refinement::Option* Refinement::pick(Bucket& bucket, const Option& chosen, std::span<const Option> others) {
+  std::lock_guard lock(mutex_);
+  const auto key = [&](const Option& option) {
+    return std::tuple(option.known, bucket.series[option.candidate].due, option.cost);
+  };
+  const Option* best = nullptr;
+  for (const auto& option : others) {
+    const auto& series = bucket.series[option.candidate];
+    if (series.due > bucket.window || (!option.known && series.tries >= static_cast<int64_t>(kEnough))) continue;
+    if (best == nullptr || key(option) < key(*best)) best = &option;
+  }
+  if (best == nullptr) return nullptr;
+  const bool comparable = best->known && chosen.known;
+  const int seldom = comparable ? std::clamp((best->cost - chosen.cost) >> 16, 0, kMostSeldom) : 0;
+  auto& series = bucket.series[best->candidate];
+  ++series.tries;
+  series.due = bucket.window + (int64_t{1} << seldom);
+  return best;
+}
+
+void Refinement::add(Series& series, std::chrono::nanoseconds time) {
+  std::lock_guard lock(mutex_);
+  series.times[series.count++ % kKept] = time.count();
+}
+
+int64_t Refinement::fingerprint() const {
+  std::lock_guard lock(mutex_);
+  auto state = scatter(static_cast<uint64_t>(period_));
+  const auto mix = [&](uint64_t value) { state = scatter(state ^ value); };
+  for (const auto& bucket : order_) {
+    mix(key_of(bucket->call, bucket->call.size_hint));
+    mix(static_cast<uint64_t>(bucket->call.dtype) * kReductions.size() + static_cast<uint64_t>(bucket->call.red));
+    mix(static_cast<uint64_t>(bucket->call.size_hint));
+    mix(static_cast<uint64_t>(bucket->calls));
+    for (const auto& series : bucket->series) mix(static_cast<uint64_t>(series.tries));
+  }
+  return static_cast<int64_t>(state >> 2);
+}
+
+std::vector<int64_t> Refinement::costs() const {
+  std::lock_guard lock(mutex_);
+  std::vector<int64_t> result;
+  for (const auto& bucket : order_) {
+    for (const auto& series : bucket->series) {
+      result.push_back(series.count < kEnough ? kUnknown : fixed_log2(median(series)));
+    }
+  }
+  return result;
+}
+
+void Refinement::settle(Bucket& bucket, std::span<const int64_t> agreed) {
+  for (std::size_t i = 0; i < agreed.size(); ++i) {
+    if (agreed[i] != kUnknown) bucket.series[i].count = 0;
+  }
+}
+
+}  // namespace mcr

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/select.h"
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "choose/reduction_form.h"
+
+namespace mcr {
+
+namespace {
+
+const CostCurve kUnknown;
+
+// A receive costs what the send does.
+Op measured_as(Op op) { return op == Op::recv ? Op::send : op; }
+
+bool any_known(const std::vector<const CostCurve*>& curves) {
+  return std::any_of(curves.begin(), curves.end(), [](const CostCurve* curve) { return curve->known(); });
+}
+
+}  // namespace
+
+bool native(const Communicator& communicator, Call call) {
+  if (const auto streams = communicator.streams()) return call.device.type == *streams && communicator.supports(call);
+  return ReductionForm::of(communicator, call).native();
+}
+
+bool native_on_copies(const Communicator& communicator, Call call) {
+  if (communicator.streams() || call.device.type == DeviceType::CPU) return false;
+  call.device = {};
+  return native(communicator, call);
+}
+
+void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
+  std::lock_guard lock(mutex_);
+  slots_ = &slots;
+  tuning_ = std::move(tuning);
+  forget();
+  if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
+}
+
+void Selector::forget() {
+  for (auto& form : forms_) form = nullptr;
+  tables_.clear();
+  choices_.clear();
+}
+
+Slot& Selector::choose(const Call& call) {
+  const auto bytes = message_bytes(call, ranks_);
+  const Range& range = range_of(remembered(call), bytes);
+  // Only very large counts make a communicator refuse what it has for its types.
+  const auto& communicator = *range.slot->communicator;
+  if (bytes <= INT_MAX || range.forced || native(communicator, call) || native_on_copies(communicator, call)) {
+    return *range.slot;
+  }
+  for (auto& slot : *slots_) {
+    if (slot.variant == 0 && native(*slot.communicator, call)) return slot;
+  }
+  return *range.slot;
+}
+
+const Selector::Range& Selector::range_of(const Choice& choice, int64_t bytes) const {
+  if (bytes < 0) return choice.unsized;
+  std::size_t i = choice.ranges.size() - 1;
+  while (choice.ranges[i].from > bytes) --i;
+  return choice.ranges[i];
+}
+
+const Selector::Choice& Selector::remembered(const Call& call) {
+  const auto form = (static_cast<std::size_t>(call.op) * 2 + (call.vectored ? 1 : 0)) * 2 +
+                    static_cast<std::size_t>(call.device.type);
+  const auto reduction = row(call.op).is(kReduces) ? static_cast<std::size_t>(call.red) : 0;
+  const auto types = static_cast<std::size_t>(call.dtype) * kReductions.size() + reduction;
+  if (const auto* table = forms_[form].load(std::memory_order_acquire)) [[likely]] {
+    if (const auto* choice = (*table)[types].load(std::memory_order_acquire)) [[likely]]
+      return *choice;
+  }
+  std::lock_guard lock(mutex_);
+  if (forms_[form] == nullptr) forms_[form] = tables_.emplace_back(std::make_unique<Types>()).get();
+  auto& place = (*forms_[form].load())[types];
+  if (place == nullptr) place = &decide(call);
+  return *place.load();
+}
+
+const Selector::Choice& Selector::decide(const Call& call) {
+  const Field compared = field(call);
+  Choice choice;
+  if (compared.known()) {
+    for (const auto& range : cheapest(compared.curves)) {
+      choice.ranges.push_back({range.from, compared.slots[range.curve], false});
+    }
+    choice.unsized = {0, compared.slots[cheapest_overall(compared.curves)], false};
+  } else {
+    choice.unsized = {0, compared.slots.empty() ? &slots_->front() : compared.slots.front(), false};
+    choice.ranges = {choice.unsized};
+  }
+  for (const auto& rule : tuning_.rules) {
+    if (rule.op != measured_as(call.op) || rule.vectored != call.vectored) continue;
+    for (auto& slot : *slots_) {
+      if (slot.name == rule.candidate) overlay(choice, rule, slot);
+    }
+  }
+  return *choices_.emplace_back(std::make_unique<const Choice>(std::move(choice)));
+}
+
+void Selector::overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const {
+  if (rule.from == 0 && rule.to == Tuning::Rule::kNoEnd) choice.unsized = {0, &slot, true};
+  std::vector<Range> ranges;
+  Range resumed = range_of(choice, rule.to);
+  resumed.from = rule.to;
+  for (const auto& range : choice.ranges) {
+    if (range.from < rule.from) ranges.push_back(range);
+  }
+  ranges.push_back({rule.from, &slot, true});
+  if (rule.to != Tuning::Rule::kNoEnd) ranges.push_back(resumed);
+  for (const auto& range : choice.ranges) {
+    if (range.from > rule.to) ranges.push_back(range);
+  }
+  choice.ranges = std::move(ranges);
+}
+
+bool Selector::Field::known() const { return any_known(curves); }
+
+std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slots, const Subject& subject) const {
+  std::vector<const CostCurve*> curves(slots.size(), &kUnknown);
+  for (const auto& cost : tuning_.costs) {
+    if (!(subject_of(cost) == subject)) continue;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]->name == cost.candidate) curves[i] = &cost.curve;
+    }
+  }
+  return curves;
+}
+
+// Where the call's class of types, or its vectored form, has not been measured, the nearest that has been stands for
+// it.
+Selector::Field Selector::field(const Call& call) const {
+  Field result;
+  // Libraries that take the tensors as they are come first: without measurements they count.
+  for (const auto able : {native, native_on_copies}) {
+    for (auto& slot : *slots_) {
+      if (!able(*slot.communicator, call)) continue;
+      if (std::find(result.slots.begin(), result.slots.end(), &slot) != result.slots.end()) continue;
+      if (slot.variant == 0 || slot.communicator->varies(call)) result.slots.push_back(&slot);
+    }
+  }
+  const bool reduces = row(call.op).is(kReduces);
+  const auto own = reduces ? class_of(call.dtype) : DTypeClass::Any;
+  const auto near = reduces ? DTypeClass::Float : DTypeClass::Any;
+  result.own = {measured_as(call.op), call.vectored, call.device.type, own};
+  for (const auto& [vectored, types] :
+       {std::pair{call.vectored, own}, {call.vectored, near}, {false, own}, {false, near}}) {
+    result.measured = {result.own.op, vectored, result.own.device, types};
+    result.curves = curves_of(result.slots, result.measured);
+    if (result.known()) return result;
+  }
+  result.measured = result.own;
+  return result;
+}
+
+Selector::Explanation Selector::explain(const Call& call) {
+  Explanation result{};
+  const auto bytes = message_bytes(call, ranks_);
+  const Range& range = range_of(remembered(call), bytes);
+  result.chosen = &choose(call);
+  result.forced = range.forced;
+  const Field compared = field(call);
+  result.guessed = compared.guessed();
+  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
+    const auto* curve = compared.curves[i];
+    const bool refined = std::any_of(tuning_.costs.begin(), tuning_.costs.end(),
+                                     [&](const auto& cost) { return cost.refined && &cost.curve == curve; });
+    result.candidates.push_back({compared.slots[i], curve->known() ? curve : nullptr, refined});
+  }
+  return result;
+}
+
+// ---- refinement
+
+void Selector::refine(int64_t period) {
+  refinement_ = period == 0 ? nullptr : std::make_unique<Refinement>(period, slots_->size());
+}
+
+Slot& Selector::choose(const Call& call, Stopwatch& watch) {
+  Slot& usual = choose(call);
+  if (refinement_ == nullptr) [[likely]]
+    return usual;
+  const auto bytes = message_bytes(call, ranks_);
+  // Left alone: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's
+  // rules; devices, whose time the host's clock does not show.
+  if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return usual;
+  if (range_of(remembered(call), bytes).forced) return usual;
+  const auto turn = refinement_->next(call, bytes);
+  if (turn.part == Refinement::Part::Nothing) [[likely]]
+    return usual;
+  Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.bucket, call, bytes, usual) : &usual;
+  if (slot == nullptr) return usual;
+  watch.start(*refinement_, turn.bucket->series[place_of(*slot)]);
+  return *slot;
+}
+
+std::size_t Selector::place_of(const Slot& slot) const {
+  const auto found = std::find_if(slots_->begin(), slots_->end(), [&](const Slot& other) { return &other == &slot; });
+  return static_cast<std::size_t>(std::distance(slots_->begin(), found));
+}
+
+Slot* Selector::try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Slot& chosen) {
+  const Field compared = field(call);
+  std::vector<Slot*> slots;
+  std::vector<Refinement::Option> others;
+  Refinement::Option mine{place_of(chosen), false, 0};
+  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
+    const auto* curve = compared.curves[i];
+    const Refinement::Option option{place_of(*compared.slots[i]), curve->known(), curve->at(bytes)};
+    if (compared.slots[i] == &chosen) {
+      mine = option;
+    } else {
+      slots.push_back(compared.slots[i]);
+      others.push_back(option);
+    }
+  }
+  const auto* picked = refinement_->pick(bucket, mine, others);
+  return picked == nullptr ? nullptr : slots[static_cast<std::size_t>(picked - others.data())];
+}
+
+std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
+  std::vector<Change> changes;
+  std::vector<const Call*> calls;
+  const auto width = slots_->size();
+  for (const auto& bucket : refinement_->buckets()) {
+    const auto costs = agreed.subspan(calls.size() * width, width);
+    calls.push_back(&bucket->call);
+    changes.push_back({bucket->call.op, bucket->call.vectored, bucket->call.size_hint, choose(bucket->call).name, {}});
+    if (std::count(costs.begin(), costs.end(), Refinement::kUnknown) > static_cast<std::ptrdiff_t>(width) - 2) continue;
+    update(*bucket, costs);
+    Refinement::settle(*bucket, costs);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    forget();
+  }
+  for (std::size_t i = 0; i < calls.size(); ++i) changes[i].to = choose(*calls[i]).name;
+  std::erase_if(changes, [](const Change& change) { return change.from == change.to; });
+  return changes;
+}
+
+// The curves of those not measured move with that of the candidate in use: beside what a program does meanwhile,
+// everything takes longer than alone.
+void Selector::update(const Refinement::Bucket& bucket, std::span<const int64_t> agreed) {
+  const int64_t bytes = bucket.call.size_hint;
+  const Field compared = field(bucket.call);
+  if (compared.guessed()) {  // the class gets curves of its own, which start as those that stood for them
+    auto copies = tuning_.costs;
+    std::erase_if(copies, [&](const auto& cost) { return !(subject_of(cost) == compared.measured); });
+    for (auto& copy : copies) {
+      copy.vectored = compared.own.vectored;
+      copy.types = compared.own.types;
+      tuning_.costs.push_back(std::move(copy));
+    }
+  }
+  const Slot& chosen = choose(bucket.call);
+  const auto mine = agreed[place_of(chosen)];
+  const auto& used = cost_of(compared.own, chosen.name).curve;
+  const auto moved = mine != Refinement::kUnknown && used.known() ? mine - used.at(bytes) : 0;
+  std::size_t place = 0;
+  for (const auto& slot : *slots_) {
+    const auto measured = agreed[place++];
+    auto& cost = cost_of(compared.own, slot.name);
+    if (measured == Refinement::kUnknown && !cost.curve.known()) continue;
+    const auto fresh = measured == Refinement::kUnknown ? cost.curve.at(bytes) + moved : measured;
+    cost.curve.put({bytes, static_cast<int32_t>(fresh)});
+    cost.refined = cost.refined || measured != Refinement::kUnknown;
+  }
+}
+
+Tuning::Cost& Selector::cost_of(const Subject& subject, const std::string& candidate) {
+  for (auto& cost : tuning_.costs) {
+    if (subject_of(cost) == subject && cost.candidate == candidate) return cost;
+  }
+  return tuning_.costs.emplace_back(
+      Tuning::Cost{subject.op, subject.vectored, subject.device, subject.types, candidate, {}, false});
+}
+
+}  // namespace mcr

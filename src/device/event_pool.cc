@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/event_pool.h"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace mcr {
+
+namespace {
+
+class EventPool {
+ public:
+  PooledEvent take(const ReturnEvent& kind) {
+    {
+      const std::lock_guard lock(mutex_);
+      auto& idle = idle_of(kind);
+      if (!idle.empty()) {
+        PooledEvent event(idle.back().release(), kind);
+        idle.pop_back();
+        return event;
+      }
+    }
+    return {DeviceRuntime::of(kind.device.type).make_event(kind.timing).release(), kind};
+  }
+
+  void give_back(Event* event, const ReturnEvent& kind) noexcept {
+    std::unique_ptr<Event> owned(event);
+    const std::lock_guard lock(mutex_);
+    try {
+      idle_of(kind).push_back(std::move(owned));
+    } catch (const std::bad_alloc&) {
+      // Then it is destroyed instead.
+    }
+  }
+
+ private:
+  // An event belongs to the device that it was first recorded on.
+  std::vector<std::unique_ptr<Event>>& idle_of(const ReturnEvent& kind) {
+    return idle_[{static_cast<int>(kind.device.type), kind.device.index, kind.timing}];
+  }
+
+  std::mutex mutex_;
+  std::map<std::tuple<int, int, bool>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
+};
+
+// Never destroyed: at the end of the process the devices' libraries may be gone before it.
+EventPool& pool() {
+  static auto& events = *std::make_unique<EventPool>().release();
+  return events;
+}
+
+}  // namespace
+
+void ReturnEvent::operator()(Event* event) const noexcept { pool().give_back(event, *this); }
+
+PooledEvent take_event(Device device, bool timing) { return pool().take({device, timing}); }
+
+}  // namespace mcr

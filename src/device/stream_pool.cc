@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/stream_pool.h"
+
+#include <atomic>
+#include <memory>
+
+namespace mcr {
+
+namespace {
+
+std::atomic<bool> high_priority{false};
+
+std::pair<int, int> key(Device device) { return {static_cast<int>(device.type), device.index}; }
+
+}  // namespace
+
+void StreamPool::prefer_high_priority(bool high) noexcept { high_priority = high; }
+
+Stream StreamPool::lane(Device device, int index) {
+  const std::lock_guard lock(mutex_);
+  auto& lanes = lanes_[key(device)];
+  while (std::cmp_less_equal(lanes.size(), index)) {
+    lanes.push_back(DeviceRuntime::of(device.type).make_stream(device, high_priority));
+  }
+  return lanes[static_cast<std::size_t>(index)];
+}
+
+LaunchOrder& LaunchOrder::of(Device device) {
+  struct Orders {
+    std::mutex mutex;
+    std::map<std::pair<int, int>, LaunchOrder> all;
+  };
+  static auto& orders = *std::make_unique<Orders>().release();  // never destroyed: see the event pool
+  const std::lock_guard lock(orders.mutex);
+  return orders.all[key(device)];
+}
+
+void LaunchOrder::join_last(const Stream& stream) {
+  if (last_ != nullptr) last_->join(stream);
+}
+
+void LaunchOrder::note_last(const Stream& stream) {
+  if (last_ == nullptr) last_ = take_event(stream.device);
+  last_->record(stream);
+}
+
+}  // namespace mcr

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/continuation.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+struct Pending {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Continuation>> all;  // guarded by mutex
+};
+
+// Never destroyed: threads may still use it while the process ends.
+Pending& pending() {
+  static auto& list = *std::make_unique<Pending>().release();
+  return list;
+}
+
+// How often a wait looks at the clock and for Ctrl-C.
+constexpr int kRounds = 100;
+
+}  // namespace
+
+std::atomic<int> Continuation::count_{0};
+
+void Continuation::set_pending(bool now) {
+  if (now == pending_) return;
+  pending_ = now;
+  const std::lock_guard lock(pending().mutex);
+  if (now) {
+    pending().all.push_back(shared_from_this());
+    count_.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    std::erase_if(pending().all, [this](const auto& one) { return one.get() == this; });
+    count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+bool Continuation::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    hurry();
+    if (!pending_) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
+void Continuation::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int round = 1; any(); ++round) {
+    std::vector<std::shared_ptr<Continuation>> all;
+    {
+      const std::lock_guard lock(pending().mutex);
+      all = pending().all;
+    }
+    for (const auto& one : all) one->hurry();
+    if (!any()) return;
+    std::this_thread::yield();
+    if (round % kRounds != 0) continue;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw Error(ErrorCode::Timeout, "timed out: calls held by a pass are still pending after the timeout of " +
+                                          std::to_string(limit.count()) + " ms; another rank has not issued them");
+    }
+    if (interrupt != nullptr) interrupt();
+  }
+}
+
+}  // namespace mcr

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/dispatch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "algorithms/emulate.h"
+#include "choose/reduction_form.h"
+#include "codecs/codec.h"
+#include "engine/continuation.h"
+#include "engine/execute.h"
+#include "engine/flatten.h"
+#include "engine/pass.h"
+#include "engine/staging.h"
+#include "engine/stream_call.h"
+#include "engine/validate.h"
+#include "observe/activity.h"
+#include "observe/profile.h"
+#include "observe/recorder.h"
+#include "observe/stop.h"
+
+namespace mcr {
+
+namespace {
+
+// Tells the backend's progress thread that somebody polls.
+class Waiting {
+ public:
+  explicit Waiting(Progress* progress) : progress_(progress) {
+    if (progress_ != nullptr) progress_->enter_wait();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  ~Waiting() {
+    if (progress_ != nullptr) progress_->leave_wait();
+  }
+
+ private:
+  Progress* progress_;
+};
+
+// How often a wait looks up from the operation: Ctrl-C is noticed within this time.
+constexpr std::chrono::milliseconds kSlice{100};
+
+enum class Route { Native, Emulated, Stream, Staged, Unsupported };
+
+bool empty(const Call& call) {
+  // Receives from any rank must report one, and vectored calls may be empty on this rank alone: both are issued.
+  return !call.vectored && call.in.count == 0 && call.out.count == 0 && call.op != Op::barrier &&
+         !row(call.op).is(kPeer);
+}
+
+// What the reductions mean on bool is the same for all backends: logical or, and.
+void lower_bool(Call& call) {
+  if (call.dtype != DType::Bool) return;
+  if (call.red == RedOp::SUM) call.red = RedOp::MAX;
+  if (call.red == RedOp::PRODUCT) call.red = RedOp::MIN;
+}
+
+// Decides how the call is done, from values that are equal on all ranks: op, dtype, reduction, vectored, device and
+// the communicator's tables. The call's reduction becomes one that the backend has.
+Route route_on_host(const Communicator& communicator, Call& call, ReductionForm& form) {
+  form = ReductionForm::of(communicator, call);
+  if (form.native()) return Route::Native;
+  return row(call.op).fallback == Fallback::Exchange ? Route::Emulated : Route::Unsupported;
+}
+
+// The same for backends on streams, and for a device's tensors on a library of the host: it may do them as they are,
+// once the device is idle, or copies of them.
+Route route_of_device(const Communicator& communicator, Call call) {
+  const bool able = communicator.supports(call);
+  if (const auto streams = communicator.streams()) {
+    return able && call.device.type == *streams ? Route::Stream : Route::Unsupported;
+  }
+  if (able) return call.device_idle ? Route::Native : Route::Staged;
+  call.device = {};
+  ReductionForm form;
+  return route_on_host(communicator, call, form) == Route::Unsupported ? Route::Unsupported : Route::Staged;
+}
+
+void check_device(Device expected, Device got) {
+  if (got == expected) return;
+  throw Error(ErrorCode::InvalidArgument,
+              "expected tensors on the group's device, cuda:" + std::to_string(expected.index) +
+                  ", got cuda:" + std::to_string(got.index));
+}
+
+// The candidate that the call names, or the only backend; null: the choice is still to be made.
+const std::string* candidate(const Passage& passage) {
+  return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
+}
+
+// What is true of every call before any pass sees it. False: it has nothing to do.
+bool admit(Passage& passage) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  try {
+    Stop::check();
+    if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
+    flatten(call, plan);
+    validate(call, plan, group.rank(), group.size());
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
+  if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
+  if (empty(call)) return false;
+  lower_bool(call);
+  trail.bytes = message_bytes(call, group.size());
+  trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes);
+  return true;
+}
+
+std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
+                                std::shared_ptr<StreamPoint> point = nullptr) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  if (plan.keep) plan.kept = plan.keep();
+  auto& chosen = slot == nullptr ? group.slots().front() : *slot;
+  auto made =
+      std::make_shared<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
+                                           &chosen.backend.progress, call.timeout, trail.seq, trail.bytes},
+                             std::move(plan));
+  made->attach(std::move(requests));
+  made->set_point(std::move(point));
+  return made;
+}
+
+std::shared_ptr<Work> nothing_to_do(Passage& passage) {
+  auto work = make_work(passage, {});
+  work->poll();
+  return work;
+}
+
+void watch(const Passage& passage, std::shared_ptr<Work> work) {
+  passage.slot->backend.progress.watch(std::move(work));
+}
+
+// The end of the chain: a backend is chosen and gets the call.
+class Issue {
+ public:
+  explicit Issue(Passage& passage) : passage_(passage) {}
+
+  int run() {
+    Stopwatch stopwatch;
+    // Point-to-point calls, emulations and torch's calls are started and polled, so that other threads may use the
+    // library meanwhile.
+    Lane lane(true);
+    try {
+      prepare(&stopwatch);
+      if (route_ == Route::Stream) return run_on_stream(passage_), -1;
+      if (route_ == Route::Staged) return finish(stage());
+      if (polled()) lane = Lane(false);
+      if (lane.blocking() && Continuation::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
+        Continuation::finish(passage_.call.timeout, passage_.interrupt);
+      }
+      issue(lane);
+      if (lane.blocking()) {
+        passage_.plan.conclude();
+        stopwatch.stop();
+        return lane.source();
+      }
+    } catch (...) {
+      fail(lane);
+    }
+    const auto work = make_work(passage_, lane.take());
+    try {
+      return finish(work);
+    } catch (...) {
+      if (!work->settled()) watch(passage_, work);
+      throw;
+    }
+  }
+
+  std::shared_ptr<Work> start() {
+    Lane lane(false);
+    try {
+      prepare(nullptr);
+      if (route_ == Route::Stream) return enqueue();
+      if (route_ == Route::Staged) return stage();
+      issue(lane);
+    } catch (...) {
+      fail(lane);
+    }
+    auto work = make_work(passage_, lane.take());
+    work->poll();
+    if (!work->settled()) watch(passage_, work);
+    return work;
+  }
+
+ private:
+  int finish(const std::shared_ptr<Work>& work) {
+    wait(*work, passage_.call.timeout, passage_.interrupt);
+    return work->source();
+  }
+
+  std::shared_ptr<Work> enqueue() {
+    auto [requests, point] = start_on_stream(passage_);
+    auto work = make_work(passage_, std::move(requests), std::move(point));
+    // A device's work is not complete yet, and asking costs as much as enqueuing it did.
+    if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
+      work->poll();
+    if (!work->settled()) watch(passage_, work);
+    return work;
+  }
+
+  std::shared_ptr<Work> stage() {
+    auto* staging = passage_.group.staging();
+    if (staging != nullptr) return staging->start(passage_);
+    throw Error(ErrorCode::Unsupported,
+                "expected tensors on cpu: the group was made without a device to copy from, got tensors on " +
+                    std::string(name(passage_.call.device.type)));
+  }
+
+  void prepare(Stopwatch* stopwatch) {
+    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
+      throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
+                                                  "': expected the pass \"compress\" in the group's chain, which " +
+                                                  "mcr_dl.set_passes([\"compress\"]) puts there");
+    }
+    if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
+    call.variant = slot->variant;
+    auto& communicator = *slot->communicator;
+    const bool device = slot->streams || call.device.type != DeviceType::CPU;
+    if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
+    if (!device || !communicator.takes_in_place(call)) separate(call, plan);
+    if (call.vectored && communicator.packed()) pack(call, plan);
+    route_ = device ? route_of_device(communicator, call) : route_on_host(communicator, call, form_);
+    if (route_ == Route::Stream) check_device(group.device(*slot->streams), call.device);
+    if (route_ == Route::Unsupported) {
+      const bool reduces = row(call.op).is(kReduces);
+      throw Error(ErrorCode::Unsupported, "no native form " +
+                                              (reduces ? "of " + std::string(name(call.red)) + " " : std::string()) +
+                                              "for dtype " + std::string(row(call.dtype).name) + " on device " +
+                                              std::string(name(call.device.type)) + ", and no fallback");
+    }
+    span_ = Profiler::span(call.op, slot->name);
+  }
+
+  bool polled() const {
+    return route_ == Route::Emulated || Position::detail() || passage_.slot->communicator->always_starts() ||
+           ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
+  }
+
+  bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
+
+  // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy out.
+  void issue(Lane& lane) {
+    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    auto& communicator = *slot->communicator;
+    form_.prepare(call, plan, group.rank());
+    if (route_ == Route::Native) communicator.issue(call, lane);
+    if (route_ == Route::Emulated) {
+      const auto schedule = std::make_shared<Schedule>();
+      emulate(call, group.rank(), group.size(), *schedule);
+      execute(schedule, communicator, lane, plan);
+    }
+    form_.finish(call, plan, group.rank(), group.size());
+    unflatten(call, plan);
+  }
+
+  // Called in a catch block. Requests that were started before the error stay alive until they end: the library still
+  // uses their memory.
+  [[noreturn]] void fail(Lane& lane) {
+    if (lane.pending()) watch(passage_, make_work(passage_, lane.take()));
+    try {
+      throw;
+    } catch (const Error& error) {
+      throw refusal(passage_, error);
+    }
+  }
+
+  Passage& passage_;
+  Route route_ = Route::Native;
+  ReductionForm form_;
+  std::unique_ptr<Profiler::Span> span_;
+};
+
+// Adds a wait for what is not complete yet to its record, if there is one.
+class LoggedWait {
+ public:
+  explicit LoggedWait(const Work& work)
+      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
+  LoggedWait(const LoggedWait&) = delete;
+  LoggedWait& operator=(const LoggedWait&) = delete;
+  ~LoggedWait() {
+    if (number_ != 0) Recorder::instance().waited(number_, begin_, Recorder::now());
+  }
+
+ private:
+  int64_t number_;
+  int64_t begin_;
+};
+
+Error late(const Work& work, std::chrono::milliseconds limit) {
+  const auto& call = work.context();
+  const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
+  return {ErrorCode::Timeout,
+          work.what() + ": " + kind + std::to_string(call.seq) +
+              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") +
+              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
+          work.subject()};
+}
+
+}  // namespace
+
+Error refusal(const Passage& passage, ErrorCode code, const std::string& text) {
+  return refusal(passage, Error(code, text));
+}
+
+std::string described(const Passage& passage) {
+  const auto backend = passage.slot == nullptr ? passage.group.any_backend() : passage.slot->name;
+  const auto* function = passage.plan.names->function;
+  return describe(std::string(backend), function == nullptr ? row(passage.call.op).name : function,
+                  *passage.group.label());
+}
+
+Error refusal(const Passage& passage, const Error& error) {
+  const auto text = described(passage) + ": " + error.what();
+  const auto code = error.code();
+  if (error.cause() != nullptr) return Error(code, text).caused_by(error.cause());
+  if (code != ErrorCode::Backend && code != ErrorCode::Timeout) return {code, text};
+  return {code, text, Subject{*passage.group.label(), passage.trail.seq, row(passage.call.op).is(kPeer)}};
+}
+
+std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request) {
+  std::vector<std::unique_ptr<Request>> requests;
+  if (request != nullptr) requests.push_back(std::move(request));
+  return hold(passage, std::move(requests), nullptr);
+}
+
+std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
+                           std::shared_ptr<StreamPoint> point) {
+  unflatten(passage.call, passage.plan);
+  auto work = make_work(passage, std::move(requests), std::move(point));
+  watch(passage, work);
+  return work;
+}
+
+Outcome Next::operator()(Passage& passage) const {
+  if (!rest_.empty()) return rest_.front()->handle(passage, Next(rest_.subspan(1)));
+  if (passage.asynchronous) return {Issue(passage).start()};
+  return {nullptr, Issue(passage).run()};
+}
+
+int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
+  Passage passage{group, slot, call, plan, false, interrupt};
+  if (!admit(passage)) return -1;
+  const Activity activity({.label = &group.position().label(),
+                           .backend = candidate(passage),
+                           .seq = passage.trail.seq,
+                           .bytes = passage.trail.bytes,
+                           .limit = call.timeout,
+                           .op = call.op});
+  if (group.chain() == nullptr) return Issue(passage).run();
+  return Next(*group.chain())(passage).source;
+}
+
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+  if (group.chain() == nullptr) return start_around_passes(group, slot, call, plan);
+  Passage passage{group, slot, call, plan, true};
+  if (!admit(passage)) return nothing_to_do(passage);
+  return Next(*group.chain())(passage).work;
+}
+
+std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+  Passage passage{group, slot, call, plan, true};
+  return admit(passage) ? Issue(passage).start() : nothing_to_do(passage);
+}
+
+std::string_view how(const Communicator& communicator, Call call) {
+  const OpRow& op = row(call.op);
+  if ((op.is(kReduces) && !defined(call.dtype, call.red)) || (call.vectored && !op.is(kVectored))) return "-";
+  lower_bool(call);
+  ReductionForm form;
+  const bool device = communicator.streams() || call.device.type != DeviceType::CPU;
+  switch (device ? route_of_device(communicator, call) : route_on_host(communicator, call, form)) {
+    case Route::Native:
+    case Route::Stream:
+      return "native";
+    case Route::Staged:
+      return communicator.supports(call) ? "native" : "staged";
+    case Route::Emulated:
+      return "emulated";
+    default:
+      return "-";
+  }
+}
+
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
+  const LoggedWait logged(work);
+  if (work.join()) return;
+  if (work.poll()) return work.rethrow();
+  const Waiting waiting(work.progress());
+  const auto& call = work.context();
+  const Activity activity({.label = call.group,
+                           .backend = call.backend,
+                           .seq = call.seq,
+                           .bytes = call.bytes,
+                           .limit = limit,
+                           .op = call.op,
+                           .waits = true});
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
+    if (left.count() <= 0) throw late(work, limit);
+    Stop::check();
+    if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
+      throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
+    }
+    if (interrupt != nullptr) interrupt();
+  }
+  if (!work.join()) work.rethrow();
+}
+
+}  // namespace mcr

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/flatten.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+std::byte* at(void* base, int64_t offset, DType dtype) {
+  return static_cast<std::byte*>(base) + offset * size_of(dtype);
+}
+
+int64_t total(const std::vector<Block>& blocks) {
+  return std::accumulate(blocks.begin(), blocks.end(), int64_t{0},
+                         [](int64_t sum, const Block& b) { return sum + b.count; });
+}
+
+bool adjacent(const std::vector<Block>& blocks, DType dtype) {
+  for (std::size_t i = 1; i < blocks.size(); ++i) {
+    if (at(blocks[i - 1].data, blocks[i - 1].count, dtype) != blocks[i].data) return false;
+  }
+  return true;
+}
+
+bool even(const std::vector<Block>& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.count == blocks.front().count; });
+}
+
+// Copies of elements, on the host or in the order of a stream.
+class Copies {
+ public:
+  Copies(Device device, DType dtype) : device_(device), dtype_(dtype) {}
+
+  void gather(void* packed, const std::vector<Block>& blocks, const Stream* stream) const {
+    int64_t offset = 0;
+    for (const auto& block : blocks) {
+      copy(at(packed, offset, dtype_), block.data, block.count, stream);
+      offset += block.count;
+    }
+  }
+
+  void spread(const std::vector<Block>& blocks, void* packed, const Stream* stream) const {
+    int64_t offset = 0;
+    for (const auto& block : blocks) {
+      copy(block.data, at(packed, offset, dtype_), block.count, stream);
+      offset += block.count;
+    }
+  }
+
+  // On the host now; on a device in front of the operation.
+  void gather_into(void* packed, std::vector<Block> blocks, Plan& plan) const {
+    if (host()) return gather(packed, blocks, nullptr);
+    plan.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
+      copies.gather(packed, blocks, &stream);
+    });
+  }
+
+  // When the operation is complete; on a device behind it in its stream.
+  void spread_from(std::vector<Block> blocks, void* packed, Plan& plan) const {
+    if (host()) {
+      plan.finish.emplace_back(
+          [copies = *this, blocks = std::move(blocks), packed] { copies.spread(blocks, packed, nullptr); });
+      return;
+    }
+    plan.behind.emplace_back([copies = *this, blocks = std::move(blocks), packed](const Stream& stream) {
+      copies.spread(blocks, packed, &stream);
+    });
+  }
+
+ private:
+  bool host() const { return device_.type == DeviceType::CPU; }
+
+  void copy(void* to, const void* from, int64_t count, const Stream* stream) const {
+    if (count == 0) return;
+    const int64_t bytes = count * size_of(dtype_);
+    if (stream != nullptr) return DeviceRuntime::of(device_.type).copy(to, from, bytes, CopyKind::Within, *stream);
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+
+  Device device_;
+  DType dtype_;
+};
+
+std::span<const int64_t> counts_of(const std::vector<Block>& blocks, Plan& plan) {
+  std::vector<int64_t> counts(blocks.size());
+  std::transform(blocks.begin(), blocks.end(), counts.begin(), [](const Block& b) { return b.count; });
+  return plan.keep_counts(std::move(counts));
+}
+
+std::vector<Block> spread(void* base, std::span<const int64_t> counts, std::span<const int64_t> displs, DType dtype) {
+  std::vector<Block> blocks(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) blocks[i] = {at(base, displs[i], dtype), counts[i]};
+  return blocks;
+}
+
+bool is_packed(std::span<const int64_t> counts, std::span<const int64_t> displs) {
+  int64_t end = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (displs[i] != end) return false;
+    end += counts[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+void flatten(Call& call, Plan& plan) {
+  auto& ins = plan.in_blocks;
+  auto& outs = plan.out_blocks;
+  if (ins.empty() && outs.empty()) return;
+  if (row(call.op).is(kRooted) && !(even(ins) && even(outs))) {
+    throw Error(ErrorCode::InvalidArgument, "tensor list: expected tensors of equal size, got different ones");
+  }
+  call.vectored = call.op == Op::all_to_all || !even(ins) || !even(outs);
+  if (!ins.empty()) {
+    call.in = {ins.front().data, total(ins)};
+    if (!adjacent(ins, call.dtype)) {
+      call.in.data = plan.allocate(call.device, call.in.count * size_of(call.dtype));
+      Copies(call.device, call.dtype).gather_into(call.in.data, ins, plan);
+    }
+    if (call.vectored) call.in_counts = counts_of(ins, plan);
+  }
+  if (!outs.empty()) {
+    call.out = {outs.front().data, total(outs)};
+    if (call.vectored) call.out_counts = counts_of(outs, plan);
+    if (adjacent(outs, call.dtype)) {
+      outs.clear();
+    } else {
+      call.out.data = plan.allocate(call.device, call.out.count * size_of(call.dtype));
+    }
+  }
+}
+
+void pack(Call& call, Plan& plan) {
+  if (!call.in_counts.empty() && call.in.data != nullptr && !is_packed(call.in_counts, call.in_displs)) {
+    const auto blocks = spread(call.in.data, call.in_counts, call.in_displs, call.dtype);
+    call.in = {plan.allocate(call.device, total(blocks) * size_of(call.dtype)), total(blocks)};
+    Copies(call.device, call.dtype).gather_into(call.in.data, blocks, plan);
+    call.in_displs = plan.keep_packed(call.in_counts);
+  }
+  if (!call.out_counts.empty() && call.out.data != nullptr && !is_packed(call.out_counts, call.out_displs)) {
+    plan.out_blocks = spread(call.out.data, call.out_counts, call.out_displs, call.dtype);
+    call.out = {plan.allocate(call.device, total(plan.out_blocks) * size_of(call.dtype)), total(plan.out_blocks)};
+    call.out_displs = plan.keep_packed(call.out_counts);
+  }
+}
+
+void unflatten(const Call& call, Plan& plan) {
+  if (!plan.out_blocks.empty()) {
+    Copies(call.device, call.dtype).spread_from(std::exchange(plan.out_blocks, {}), call.out.data, plan);
+  }
+  if (plan.deliver == nullptr) return;
+  auto deliver = std::exchange(plan.deliver, nullptr);
+  if (call.device.type == DeviceType::CPU) {
+    plan.finish.push_back(std::move(deliver));
+  } else {
+    plan.behind.emplace_back([deliver = std::move(deliver)](const Stream& stream) {
+      const StreamGuard current(stream);
+      deliver();
+    });
+  }
+}
+
+void separate(Call& call, Plan& plan) {
+  if (call.in.data == nullptr || call.out.data == nullptr) return;
+  const auto* in = static_cast<const std::byte*>(call.in.data);
+  const auto* out = static_cast<const std::byte*>(call.out.data);
+  const auto bytes = size_of(call.dtype);
+  if (in >= out + call.out.count * bytes || out >= in + call.in.count * bytes) return;
+  void* copied = plan.allocate(call.device, call.in.count * bytes);
+  Copies(call.device, call.dtype).gather_into(copied, {{call.in.data, call.in.count}}, plan);
+  call.in.data = copied;
+}
+
+}  // namespace mcr

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/stream_call.h"
+
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "choose/select.h"
+#include "device/stream_pool.h"
+#include "engine/flatten.h"
+
+namespace mcr {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Several lanes are of use to messages that do not fill the links.
+constexpr int64_t kSmall = int64_t{256} << 10;
+
+thread_local Batch* batch = nullptr;
+
+// Which of the communicator's lanes: a function of what all ranks know, whether they make the call blocking or not.
+int lane_of(const Passage& passage) {
+  auto& communicator = *passage.slot->communicator;
+  if (communicator.lanes() == 1 || row(passage.call.op).is(kPeer)) return 0;
+  const auto bytes = message_bytes(passage.call, passage.group.size());
+  return bytes < 0 || bytes > kSmall ? 0 : communicator.next_lane();
+}
+
+[[noreturn]] void overdue(Communicator& communicator, std::chrono::milliseconds limit) {
+  communicator.give_up();
+  throw Error(ErrorCode::Timeout, "timed out: still running after the timeout of " + std::to_string(limit.count()) +
+                                      " ms; the backend's communicator of this group has been aborted");
+}
+
+// The library's own failure, and the time limit, of an operation that nobody on the host waits for.
+class Watch final : public Request {
+ public:
+  Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
+      : point_(std::move(point)),
+        communicator_(std::move(communicator)),
+        limit_(limit),
+        deadline_(Clock::now() + limit) {}
+
+  bool poll() override {
+    if (point_->passed()) return true;
+    communicator_->check();
+    if (Clock::now() < deadline_) return false;
+    overdue(*communicator_, limit_);
+  }
+
+ private:
+  std::shared_ptr<StreamPoint> point_;
+  std::shared_ptr<Communicator> communicator_;
+  std::chrono::milliseconds limit_;
+  Clock::time_point deadline_;
+};
+
+class Passed final : public Request {
+ public:
+  explicit Passed(std::shared_ptr<StreamPoint> point) : point_(std::move(point)) {}
+  bool poll() override { return point_->passed(); }
+
+ private:
+  std::shared_ptr<StreamPoint> point_;
+};
+
+// Times it, if somebody wants that and the device will do it now.
+std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
+  if (!passage.trail.timed || stream.device.type == DeviceType::CPU) return nullptr;
+  if (DeviceRuntime::of(stream.device.type).capturing(stream)) return nullptr;
+  return passage.trail.times = std::make_shared<DeviceTimes>(stream);
+}
+
+void enqueue(Passage& passage, Lane& lane) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  const auto times = timing(passage, lane.stream());
+  for (const auto& copy : plan.before) copy(lane.stream());
+  slot->communicator->issue(call, lane);
+  unflatten(call, plan);
+  for (const auto& copy : plan.behind) copy(lane.stream());
+  if (times != nullptr) times->finish(lane.stream());
+}
+
+// The place of a call in the device's one order.
+class Launch {
+ public:
+  /// `caller`: the stream that tells whether a graph is being recorded; `stream`: the one that the call runs on.
+  Launch(const Passage& passage, const Stream& caller, const Stream& stream)
+      : order_(LaunchOrder::of(stream.device)),
+        lock_(order_.lock()),
+        chained_(!passage.slot->communicator->keeps_launch_order() &&
+                 !DeviceRuntime::of(stream.device.type).capturing(caller)) {
+    if (chained_) order_.join_last(stream);
+  }
+  void done(const Stream& stream) {
+    if (chained_) order_.note_last(stream);
+  }
+
+ private:
+  LaunchOrder& order_;
+  std::unique_lock<std::recursive_mutex> lock_;
+  bool chained_;
+};
+
+std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
+  std::vector<std::unique_ptr<Request>> requests;
+  if (point->captured()) return requests;  // done when the graph is replayed, which nobody here sees
+  requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
+  requests.push_back(passed(point));  // behind a failure too, the device may use the memory until then
+  return requests;
+}
+
+Stream stream_of(const Passage& passage, int lane) {
+  return passage.slot->backend.streams.lane(passage.call.device, lane);
+}
+
+// Puts a lane's stream behind the caller's.
+void follow(const Stream& caller, const Stream& stream) {
+  const auto here = take_event(caller.device);
+  here->record(caller);
+  here->join(stream);
+}
+
+}  // namespace
+
+std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
+  return std::make_unique<Passed>(std::move(point));
+}
+
+void run_on_stream(Passage& passage) {
+  auto& call = passage.call;
+  const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
+  {
+    const DeviceGuard guard(call.device);
+    Launch launch(passage, stream, stream);
+    Lane lane(stream, lane_of(passage));
+    enqueue(passage, lane);
+    launch.done(stream);
+  }
+  passage.plan.conclude();
+  if (call.op != Op::barrier) return;
+  StreamPoint met(stream);
+  if (met.captured()) return;
+  met.record(stream);
+  const auto deadline = Clock::now() + call.timeout;
+  while (!met.passed()) {
+    passage.slot->communicator->check();
+    if (Clock::now() >= deadline) overdue(*passage.slot->communicator, call.timeout);
+    if (passage.interrupt != nullptr) passage.interrupt();
+    std::this_thread::yield();
+  }
+}
+
+// ---- Batches
+
+class Batch::Member {
+ public:
+  explicit Member(const Passage& passage)
+      : communicator_(passage.slot->communicator),
+        caller_(DeviceRuntime::of(passage.call.device.type).current(passage.call.device)),
+        lane_(stream_of(passage, 0)),
+        launch_(passage, caller_, lane_.stream()),
+        point_(std::make_shared<StreamPoint>(caller_)) {
+    follow(caller_, lane_.stream());
+    communicator_->begin_batch();
+  }
+
+  Enqueued add(Passage& passage) {
+    auto& plan = passage.plan;
+    const StreamGuard guard(lane_.stream());
+    if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
+    for (const auto& copy : plan.before) copy(lane_.stream());
+    communicator_->issue(passage.call, lane_);
+    unflatten(passage.call, plan);
+    behind_.insert(behind_.end(), plan.behind.begin(), plan.behind.end());
+    return {requests_of(passage, point_), point_};
+  }
+
+  void start() { communicator_->end_batch(); }
+
+  // Also behind a failure: works wait for the event.
+  void conclude(bool started) {
+    const StreamGuard guard(lane_.stream());
+    for (const auto& copy : behind_) {
+      if (started) copy(lane_.stream());
+    }
+    for (const auto& times : times_) times->finish(lane_.stream());
+    launch_.done(lane_.stream());
+    point_->record(lane_.stream());
+  }
+
+  const Communicator* communicator() const { return communicator_.get(); }
+
+ private:
+  std::shared_ptr<Communicator> communicator_;
+  Stream caller_;
+  Lane lane_;
+  Launch launch_;
+  std::shared_ptr<StreamPoint> point_;
+  std::vector<std::function<void(const Stream&)>> behind_;
+  std::vector<std::shared_ptr<DeviceTimes>> times_;
+};
+
+Batch::Batch() {
+  if (batch != nullptr) throw Error(ErrorCode::InvalidArgument, "batches cannot be nested");
+  batch = this;
+}
+
+Batch::~Batch() {
+  if (batch != this) return;
+  try {
+    end();
+  } catch (...) {
+    // end() has raised it where it is wanted.
+  }
+}
+
+Batch* Batch::current() { return batch; }
+
+Batch::Member& Batch::member(const Passage& passage) {
+  for (const auto& member : members_) {
+    if (member->communicator() == passage.slot->communicator.get()) return *member;
+  }
+  return *members_.emplace_back(std::make_unique<Member>(passage));
+}
+
+// Libraries may count their groups per thread and start nothing before the last one ends; so do the events.
+void Batch::end() {
+  batch = nullptr;
+  std::exception_ptr failure;
+  for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
+    try {
+      (*member)->start();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  for (auto& member : members_) member->conclude(!failure);
+  while (!members_.empty()) members_.pop_back();
+  if (failure) std::rethrow_exception(failure);
+}
+
+Enqueued start_on_stream(Passage& passage) {
+  if (batch != nullptr) return batch->member(passage).add(passage);
+  auto& call = passage.call;
+  const Stream caller = DeviceRuntime::of(call.device.type).current(call.device);
+  const auto point = std::make_shared<StreamPoint>(caller);
+  const int index = lane_of(passage);
+  Lane lane(stream_of(passage, index), index);
+  Launch launch(passage, caller, lane.stream());
+  follow(caller, lane.stream());
+  try {
+    const StreamGuard guard(lane.stream());
+    enqueue(passage, lane);
+  } catch (...) {
+    follow(lane.stream(), caller);  // whose order protects the memory that copies may still use
+    throw;
+  }
+  launch.done(lane.stream());
+  point->record(lane.stream());
+  return {requests_of(passage, point), point};
+}
+
+}  // namespace mcr

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "base/call.h"
+#include "runtime/plan.h"
+
+namespace mcr {
+
+/// Checks a call against its op's row, once for all backends: reduction, root, extents, counts, displacements. Throws
+/// Error naming the argument, what was expected and what was got. Fills in packed displacements that were left out.
+void validate(Call& call, Plan& plan, int rank, int size);
+
+}  // namespace mcr

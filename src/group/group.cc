@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "observe/activity.h"
+
+namespace mcr {
+
+namespace {
+
+bool is_identity(const std::vector<int>& ranks) {
+  for (int i = 0; std::cmp_less(i, ranks.size()); ++i) {
+    if (ranks[static_cast<std::size_t>(i)] != i) return false;
+  }
+  return true;
+}
+
+std::atomic<void (*)(std::unique_ptr<Communicator>)> destroyer{nullptr};
+
+std::shared_ptr<Communicator> shared(std::unique_ptr<Communicator> made) {
+  return {made.release(), [](Communicator* last) {
+            std::unique_ptr<Communicator> owned(last);
+            if (auto* const destroy = destroyer.load()) destroy(std::move(owned));
+          }};
+}
+
+}  // namespace
+
+void Group::destroy_with(void (*destroy)(std::unique_ptr<Communicator>)) { destroyer = destroy; }
+
+Group::Group(GroupSpec spec)
+    : spec_(std::move(spec)),
+      identity_(is_identity(spec_.ranks)),
+      label_(std::make_shared<const std::string>("group '" + spec_.name + "', rank " + std::to_string(spec_.rank) +
+                                                 " of " + std::to_string(spec_.size()))),
+      position_(Position::make(Registry::instance().keep_name(spec_.name), Registry::instance().keep_name(*label_),
+                               spec_.ranks, spec_.rank)),
+      selector_(spec_.size()) {}
+
+void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
+  GroupSpec spec = spec_;
+  spec.foreign = foreign;
+  spec.store = store;
+  spec.beside = [this](std::string_view name) {
+    const auto* slot = find(name);
+    return slot == nullptr ? nullptr : slot->communicator;
+  };
+  const Activity activity(
+      {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
+  const auto communicator = shared(backend.backend->connect(spec));
+  if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
+  slots_.push_back({backend, communicator, backend.name, 0, communicator->streams()});
+  for (const auto variant : communicator->variants()) {
+    const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
+    slots_.push_back(
+        {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams()});
+  }
+  tune(selector_.tuning());
+}
+
+void Group::disconnect(std::string_view name) {
+  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == name || slot.name == name; });
+  tune(selector_.tuning());
+}
+
+void Group::close() {
+  closed_ = true;
+  if (staging_group_ != nullptr) staging_group_->close();
+  slots_.clear();
+}
+
+Group::Slot* Group::find(std::string_view name) {
+  for (auto& slot : slots_) {
+    if (slot.name == name) return &slot;
+  }
+  return nullptr;
+}
+
+int Group::group_rank(int global_rank) const {
+  if (identity_) return global_rank >= 0 && global_rank < size() ? global_rank : -1;
+  const auto found = std::find(spec_.ranks.begin(), spec_.ranks.end(), global_rank);
+  return found == spec_.ranks.end() ? -1 : static_cast<int>(found - spec_.ranks.begin());
+}
+
+}  // namespace mcr

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "observe/position.h"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace mcr {
+
+namespace {
+
+std::atomic<bool> in_detail{false};
+
+constexpr int kTriesBeforeYield = 64;
+
+struct Living {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const Position>> all;  // guarded by mutex
+};
+
+// Never destroyed: groups may go while the process ends.
+Living& living() {
+  static auto& list = *std::make_unique<Living>().release();
+  return list;
+}
+
+uint64_t digest(uint64_t before, const Entered& entered) {
+  const auto form = static_cast<uint64_t>(entered.op) | static_cast<uint64_t>(entered.dtype) << 8 |
+                    static_cast<uint64_t>(entered.red) << 16 | static_cast<uint64_t>(entered.vectored) << 24 |
+                    static_cast<uint64_t>(static_cast<uint32_t>(entered.root)) << 32;
+  const auto mixed = (before ^ form ^ std::rotl(static_cast<uint64_t>(entered.bytes), 40)) * 0x9e3779b97f4a7c15u;
+  return mixed ^ (mixed >> 29);
+}
+
+}  // namespace
+
+class Position::Lock {
+ public:
+  explicit Lock(std::atomic_flag& flag) : flag_(flag) {
+    for (int tries = 1; flag_.test_and_set(std::memory_order_acquire); ++tries) {
+      if (tries % kTriesBeforeYield == 0) std::this_thread::yield();
+    }
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
+
+Position::Position(const std::string& group, const std::string& label, std::vector<int> ranks, int rank)
+    : group_(group), label_(label), ranks_(std::move(ranks)), rank_(rank), kept_(detail() ? kKeptInDetail : kKept) {}
+
+std::shared_ptr<Position> Position::make(const std::string& group, const std::string& label, std::vector<int> ranks,
+                                         int rank) {
+  auto made = std::make_shared<Position>(group, label, std::move(ranks), rank);
+  const std::lock_guard lock(living().mutex);
+  std::erase_if(living().all, [](const auto& one) { return one.expired(); });
+  living().all.push_back(made);
+  return made;
+}
+
+std::vector<std::shared_ptr<const Position>> Position::all() {
+  std::vector<std::shared_ptr<const Position>> found;
+  const std::lock_guard lock(living().mutex);
+  for (const auto& one : living().all) {
+    if (auto position = one.lock()) found.push_back(std::move(position));
+  }
+  return found;
+}
+
+void Position::set_detail(bool detail) noexcept { in_detail.store(detail, std::memory_order_relaxed); }
+
+const std::string*& Position::call_site() noexcept {
+  thread_local const std::string* site = nullptr;
+  return site;
+}
+
+bool Position::detail() noexcept { return in_detail.load(std::memory_order_relaxed); }
+
+int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes) {
+  const auto& op = row(call.op);
+  const Lock lock(busy_);
+  if (op.is(kPeer)) return ++messages_;
+  auto& entered = place_of(++collectives_);
+  entered.seq = collectives_;
+  entered.bytes = bytes;
+  entered.backend = backend;
+  entered.caller = detail() ? call_site() : nullptr;
+  entered.layout = call.layout;
+  entered.root = op.is(kRooted) ? call.root : -1;
+  entered.op = call.op;
+  entered.dtype = call.dtype;
+  entered.red = op.is(kReduces) ? call.red : RedOp::SUM;
+  entered.vectored = call.vectored;
+  entered.asynchronous = asynchronous && !call.any_form;
+  entered.history = history_ = digest(history_, entered);
+  return entered.seq;
+}
+
+Position::Reading Position::read(int64_t from) const {
+  Reading reading;
+  const Lock lock(busy_);
+  reading.collectives = collectives_;
+  reading.messages = messages_;
+  const auto oldest = std::max<int64_t>({1, from, collectives_ + 1 - static_cast<int64_t>(kept_.size())});
+  for (auto seq = oldest; seq <= collectives_; ++seq) {
+    reading.newest.push_back(place_of(seq));
+  }
+  return reading;
+}
+
+}  // namespace mcr

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/compress/parcels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+template <class T>
+void add(T* values, const double* residual, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(values[i] + residual[i]);
+}
+
+// What is not finite would stay in the residual for ever.
+template <class T>
+void keep_loss(const T* wanted, const T* got, double* residual, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double loss = static_cast<double>(wanted[i]) - static_cast<double>(got[i]);
+    residual[i] = std::isfinite(loss) ? loss : 0;
+  }
+}
+
+template <class Visitor>
+void visit(DType coded, Visitor visitor) {
+  coded == DType::Float ? visitor(float{}) : visitor(double{});
+}
+
+}  // namespace
+
+Parcels::Parcels(const Codec& codec, DType dtype, std::vector<int64_t> counts, int64_t place)
+    : codec_(codec), coded_(coded_type(dtype)), counts_(std::move(counts)) {
+  std::vector<int64_t> sizes(counts_.size());
+  std::transform(counts_.begin(), counts_.end(), sizes.begin(), [&](int64_t count) {
+    return place + count == 0 ? 0 : codec.capacity(place != 0 ? place : count, coded_);
+  });
+  lay_out(sizes);
+}
+
+void Parcels::lay_out(std::span<const int64_t> sizes) {
+  sizes_.assign(sizes.begin(), sizes.end());
+  places_.clear();
+  bytes_ = 0;
+  for (const auto size : sizes_) {
+    places_.push_back(bytes_);
+    bytes_ += size;
+  }
+  memory_ = Scratch(bytes_);
+}
+
+void Parcels::expect(std::span<const int64_t> sizes) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t most = counts_[i] == 0 ? 0 : codec_.capacity(counts_[i], coded_);
+    if (sizes[i] < 0 || sizes[i] > most) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "part " + std::to_string(i) + ": expected at most " + std::to_string(most) + " encoded bytes for " +
+                      std::to_string(counts_[i]) + " elements, got " + std::to_string(sizes[i]));
+    }
+  }
+  lay_out(sizes);
+}
+
+void Parcels::encode(std::size_t i, const void* data, DType dtype, double* residual) {
+  const int64_t count = counts_[i];
+  if (count == 0) return;
+  const int64_t bytes = count * size_of(coded_);
+  Scratch copy;
+  if (dtype != coded_ || residual != nullptr) {
+    copy = Scratch(bytes);
+    if (dtype != coded_) {
+      widen(data, count, dtype, reinterpret_cast<float*>(copy.get()));
+    } else {
+      std::copy_n(static_cast<const std::byte*>(data), bytes, copy.get());
+    }
+    data = copy.get();
+  }
+  std::byte* place = data_of(i);
+  if (residual != nullptr) {
+    visit(coded_, [&]<class T>(T) { add(reinterpret_cast<T*>(copy.get()), residual, count); });
+  }
+  const auto size = codec_.encode(data, count, coded_, place);
+  if (!codec_.fixed()) sizes_[i] = size;
+  if (residual == nullptr) return;
+  const Scratch got(bytes);
+  codec_.decode(place, size, got.get(), count, coded_);
+  visit(coded_, [&]<class T>(T) {
+    keep_loss(reinterpret_cast<const T*>(data), reinterpret_cast<const T*>(got.get()), residual, count);
+  });
+}
+
+void Parcels::decode(std::size_t i, void* data, DType dtype) const {
+  const int64_t count = counts_[i];
+  if (count == 0) return;
+  if (dtype == coded_) return codec_.decode(data_of(i), sizes_[i], data, count, coded_);
+  const Scratch wide(count * size_of(coded_));
+  codec_.decode(data_of(i), sizes_[i], wide.get(), count, coded_);
+  narrow(reinterpret_cast<const float*>(wide.get()), count, dtype, data);
+}
+
+void Parcels::fail(std::size_t i, const std::string& text) {
+  if (counts_[i] == 0) return;
+  const auto size = codec_.encode_failure(text, counts_[i], coded_, data_of(i));
+  if (!codec_.fixed()) sizes_[i] = size;
+}
+
+}  // namespace mcr

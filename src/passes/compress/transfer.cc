@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/compress/transfer.h"
+
+#include <span>
+
+namespace mcr {
+
+namespace {
+
+constexpr int64_t kWord = sizeof(int64_t);
+
+Buffer bytes_of(const std::vector<int64_t>& words) {
+  return {const_cast<int64_t*>(words.data()), static_cast<int64_t>(words.size()) * kWord};
+}
+
+}  // namespace
+
+Transfer::Transfer(Op op, const Call& like, bool vectored, bool sends)
+    : op(op), like_(like), vectored_(vectored), sends_(sends) {}
+
+// All that the calls have in common.
+Call Transfer::call(Plan& plan) {
+  plan.keep = [self = shared_from_this()]() -> std::shared_ptr<void> { return self; };
+  Call made;
+  made.op = op;
+  made.device = like_.device;
+  made.root = like_.root;
+  made.tag = like_.tag;
+  made.timeout = like_.timeout;
+  return made;
+}
+
+Call Transfer::data_call(Plan& plan) {
+  Call made = call(plan);
+  made.out = {out->data(), out->bytes()};
+  if (!in) {
+    // Of a message whose size has gone before: a tag that no other message between the two has.
+    if (peer() && !heard_.empty()) made.tag = static_cast<int>(heard_.back());
+    if (sends_) made.out.count = out->sizes().front();
+    return made;
+  }
+  made.in = {in->data(), in->bytes()};
+  made.vectored = vectored_;
+  if (!vectored_) return made;
+  made.out_counts = plan.keep_counts(out->sizes());
+  made.out_displs = plan.keep_counts(out->places());
+  if (op == Op::all_gather) {
+    made.in.count = in->sizes().front();
+  } else {
+    made.in_counts = plan.keep_counts(in->sizes());
+    made.in_displs = plan.keep_counts(in->places());
+  }
+  return made;
+}
+
+Call Transfer::size_call(Plan& plan, int64_t number) {
+  Call made = call(plan);
+  if (in) {
+    told_ = in->sizes();
+    heard_.resize(out->parts());
+    made.in = bytes_of(told_);
+  } else {
+    heard_ = out->sizes();  // what counts, where this rank sends; else it is overwritten
+    if (peer()) heard_.push_back(number);
+  }
+  made.out = bytes_of(heard_);
+  return made;
+}
+
+void Transfer::take_sizes(int source) {
+  if (source >= 0) like_.root = source;
+  if (!sends_) out->expect(std::span(heard_).first(out->parts()));
+}
+
+int64_t Transfer::sent_bytes() const {
+  int64_t sum = 0;
+  for (const auto size : in ? in->sizes() : out->sizes()) sum += size;
+  return sum;
+}
+
+}  // namespace mcr

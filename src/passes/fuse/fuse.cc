@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/fuse/fuse.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/dispatch.h"
+
+namespace mcr {
+
+namespace {
+
+// The part of a held call that a backend would do: it is complete when the call that carries it is.
+class Fused : public Request {
+ public:
+  Fused(std::shared_ptr<FuseStream> stream, std::shared_ptr<FusePart> part)
+      : stream_(std::move(stream)), part_(std::move(part)) {}
+
+  bool poll() override {
+    if (!part_->gone.load(std::memory_order_acquire)) {
+      stream_->drive();
+      if (!part_->gone.load(std::memory_order_acquire)) return false;
+    }
+    if (part_->failure) throw Error(*part_->failure);
+    if (!part_->carrier->poll()) return false;
+    part_->carrier->rethrow();
+    return true;
+  }
+
+  bool block(std::chrono::nanoseconds limit) override {
+    if (!part_->gone.load(std::memory_order_acquire) || part_->failure) return false;
+    part_->carrier->wait_for(limit);
+    return true;
+  }
+
+  void hurry() override { stream_->hurry(*part_); }
+
+ private:
+  std::shared_ptr<FuseStream> stream_;
+  std::shared_ptr<FusePart> part_;
+};
+
+bool fusible(const Call& call) {
+  // One that names a codec is for the pass that compresses, as it is.
+  return row(call.op).is(kFusible) && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
+}
+
+}  // namespace
+
+Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits)
+    : shadow_(std::move(shadow)) {
+  for (const auto& slot : shadow_->slots()) {
+    if (slot.variant != 0) continue;
+    const auto& own = limits.at(slot.backend.name);
+    largest_buffer_ = std::max(largest_buffer_, own.buffer_bytes);
+    streams_.emplace(slot.backend.name, std::make_shared<FuseStream>(shadow_, own));
+  }
+}
+
+// A call that names no backend goes to the one that is best for a full buffer: every rank knows how large that is.
+Slot* Fuse::slot_of(const Passage& passage) {
+  if (passage.slot != nullptr) return shadow_->find(passage.slot->name);
+  Call full = passage.call;
+  const auto elements = std::max<int64_t>(largest_buffer_ / size_of(full.dtype) / shadow_->size(), 1);
+  if (full.in.count != 0) full.in.count = full.op == Op::reduce_scatter ? elements * shadow_->size() : elements;
+  full.out.count = full.op == Op::all_reduce || full.op == Op::all_gather ? elements * shadow_->size() : elements;
+  return &shadow_->choose(full);
+}
+
+std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
+  const auto found = streams_.find(slot.backend.name);
+  return found == streams_.end() ? nullptr : found->second;
+}
+
+Outcome Fuse::handle(Passage& passage, const Next& next) {
+  // No company will come while this thread is in a blocking call.
+  if (!passage.asynchronous && Continuation::any()) {
+    for (const auto& [backend, stream] : streams_) stream->hurry();
+  }
+  if (!passage.asynchronous || !fusible(passage.call)) return next(passage);
+  Slot* slot = slot_of(passage);
+  Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
+  if (own == nullptr || how(*slot->communicator, passage.call) == "-") return next(passage);
+  const auto stream = stream_of(*slot);
+  if (stream == nullptr || fuse_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
+  passage.slot = own;
+  passage.trail.fused = true;
+  std::shared_ptr<FusePart> part;
+  try {
+    part = stream->join(passage.call, *slot);
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
+  return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
+}
+
+bool Fuse::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  return std::all_of(streams_.begin(), streams_.end(), [&](const auto& entry) {
+    return entry.second->settle(
+        std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
+  });
+}
+
+FuseStatistics Fuse::statistics() const {
+  FuseStatistics sum;
+  for (const auto& [name, stream] : streams_) {
+    const auto one = stream->statistics();
+    sum.calls += one.calls;
+    sum.flushes += one.flushes;
+    sum.bytes += one.bytes;
+    sum.digest ^= one.digest;
+  }
+  return sum;
+}
+
+}  // namespace mcr

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor fusion (MCR-DL paper, section V-E): small asynchronous collectives of one kind travel in one buffer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "engine/pass.h"
+#include "passes/fuse/stream.h"
+
+namespace mcr {
+
+/// Holds small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls until their buffer is full, one
+/// of them has waited long enough, somebody waits for one, or a blocking call comes. All other calls go on at once.
+class Fuse : public Pass {
+ public:
+  /// The fused calls run on `shadow`, a group of the same ranks and candidates with communicators of its own, in an
+  /// order that the ranks agree on (FuseStream). `limits` has an entry for every backend of the group.
+  Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits);
+
+  std::string_view name() const override { return "fuse"; }
+  Outcome handle(Passage& passage, const Next& next) override;
+  bool settle(std::chrono::nanoseconds limit) override;
+  /// Sums over all backends.
+  FuseStatistics statistics() const;
+
+ private:
+  Slot* slot_of(const Passage& passage);
+  std::shared_ptr<FuseStream> stream_of(const Slot& slot) const;
+
+  std::shared_ptr<Group> shadow_;
+  std::map<std::string, std::shared_ptr<FuseStream>, std::less<>> streams_;  // by backend
+  int64_t largest_buffer_ = 0;
+};
+
+}  // namespace mcr

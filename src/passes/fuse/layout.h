@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "base/call.h"
+#include "runtime/plan.h"
+
+namespace mcr {
+
+/// The memory that fused calls use again and again. A lease goes back when its last owner lets go, never earlier;
+/// buffers have one size and are never resized. Thread-safe; leases may outlive the pool.
+class FusePool {
+ public:
+  explicit FusePool(int64_t bytes) : state_(std::make_shared<State>()) { state_->bytes = bytes; }
+  /// A buffer of at least so many bytes. More than the pool's size is allocated for this one use.
+  std::shared_ptr<std::byte[]> lease(int64_t bytes);
+
+ private:
+  struct State {
+    int64_t bytes = 0;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<std::byte[]>> idle;  // guarded by mutex
+  };
+  std::shared_ptr<State> state_;
+};
+
+/// One call that does the work of all `calls`, which are of one kind. Its input is filled in; the plan's last steps
+/// put the results where the calls want them.
+Call fuse_calls(std::span<const Call> calls, int rank, int size, FusePool& pool, Plan& plan);
+
+}  // namespace mcr

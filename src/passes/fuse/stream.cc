@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/fuse/stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/dispatch.h"
+
+namespace mcr {
+
+namespace {
+
+// Equal numbers mean: one collective can do the work of both. Equal on all ranks, as all of it is.
+int64_t kind_of(const Call& call, const Slot& slot) {
+  int64_t number = call.root;
+  number = (number << 8) | static_cast<int64_t>(call.op);
+  number = (number << 8) | static_cast<int64_t>(call.dtype);
+  number = (number << 8) | static_cast<int64_t>(call.red);
+  return (number << 8) | slot.variant;
+}
+
+// The calls are no longer held: `carrier` does them, or they have failed.
+template <class Parts>
+void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
+  for (const auto& part : parts) {
+    part->carrier = carrier;
+    part->failure = failure;
+    part->gone.store(true, std::memory_order_release);
+  }
+}
+
+uint64_t mix(uint64_t digest, int64_t value) {
+  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ULL;
+  return (digest ^ static_cast<uint64_t>(value)) * kPrime + (digest >> 29);
+}
+
+}  // namespace
+
+int64_t fuse_bytes(const Call& call) { return std::max(call.in.count, call.out.count) * size_of(call.dtype); }
+
+FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
+
+FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
+    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes) {}
+
+std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
+  const auto part = std::make_shared<FusePart>(call, slot);
+  const auto bytes = fuse_bytes(call);
+  std::unique_lock lock(mutex_);
+  if (!broken_ && bytes_[part->kind] + bytes > limits_.buffer_bytes) {
+    wanted_ = made();
+    lock.unlock();
+    drive();
+    lock.lock();
+  }
+  if (broken_) throw Error(*broken_);
+  held_.push_back(part);
+  part->number = made();
+  auto& total = bytes_[part->kind];
+  total += bytes;
+  if (total >= limits_.buffer_bytes) wanted_ = part->number;
+  ++statistics_.calls;
+  set_pending(true);
+  lock.unlock();
+  drive();
+  return part;
+}
+
+void FuseStream::drive() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(driven_, true)) return;
+  }
+  try {
+    while (step()) continue;
+  } catch (...) {
+    break_off(current_error());
+  }
+}
+
+void FuseStream::hurry(const FusePart& part) {
+  if (part.gone.load(std::memory_order_acquire)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::max(wanted_, part.number);
+  }
+  drive();
+}
+
+void FuseStream::hurry() {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = made();
+  }
+  drive();
+}
+
+FuseStatistics FuseStream::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+// ---- the agreement
+
+bool FuseStream::due() const {
+  if (held_.empty() || broken_) return false;
+  return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
+}
+
+// False: nothing more can be done now, and this thread is the driver no longer. That ends under the lock under which
+// it was seen, so that what another thread wants by then is not overlooked.
+bool FuseStream::step() {
+  if (round_ != nullptr && round_->poll()) {
+    round_->rethrow();
+    const int64_t agreed = *answer_;
+    round_.reset();
+    flush(agreed);
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  if (round_ != nullptr || !due()) {
+    driven_ = false;
+    return false;
+  }
+  const int64_t number = made();
+  const Slot& first = held_.front()->slot;
+  // Rounds go by the backend itself, as ranks may hold calls of different variants.
+  const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
+  lock.unlock();
+  ask(number, slot);
+  return true;
+}
+
+void FuseStream::ask(int64_t number, Slot slot) {
+  if (shadow_->size() == 1) return flush(number);
+  Plan plan;
+  auto* memory = static_cast<int64_t*>(plan.allocate({}, sizeof(int64_t)));
+  *memory = number;
+  Call call;
+  call.op = Op::all_reduce;
+  call.dtype = DType::Long;
+  call.red = RedOp::MIN;
+  call.out = {memory, 1};
+  answer_ = memory;
+  round_ = start_around_passes(*shadow_, &slot, call, plan);
+}
+
+// ---- the flush
+
+void FuseStream::flush(int64_t agreed) {
+  std::vector<Parts> buffers;
+  {
+    const std::lock_guard lock(mutex_);
+    buffers = take(agreed);
+  }
+  std::optional<Error> local;
+  for (const auto& parts : buffers) {
+    if (!local) {
+      local = send(parts);
+    } else {
+      release(parts, nullptr, local);
+    }
+  }
+  if (local) throw Error(*local);
+  const std::lock_guard lock(mutex_);
+  if (held_.empty()) set_pending(false);
+}
+
+// The buffers of the calls up to `agreed`, which are no longer held then. Buffers fill up in the order of the calls,
+// each kind its own; the rest goes in the order of the kinds' numbers. Changes nothing if it throws.
+std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
+  const auto end = held_.begin() + (agreed - flushed_);
+  std::vector<Parts> full;
+  std::map<int64_t, Parts> open;
+  std::map<int64_t, int64_t> filled;
+  for (auto part = held_.begin(); part != end; ++part) {
+    const auto kind = (*part)->kind, bytes = fuse_bytes((*part)->call);
+    if (filled[kind] + bytes > limits_.buffer_bytes && !open[kind].empty()) {
+      full.push_back(std::exchange(open[kind], {}));
+      filled[kind] = 0;
+    }
+    filled[kind] += bytes;
+    open[kind].push_back(*part);
+  }
+  for (auto& [kind, parts] : open) full.push_back(std::move(parts));
+  for (const auto& parts : full) {
+    ++statistics_.flushes;
+    for (const auto& part : parts) {
+      statistics_.bytes += fuse_bytes(part->call);
+      bytes_.find(part->kind)->second -= fuse_bytes(part->call);
+    }
+    statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind), parts.back()->number);
+  }
+  held_.erase(held_.begin(), end);
+  flushed_ = agreed;
+  return full;
+}
+
+// An error is that of all calls in the buffer. Returns it if it is this rank's alone: then the other ranks have issued
+// what this one has not, and nothing may follow it on these communicators.
+std::optional<Error> FuseStream::send(const Parts& parts) {
+  std::shared_ptr<Work> carrier;
+  std::optional<Error> failure, local;
+  try {
+    carrier = carry(parts);
+  } catch (const Error& error) {
+    failure = error;
+    if (error.cause() != nullptr) local = error;  // a user's function has raised
+  } catch (...) {
+    failure = local = current_error();
+  }
+  release(parts, carrier, failure);
+  return local;
+}
+
+std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
+  Plan plan;
+  Slot slot = parts.front()->slot;
+  if (parts.size() == 1) {
+    Call call = parts.front()->call;
+    return start(*shadow_, &slot, call, plan);
+  }
+  std::vector<Call> calls;
+  for (const auto& part : parts) calls.push_back(part->call);
+  Call call = fuse_calls(calls, shadow_->rank(), shadow_->size(), pool_, plan);
+  return start(*shadow_, &slot, call, plan);
+}
+
+// The ranks cannot agree on flushes any more: all held calls fail, and later ones are refused. The driver's last act.
+void FuseStream::break_off(const Error& error) {
+  round_.reset();
+  std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
+                                    "); go on with a new group");
+  held.swap(held_);
+  release(held, nullptr, error);
+  bytes_.clear();
+  set_pending(false);
+  driven_ = false;
+}
+
+}  // namespace mcr

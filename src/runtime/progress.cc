@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/progress.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace mcr {
+
+namespace {
+
+using std::chrono::microseconds;
+
+// A sweep looks at this many of the oldest works: operations end roughly in order, and a sweep over thousands would
+// hold the library's lock for milliseconds.
+constexpr std::size_t kSweep = 64;
+
+// Whoever waits polls for itself, so this thread may sleep: often enough to keep transfers moving, rarely enough to
+// leave the cores to the program.
+constexpr microseconds kFirstNap{100};
+constexpr microseconds kLongestNap{250};
+
+// While somebody sleeps until an operation is complete. A small one on one host takes as long as a few of these.
+constexpr microseconds kFirstShortNap{5};
+constexpr microseconds kLongestShortNap{40};
+
+constexpr unsigned long kTimerSlackNanoseconds = 1000;
+
+// It stays half awake for so many naps after the last operation, because waking it costs as much as a small message.
+constexpr int kIdleNaps = 50;
+
+}  // namespace
+
+void Progress::stop() {
+  std::jthread thread;
+  {
+    std::lock_guard lock(mutex_);
+    thread.swap(thread_);
+  }
+  thread.request_stop();  // the destructor joins
+}
+
+void Progress::watch(std::shared_ptr<Work> work) {
+  std::lock_guard lock(mutex_);
+  works_.push_back(std::move(work));
+  if (!thread_.joinable()) {
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  } else if (asleep_) {
+    wake_.notify_one();
+  }
+}
+
+void Progress::hasten() {
+  if (hurried_.fetch_add(1, std::memory_order_relaxed) > 0) return;
+  std::lock_guard lock(mutex_);
+  hastened_ = true;
+  wake_.notify_one();
+}
+
+std::vector<std::shared_ptr<Work>> Progress::watched(std::size_t most) {
+  std::lock_guard lock(mutex_);
+  return {works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(std::min(most, works_.size()))};
+}
+
+bool Progress::drain(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    std::shared_ptr<Work> oldest;
+    {
+      std::lock_guard lock(mutex_);
+      if (works_.empty()) return true;
+      oldest = works_.front();
+    }
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (!oldest->wait_for(std::max<std::chrono::nanoseconds>(left, std::chrono::nanoseconds::zero()))) return false;
+    sweep();
+  }
+}
+
+void Progress::run(const std::stop_token& stop) {
+  DeviceRuntime::enter_background_everywhere();
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNanoseconds);  // for naps as short as they say
+  auto nap = kFirstNap;
+  int idle = 0;
+  while (!stop.stop_requested()) {
+    const bool some = sweep();
+    nap = nap_after(some, nap);
+    {
+      std::unique_lock lock(mutex_);
+      if (wake_.wait_for(lock, stop, nap, [this] { return hastened_; })) nap = kFirstShortNap;
+      hastened_ = false;
+    }
+    idle = some ? 0 : idle + 1;
+    if (idle < kIdleNaps) continue;
+    if (!sleep_while_idle(stop)) return;
+    idle = 0;
+    nap = kFirstNap;
+  }
+}
+
+microseconds Progress::nap_after(bool progress, microseconds before) const {
+  const int patience = patience_.load(std::memory_order_relaxed);
+  if (waiting_.load(std::memory_order_relaxed) > 0) return kLongestNap * patience;
+  if (hurried_.load(std::memory_order_relaxed) > 0) {
+    return (progress ? kFirstShortNap : std::min(before * 2, kLongestShortNap)) * patience;
+  }
+  return progress ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);
+}
+
+// Until there is something to do; false when it is time to end.
+bool Progress::sleep_while_idle(const std::stop_token& stop) {
+  std::unique_lock lock(mutex_);
+  asleep_ = true;
+  const bool woken = wake_.wait(lock, stop, [this] { return !works_.empty(); });
+  asleep_ = false;
+  return woken;
+}
+
+// Polls outside the mutex: a callback may issue the next operation. True if a work has completed.
+bool Progress::sweep() {
+  std::vector<std::shared_ptr<Work>> batch;
+  {
+    std::lock_guard lock(mutex_);
+    const auto count = std::min(works_.size(), kSweep);
+    batch.assign(works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+  for (auto& work : batch) work->poll();
+  std::vector<std::shared_ptr<Work>> done;  // released outside the mutex: tensors may be freed with them
+  {
+    std::lock_guard lock(mutex_);
+    const auto end = works_.begin() + static_cast<std::ptrdiff_t>(std::min(works_.size(), kSweep));
+    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->settled(); });
+    done.assign(std::make_move_iterator(middle), std::make_move_iterator(end));
+    works_.erase(middle, end);
+    // Rotate what is left, so that operations which cannot end yet do not hide the others from the next sweep.
+    if (done.empty() && works_.size() > kSweep) std::rotate(works_.begin(), works_.begin() + kSweep, works_.end());
+  }
+  return !done.empty();
+}
+
+}  // namespace mcr

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/registry.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+namespace mcr {
+
+namespace {
+
+std::unique_ptr<Backend> create_from(const std::string& path, const std::string& library) {
+  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) throw Error(ErrorCode::Unavailable, dlerror());
+  const auto* plugin = static_cast<const Plugin*>(dlsym(module, "mcr_dl_plugin"));
+  if (plugin == nullptr) throw Error(ErrorCode::Unavailable, path + " has no symbol mcr_dl_plugin");
+  if (plugin->version != kPluginVersion) {
+    throw Error(ErrorCode::Unavailable, path + ": expected plugin version " + std::to_string(kPluginVersion) +
+                                            ", got " + std::to_string(plugin->version) + "; rebuild the backend");
+  }
+  return plugin->create(library);
+}
+
+}  // namespace
+
+Registry& Registry::instance() {
+  // Leaked on purpose: see the class comment.
+  static auto& registry = *std::unique_ptr<Registry>(new Registry).release();
+  return registry;
+}
+
+Registry::Entry& Registry::load(const std::string& name, const std::string& path, const std::string& library) {
+  std::lock_guard lock(mutex_);
+  auto& entry = entries_[name];
+  entry.name = name;
+  if (entry.backend) return entry;
+  try {
+    entry.backend = create_from(path, library);
+  } catch (const Error& error) {
+    entry.reason = error.what();
+    throw Error(error.code(), "backend '" + name + "' is unavailable: " + entry.reason);
+  }
+  return entry;
+}
+
+Registry::Entry& Registry::add(const std::string& name, std::unique_ptr<Backend> backend) {
+  std::lock_guard lock(mutex_);
+  auto& entry = entries_[name];
+  entry.name = name;
+  entry.backend = std::move(backend);
+  return entry;
+}
+
+const std::string& Registry::keep_name(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  return *names_.insert(name).first;
+}
+
+void Registry::missing(const std::string& name, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  auto& entry = entries_[name];
+  entry.name = name;
+  entry.reason = reason;
+}
+
+std::map<std::string, std::string> Registry::status() const {
+  std::lock_guard lock(mutex_);
+  std::map<std::string, std::string> result;
+  for (const auto& [name, entry] : entries_) {
+    result[name] = entry.backend ? "ok: " + entry.backend->library() : "unavailable: " + entry.reason;
+  }
+  return result;
+}
+
+bool Registry::drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  bool drained = true;
+  for (const auto& name : names) {
+    auto* entry = find(name);
+    if (entry == nullptr) continue;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    drained = entry->progress.drain(std::max(left, std::chrono::nanoseconds::zero())) && drained;
+  }
+  return drained;
+}
+
+std::vector<std::shared_ptr<Work>> Registry::watched(std::size_t most) {
+  std::vector<std::shared_ptr<Work>> works;
+  std::lock_guard lock(mutex_);
+  for (auto& [name, entry] : entries_) {
+    for (auto& work : entry.progress.watched(most)) works.push_back(std::move(work));
+  }
+  return works;
+}
+
+Registry::Entry* Registry::find(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(name);
+  return found == entries_.end() || !found->second.backend ? nullptr : &found->second;
+}
+
+void Registry::shutdown() {
+  std::lock_guard lock(mutex_);
+  for (auto& [name, entry] : entries_) {
+    if (!entry.backend) continue;
+    entry.progress.stop();
+    entry.backend->shutdown();
+  }
+}
+
+}  // namespace mcr

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/stream_pool.h"
+#include "plugin/backend.h"
+#include "runtime/progress.h"
+
+namespace mcr {
+
+/// The backends of this process, by name. Modules are loaded on first use and never unloaded: threads and callbacks of
+/// a communication library may outlive any point at which that would be safe. All methods are thread-safe.
+class Registry {
+ public:
+  struct Entry {
+    std::string name;
+    std::unique_ptr<Backend> backend;  // null: `reason` says why it is missing
+    Progress progress;
+    StreamPool streams;
+    std::string reason;
+  };
+
+  static Registry& instance();
+
+  /// The backend of that name, from the module at `path` if it is not there yet. Throws Unavailable with the reason.
+  /// `library`: for modules that bind theirs at run time.
+  Entry& load(const std::string& name, const std::string& path, const std::string& library = {});
+  /// Adds a backend that is not in a module.
+  Entry& add(const std::string& name, std::unique_ptr<Backend> backend);
+  /// The backend of that name if it is loaded, else null.
+  Entry* find(const std::string& name);
+  /// A name that lives as long as the process: works name their backend, and may outlive its group.
+  const std::string& keep_name(const std::string& name);
+  /// Remembers why a backend cannot be had.
+  void missing(const std::string& name, const std::string& reason);
+  /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
+  std::map<std::string, std::string> status() const;
+  /// Waits until the started operations of these backends are complete; false if the time runs out first.
+  bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
+  /// Operations under way that the progress threads of all backends look after, at most so many of each.
+  std::vector<std::shared_ptr<Work>> watched(std::size_t most);
+  /// Ends every library that this process started. Nothing may be issued afterwards.
+  void shutdown();
+
+ private:
+  Registry() = default;
+  mutable std::mutex mutex_;
+  std::map<std::string, Entry> entries_;  // entries never move
+  std::set<std::string> names_;
+};
+
+}  // namespace mcr

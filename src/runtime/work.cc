@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/work.h"
+
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/progress.h"
+
+namespace mcr {
+
+namespace {
+
+// Polls before a waiting thread gives up its core: long enough for a message on one host, short enough that ranks which
+// share a core do not keep each other from it.
+constexpr int kPollsBeforeYield = 200;
+
+// What a request does for a wait beside poll(), which meets its errors too.
+template <class Action>
+bool attempt(Action action) noexcept {
+  try {
+    return action();
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string describe(const std::string& backend, std::string_view function, const std::string& group) {
+  return backend + "." + std::string(function) + " (" + group + ")";
+}
+
+Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std::move(plan)) {}
+
+std::string Work::what() const { return describe(*context_.backend, row(context_.op).name, *context_.group); }
+
+Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
+
+bool Work::poll() noexcept {
+  if (settled()) return true;
+  if (busy_.test_and_set(std::memory_order_acquire)) return completed();
+  try {
+    if (!settled() && advance()) settled_.store(true, std::memory_order_release);
+  } catch (...) {
+    fail();
+  }
+  busy_.clear(std::memory_order_release);
+  return completed();
+}
+
+// True once all requests are at their end; the last steps have then run, unless one has failed.
+bool Work::advance() {
+  while (next_ < requests_.size()) {
+    if (!requests_[next_]->poll()) return false;
+    ++next_;
+  }
+  if (completed()) return true;
+  plan_.conclude();
+  complete();
+  return true;
+}
+
+// The error is seen at once; the other requests go on being polled, as the library still uses their memory. Settled
+// comes last: who sees that need not look further.
+void Work::fail() noexcept {
+  if (next_ < requests_.size()) ++next_;
+  if (!completed()) keep_error();
+  if (next_ == requests_.size()) settled_.store(true, std::memory_order_release);
+}
+
+void Work::keep_error() noexcept {
+  const Error error = current_error();
+  failure_ = {error.code(), what() + ": " + error.what(), false, error.cause()};
+  complete();
+}
+
+void Work::complete() noexcept {
+  bool awaited = false;
+  std::vector<std::function<void()>> callbacks;
+  {
+    std::lock_guard lock(callbacks_mutex_);
+    fence_.signal();
+    callbacks.swap(callbacks_);
+    awaited = awaited_;
+  }
+  if (awaited) context_.progress->relax();
+  for (auto& callback : callbacks) callback();
+}
+
+bool Work::expire(ErrorCode code, const std::string& text) noexcept {
+  while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  const bool running = !completed();
+  if (running) {
+    failure_ = {code, text, true};
+    complete();
+  }
+  busy_.clear(std::memory_order_release);
+  return running;
+}
+
+Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noexcept {
+  const auto stamp = std::chrono::duration_cast<Nanoseconds>(now.time_since_epoch()).count();
+  int64_t none = 0;
+  if (first_observed_.compare_exchange_strong(none, stamp, std::memory_order_relaxed)) return Nanoseconds(0);
+  return Nanoseconds(stamp - none);
+}
+
+bool Work::join() {
+  auto* point = this->point();
+  if (point == nullptr) return false;
+  rethrow();
+  if (completed() && !point->captured()) return true;
+  const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
+  point->join(current);
+  if (point->foreign() && !(current == point->caller())) point->join(point->caller());
+  // Memory was allocated in the order of the caller's stream: what that stream is given next comes behind the
+  // operation.
+  if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {
+    plan_.release(plan_.kept.get());
+  }
+  return true;
+}
+
+bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
+  const auto arrived = [&] { return poll() || (point_suffices && point() != nullptr); };
+  if (arrived()) return true;
+  for (const auto& request : requests_) attempt([&] { return request->hurry(), true; });
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int polls = 0; !arrived(); ++polls) {
+    if (polls % 16 != 0) continue;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    if (left <= Nanoseconds::zero()) return false;
+    // Requests are destroyed with the Work alone, so this one may be slept on beside another thread's poll.
+    if (!requests_.empty() && attempt([&] { return requests_.back()->block(left); })) continue;
+    if (polls >= kPollsBeforeYield) std::this_thread::yield();
+  }
+  return true;
+}
+
+void Work::rethrow() const {
+  if (!failed()) return;
+  if (failure_->explained || failure_->cause != nullptr) {
+    throw Error(failure_->code, failure_->text).caused_by(failure_->cause);
+  }
+  throw Error(failure_->code, failure_->text, subject());
+}
+
+int Work::source() const {
+  return (completed() || point() != nullptr) && !requests_.empty() ? requests_.front()->source() : -1;
+}
+
+void Work::set_awaited() {
+  std::lock_guard lock(callbacks_mutex_);
+  if (fence_.ready() || awaited_ || context_.progress == nullptr) return;
+  awaited_ = true;
+  context_.progress->hasten();
+}
+
+void Work::on_done(std::function<void()> callback) {
+  {
+    std::lock_guard lock(callbacks_mutex_);
+    if (!fence_.ready()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+}  // namespace mcr

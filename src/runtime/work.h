@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fence.h"
+#include "device/event_pool.h"
+#include "plugin/backend.h"
+#include "runtime/plan.h"
+
+namespace mcr {
+
+class Progress;
+
+/// Called now and then by a thread that waits; it may throw, which ends the wait and leaves the operation running.
+using Interrupt = void (*)();
+
+/// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
+std::string describe(const std::string& backend, std::string_view function, const std::string& group);
+
+/// The handle of an asynchronous call. It owns what the operation needs (requests, scratch memory, the caller's
+/// tensors) and is itself owned by the caller and, until it is complete, by its backend's progress thread: a dropped
+/// Work still completes. Every method may be called from any thread.
+class Work {
+ public:
+  using Nanoseconds = std::chrono::nanoseconds;
+
+  /// Which call it is, for errors, and what must outlive it.
+  struct Context {
+    Op op;
+    const std::string* group;    // its label, of Position: it lives as long as the process
+    const std::string* backend;  // of the registry, which is never destroyed
+    std::shared_ptr<Communicator> communicator;
+    Progress* progress;               // its backend's, of the registry too
+    std::chrono::milliseconds limit;  // what wait() grants when it is given none
+    int64_t seq = 0;                  // the call's number in its group
+    int64_t bytes = -1;               // the message's size; -1 where ranks may see different ones
+  };
+
+  Work(Context context, Plan plan);
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+  /// Takes the started requests. Called once, before the Work is shared.
+  void attach(std::vector<std::unique_ptr<Request>> requests) { requests_ = std::move(requests); }
+
+  /// The point in a device's work that the operation ends with. Called once, before the Work is shared.
+  void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
+  /// Whoever waits makes the caller's stream wait too: it is another library's.
+  void set_foreign() {
+    if (point_ != nullptr) point_->set_foreign();
+  }
+  /// Null for what the host must wait for: until the operation has been given to the device, all but its end.
+  StreamPoint* point() const { return point_ != nullptr && point_->recorded() ? point_.get() : nullptr; }
+  /// Makes the current stream wait for the operation; false if it has no point yet. Throws its error. Memory that only
+  /// the operation still held is given up where the stream's own order protects it.
+  bool join();
+
+  /// One step of progress; never waits. True once complete, be it with an error.
+  bool poll() noexcept;
+  /// Waits at most `limit`. False if the operation is still running then. Never throws.
+  bool wait_for(Nanoseconds limit) noexcept { return wait_for(limit, false); }
+  /// The same, or until the operation has a point.
+  bool wait_for_point(Nanoseconds limit) noexcept { return wait_for(limit, true); }
+  /// Rethrows the operation's error, if it is complete and has one.
+  void rethrow() const;
+
+  /// Ends an operation that is not complete with this error. Its requests are polled on, as the library still uses
+  /// their memory. False if it was complete.
+  bool expire(ErrorCode code, const std::string& text) noexcept;
+  /// How long it has been looked at by whoever looks for operations that do not end: none of that is on the call's
+  /// path.
+  Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
+
+  /// Complete, and no request is running any more: after an error, the others may still use the memory.
+  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  bool completed() const noexcept { return fence_.ready(); }
+  bool failed() const noexcept { return completed() && failure_.has_value(); }
+  Progress* progress() const { return context_.progress; }
+  std::chrono::milliseconds limit() const { return context_.limit; }
+  std::string what() const;
+  const Context& context() const { return context_; }
+  Subject subject() const;
+  const Plan& plan() const { return plan_; }
+  /// Group rank that a receive came from which is complete, or back on its device; else -1.
+  int source() const;
+
+  /// The number of its record in the log, 0 if it has none.
+  int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
+  void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
+
+  /// Runs `callback` once: on completion, on the thread that sees it, or now if that has passed. Waiting threads may
+  /// return before it has run. It must not throw.
+  void on_done(std::function<void()> callback);
+  /// Somebody sleeps until it is complete, and does not poll: the progress thread looks often.
+  void set_awaited();
+
+ private:
+  bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
+  bool advance();
+  void fail() noexcept;
+  void keep_error() noexcept;
+  void complete() noexcept;
+
+  const Context context_;
+  Plan plan_;
+  std::vector<std::unique_ptr<Request>> requests_;
+  std::size_t next_ = 0;  // requests before it are at their end; guarded by busy_
+  std::atomic<bool> settled_{false};
+  std::shared_ptr<StreamPoint> point_;
+  std::atomic_flag released_ = ATOMIC_FLAG_INIT;
+  std::atomic<int64_t> record_{0};
+  std::atomic<int64_t> first_observed_{0};
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  // Code and text rather than the exception: each thread that asks throws one of its own.
+  struct Failure {
+    ErrorCode code;
+    std::string text;
+    bool explained = false;  // the text already says why other ranks have not come
+    std::shared_ptr<const Cause> cause = nullptr;
+  };
+  std::optional<Failure> failure_;  // written before the fence is signalled
+  Fence fence_;
+  std::mutex callbacks_mutex_;
+  std::vector<std::function<void()>> callbacks_;  // guarded by callbacks_mutex_
+  bool awaited_ = false;                          // guarded by callbacks_mutex_
+};
+
+}  // namespace mcr
