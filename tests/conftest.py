@@ -9,7 +9,6 @@ import pytest
 
 from harness import Pools
 
-
 # In these tests ranks must notice a fault within seconds, which a busy machine may not grant. One that fails runs once
 # more; pytest's summary counts and names it as a rerun.
 TIMED = {"test_exit", "test_faults", "test_reports", "test_start", "test_torch_debug", "test_user_code", "test_watch"}

@@ -41,7 +41,7 @@ def includes(path: Path) -> list[str]:
 
 def upward(name: str, included: Iterable[str]) -> list[str]:
     """What a file includes, though it may not."""
-    folder = name.split("/")[0]
+    folder = name.split("/", maxsplit=1)[0]
     if folder == "backends":
         family = "/".join(name.split("/")[:2]) + "/"
         return [each for each in included if each.split("/")[0] not in PLUGIN and not each.startswith(family)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refinement of ``auto`` while a program runs: other candidates are tried, and what that shows is agreed by the ranks.
 
-Which call tries whom is counted in src/choose/refine.cc, equally on all ranks. Times stay with their rank until refine_step().
+Every rank counts in src/choose/refine.cc which call tries which candidate, so all count alike. Times stay with their
+rank until refine_step().
 """
 
 from __future__ import annotations
