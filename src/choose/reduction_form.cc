@@ -24,6 +24,12 @@ DType integer_of(DType dtype) {
   }
 }
 
+// What the reductions mean on bool.
+RedOp on_bool(RedOp red) {
+  if (red == RedOp::SUM) return RedOp::MAX;
+  return red == RedOp::PRODUCT ? RedOp::MIN : red;
+}
+
 // The memory that the reduction may change: the result's own where the rank gets one, else a copy of what it gives.
 Buffer operands(Call& call, Plan& plan, int rank) {
   const bool in_place = row(call.op).extent == Extent::Same && (!row(call.op).is(kRooted) || call.root == rank);
@@ -38,26 +44,27 @@ Buffer operands(Call& call, Plan& plan, int rank) {
 
 }  // namespace
 
-ReductionForm ReductionForm::of(const Communicator& communicator, Call& call) {
-  const auto form = [dtype = call.dtype, red = call.red](Kind kind, bool native) {
-    return ReductionForm(kind, native, dtype, red);
-  };
-  if (communicator.supports(call)) return form(Kind::Itself, true);
-  if (!row(call.op).is(kReduces)) return form(Kind::Itself, false);
+ReductionForm ReductionForm::of(const Communicator& communicator, const Call& call) {
+  Call asked = call;
+  const auto form = [&](Kind kind) { return ReductionForm(kind, call, asked, communicator.supports(asked)); };
+  const bool reduces = row(call.op).is(kReduces);
+  if (reduces && call.dtype == DType::Bool) asked.red = on_bool(call.red);
+  const auto itself = form(Kind::Itself);
+  if (itself.native() || !reduces) return itself;
   if (call.red == RedOp::AVG || call.red == RedOp::PREMUL_SUM) {
-    const auto kind = call.red == RedOp::AVG ? Kind::Average : Kind::Premultiplied;
-    call.red = RedOp::SUM;
-    return form(kind, communicator.supports(call));
+    asked.red = RedOp::SUM;
+    return form(call.red == RedOp::AVG ? Kind::Average : Kind::Premultiplied);
   }
   if (orders_numbers(call.dtype, call.red)) {
-    const auto dtype = std::exchange(call.dtype, integer_of(call.dtype));
-    if (communicator.supports(call)) return ReductionForm(Kind::Ordered, true, dtype, call.red);
-    call.dtype = dtype;
+    asked.dtype = integer_of(call.dtype);
+    const auto ordered = form(Kind::Ordered);
+    if (ordered.native()) return ordered;
   }
-  return form(Kind::Itself, false);
+  return itself;
 }
 
 void ReductionForm::prepare(Call& call, Plan& plan, int rank) const {
+  if (!row(call.op).is(kReduces)) return;
   if (kind_ == Kind::Premultiplied) {
     const auto values = operands(call, plan, rank);
     multiply(values.data, values.count, dtype_, call.factor, call.factor_data);
@@ -65,6 +72,8 @@ void ReductionForm::prepare(Call& call, Plan& plan, int rank) const {
     const auto values = operands(call, plan, rank);
     to_ordered(values.data, values.count, dtype_, red_ == RedOp::MAX);
   }
+  call.dtype = asked_dtype_;
+  call.red = asked_red_;
 }
 
 void ReductionForm::finish(const Call& call, Plan& plan, int rank, int size) const {

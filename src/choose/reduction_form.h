@@ -14,15 +14,18 @@ class ReductionForm {
  public:
   ReductionForm() = default;
 
-  /// Finds how the communicator does the call, and changes the call's reduction and element type to those that it is
-  /// asked for. A function of the call's operation, types and counts and of the communicator's tables: equal on all
-  /// ranks. Other operations than reductions are left as they are.
-  static ReductionForm of(const Communicator& communicator, Call& call);
+  /// Finds with which reduction and element type the communicator can do the call. A function of the call's operation,
+  /// types and counts and of the communicator's tables: equal on all ranks. On bool, SUM is a logical or and PRODUCT a
+  /// logical and, on every backend. Operations that reduce nothing stay as they are.
+  static ReductionForm of(const Communicator& communicator, const Call& call);
 
-  /// Whether the communicator supports the call as it is now.
+  /// Whether the communicator supports the reduction that it would be asked for.
   bool native() const { return native_; }
+  /// Whether it supports the call without a step before or behind it.
+  bool itself() const { return native_ && kind_ == Kind::Itself; }
 
-  /// Before the call is issued: changes its operands, or copies of those that belong to the caller.
+  /// Before the call is issued or emulated: gives it that reduction and element type, and changes its operands, or
+  /// copies of those that belong to the caller.
   void prepare(Call& call, Plan& plan, int rank) const;
   /// After that, where the call's other last steps are in the plan: adds the step that makes the result of it.
   void finish(const Call& call, Plan& plan, int rank, int size) const;
@@ -30,13 +33,20 @@ class ReductionForm {
  private:
   enum class Kind : uint8_t { Itself, Average, Premultiplied, Ordered };
 
-  ReductionForm(Kind kind, bool native, DType dtype, RedOp red)
-      : kind_(kind), native_(native), dtype_(dtype), red_(red) {}
+  ReductionForm(Kind kind, const Call& given, const Call& asked, bool native)
+      : kind_(kind),
+        native_(native),
+        dtype_(given.dtype),
+        red_(given.red),
+        asked_dtype_(asked.dtype),
+        asked_red_(asked.red) {}
 
   Kind kind_ = Kind::Itself;
   bool native_ = false;
   DType dtype_ = DType::Byte;  // as the caller gave them
   RedOp red_ = RedOp::SUM;
+  DType asked_dtype_ = DType::Byte;  // as the communicator gets them
+  RedOp asked_red_ = RedOp::SUM;
 };
 
 }  // namespace mcr

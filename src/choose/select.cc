@@ -5,7 +5,7 @@
 #include <climits>
 #include <utility>
 
-#include "choose/reduction_form.h"
+#include "choose/decision.h"
 
 namespace mcr {
 
@@ -21,17 +21,6 @@ bool any_known(const std::vector<const CostCurve*>& curves) {
 }
 
 }  // namespace
-
-bool native(const Communicator& communicator, Call call) {
-  if (const auto streams = communicator.streams()) return call.device.type == *streams && communicator.supports(call);
-  return ReductionForm::of(communicator, call).native();
-}
-
-bool native_on_copies(const Communicator& communicator, Call call) {
-  if (communicator.streams() || call.device.type == DeviceType::CPU) return false;
-  call.device = {};
-  return native(communicator, call);
-}
 
 void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   std::lock_guard lock(mutex_);
@@ -51,12 +40,11 @@ Slot& Selector::choose(const Call& call) {
   const auto bytes = message_bytes(call, ranks_);
   const Range& range = range_of(remembered(call), bytes);
   // Only very large counts make a communicator refuse what it has for its types.
-  const auto& communicator = *range.slot->communicator;
-  if (bytes <= INT_MAX || range.forced || native(communicator, call) || native_on_copies(communicator, call)) {
-    return *range.slot;
-  }
+  if (bytes <= INT_MAX || range.forced) return *range.slot;
+  const auto decision = Decision::of(*range.slot->communicator, call);
+  if (decision.native() || decision.native_on_copies()) return *range.slot;
   for (auto& slot : *slots_) {
-    if (slot.variant == 0 && native(*slot.communicator, call)) return slot;
+    if (slot.variant == 0 && Decision::of(*slot.communicator, call).native()) return slot;
   }
   return *range.slot;
 }
@@ -139,9 +127,9 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
 Selector::Field Selector::field(const Call& call) const {
   Field result;
   // Libraries that take the tensors as they are come first: without measurements they count.
-  for (const auto able : {native, native_on_copies}) {
+  for (const auto able : {&Decision::native, &Decision::native_on_copies}) {
     for (auto& slot : *slots_) {
-      if (!able(*slot.communicator, call)) continue;
+      if (!(Decision::of(*slot.communicator, call).*able)()) continue;
       if (std::find(result.slots.begin(), result.slots.end(), &slot) != result.slots.end()) continue;
       if (slot.variant == 0 || slot.communicator->varies(call)) result.slots.push_back(&slot);
     }

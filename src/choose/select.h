@@ -52,12 +52,6 @@ struct Tuning {
   std::vector<Rule> rules;
 };
 
-/// Whether the communicator does the call itself, if need be with another reduction (reduction_form.h).
-bool native(const Communicator& communicator, Call call);
-
-/// The same for a library of the host, on copies of a device's tensors.
-bool native_on_copies(const Communicator& communicator, Call call);
-
 /// The choice of one group. choose() and explain() may be called from any thread; what changes it not beside them.
 class Selector {
  public:

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "algorithms/emulate.h"
-#include "choose/reduction_form.h"
+#include "choose/decision.h"
 #include "codecs/codec.h"
 #include "engine/continuation.h"
 #include "engine/execute.h"
@@ -42,40 +42,10 @@ class Waiting {
 // How often a wait looks up from the operation: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
-enum class Route { Native, Emulated, Stream, Staged, Unsupported };
-
 bool empty(const Call& call) {
   // Receives from any rank must report one, and vectored calls may be empty on this rank alone: both are issued.
   return !call.vectored && call.in.count == 0 && call.out.count == 0 && call.op != Op::barrier &&
          !row(call.op).is(kPeer);
-}
-
-// What the reductions mean on bool is the same for all backends: logical or, and.
-void lower_bool(Call& call) {
-  if (call.dtype != DType::Bool) return;
-  if (call.red == RedOp::SUM) call.red = RedOp::MAX;
-  if (call.red == RedOp::PRODUCT) call.red = RedOp::MIN;
-}
-
-// Decides how the call is done, from values that are equal on all ranks: op, dtype, reduction, vectored, device and
-// the communicator's tables. The call's reduction becomes one that the backend has.
-Route route_on_host(const Communicator& communicator, Call& call, ReductionForm& form) {
-  form = ReductionForm::of(communicator, call);
-  if (form.native()) return Route::Native;
-  return row(call.op).fallback == Fallback::Exchange ? Route::Emulated : Route::Unsupported;
-}
-
-// The same for backends on streams, and for a device's tensors on a library of the host: it may do them as they are,
-// once the device is idle, or copies of them.
-Route route_of_device(const Communicator& communicator, Call call) {
-  const bool able = communicator.supports(call);
-  if (const auto streams = communicator.streams()) {
-    return able && call.device.type == *streams ? Route::Stream : Route::Unsupported;
-  }
-  if (able) return call.device_idle ? Route::Native : Route::Staged;
-  call.device = {};
-  ReductionForm form;
-  return route_on_host(communicator, call, form) == Route::Unsupported ? Route::Unsupported : Route::Staged;
 }
 
 void check_device(Device expected, Device got) {
@@ -103,7 +73,6 @@ bool admit(Passage& passage) {
   }
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
-  lower_bool(call);
   trail.bytes = message_bytes(call, group.size());
   trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes);
   return true;
@@ -145,8 +114,8 @@ class Issue {
     Lane lane(true);
     try {
       prepare(&stopwatch);
-      if (route_ == Route::Stream) return run_on_stream(passage_), -1;
-      if (route_ == Route::Staged) return finish(stage());
+      if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
+      if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
       if (lane.blocking() && Continuation::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
         Continuation::finish(passage_.call.timeout, passage_.interrupt);
@@ -173,8 +142,8 @@ class Issue {
     Lane lane(false);
     try {
       prepare(nullptr);
-      if (route_ == Route::Stream) return enqueue();
-      if (route_ == Route::Staged) return stage();
+      if (decision_.form == Form::Stream) return enqueue();
+      if (decision_.form == Form::Staged) return stage();
       issue(lane);
     } catch (...) {
       fail(lane);
@@ -223,9 +192,12 @@ class Issue {
     if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
     if (!device || !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
-    route_ = device ? route_of_device(communicator, call) : route_on_host(communicator, call, form_);
-    if (route_ == Route::Stream) check_device(group.device(*slot->streams), call.device);
-    if (route_ == Route::Unsupported) {
+    decision_ = Decision::of(communicator, call);
+    if (decision_.form == Form::Stream) {
+      check_device(group.device(*slot->streams), call.device);
+      decision_.reduction.prepare(call, plan, group.rank());
+    }
+    if (decision_.form == Form::Unsupported) {
       const bool reduces = row(call.op).is(kReduces);
       throw Error(ErrorCode::Unsupported, "no native form " +
                                               (reduces ? "of " + std::string(name(call.red)) + " " : std::string()) +
@@ -236,7 +208,7 @@ class Issue {
   }
 
   bool polled() const {
-    return route_ == Route::Emulated || Position::detail() || passage_.slot->communicator->always_starts() ||
+    return decision_.form == Form::Emulated || Position::detail() || passage_.slot->communicator->always_starts() ||
            ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
   }
 
@@ -246,14 +218,14 @@ class Issue {
   void issue(Lane& lane) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
-    form_.prepare(call, plan, group.rank());
-    if (route_ == Route::Native) communicator.issue(call, lane);
-    if (route_ == Route::Emulated) {
+    decision_.reduction.prepare(call, plan, group.rank());
+    if (decision_.form == Form::Native) communicator.issue(call, lane);
+    if (decision_.form == Form::Emulated) {
       const auto schedule = std::make_shared<Schedule>();
       emulate(call, group.rank(), group.size(), *schedule);
       execute(schedule, communicator, lane, plan);
     }
-    form_.finish(call, plan, group.rank(), group.size());
+    decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);
   }
 
@@ -269,8 +241,7 @@ class Issue {
   }
 
   Passage& passage_;
-  Route route_ = Route::Native;
-  ReductionForm form_;
+  Decision decision_;
   std::unique_ptr<Profiler::Span> span_;
 };
 
@@ -364,25 +335,6 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
   Passage passage{group, slot, call, plan, true};
   return admit(passage) ? Issue(passage).start() : nothing_to_do(passage);
-}
-
-std::string_view how(const Communicator& communicator, Call call) {
-  const OpRow& op = row(call.op);
-  if ((op.is(kReduces) && !defined(call.dtype, call.red)) || (call.vectored && !op.is(kVectored))) return "-";
-  lower_bool(call);
-  ReductionForm form;
-  const bool device = communicator.streams() || call.device.type != DeviceType::CPU;
-  switch (device ? route_of_device(communicator, call) : route_on_host(communicator, call, form)) {
-    case Route::Native:
-    case Route::Stream:
-      return "native";
-    case Route::Staged:
-      return communicator.supports(call) ? "native" : "staged";
-    case Route::Emulated:
-      return "emulated";
-    default:
-      return "-";
-  }
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {

@@ -20,10 +20,6 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
 /// The same around the group's passes: for what is no call of the program, such as an agreement of the ranks.
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
-/// How a call would be done: "native", "emulated", "staged" (on copies in host memory) or "-" (not at all). For the
-/// support matrix.
-std::string_view how(const Communicator& communicator, Call call);
-
 /// Waits until the work is complete; throws its error, or Timeout with the operation still running.
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt);
 

@@ -65,10 +65,19 @@ class Ranks {
     const auto bytes = static_cast<std::size_t>(count * size_of(setting_.dtype));
     memory.assign(bytes + 1, kUntouched);  // a byte behind the end, which nothing may change
     for (std::size_t i = 0; values != nullptr && i < bytes; ++i) memory[i] = static_cast<std::byte>((*values)());
-    if (values != nullptr && setting_.dtype == DType::Bool) {
-      for (std::size_t i = 0; i < bytes; ++i) memory[i] &= std::byte{1};
-    }
+    if (values != nullptr) restrict_values({memory.data(), bytes});
     return {memory.data(), count};
+  }
+
+  // Bools are 0 and 1. Floating-point numbers are finite: of two NaNs an addition takes either one's bits.
+  void restrict_values(std::span<std::byte> memory) const {
+    const auto kind = row(setting_.dtype).kind;
+    const auto size = static_cast<std::size_t>(size_of(setting_.dtype)) / (kind == DTypeKind::Complex ? 2 : 1);
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      if (kind == DTypeKind::Bool) memory[i] &= std::byte{1};
+      const bool exponent = (kind == DTypeKind::Floating || kind == DTypeKind::Complex) && i % size == size - 1;
+      if (exponent) memory[i] &= std::byte{0xBF};
+    }
   }
 
   // The counts and displacements of a side with a block per rank, the last block first and with gaps; its extent.

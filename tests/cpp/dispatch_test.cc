@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "check.h"
+#include "choose/decision.h"
 #include "ranks.h"
 
 namespace {
@@ -243,19 +244,19 @@ TEST(how_a_call_would_be_done) {
   const Recorder communicator(log);
   Call call;
   call.op = Op::all_reduce;
-  CHECK(how(communicator, call) == "native");
+  CHECK(Decision::of(communicator, call).text() == "native");
   call.red = RedOp::AVG;  // as SUM
-  CHECK(how(communicator, call) == "native");
+  CHECK(Decision::of(communicator, call).text() == "native");
   call.red = RedOp::PREMUL_SUM;
-  CHECK(how(communicator, call) == "-");
+  CHECK(Decision::of(communicator, call).text() == "-");
   call.red = RedOp::SUM;
   call.vectored = true;
-  CHECK(how(communicator, call) == "-");
+  CHECK(Decision::of(communicator, call).text() == "-");
   call.vectored = false;
   log.nothing = true;
-  CHECK(how(communicator, call) == "emulated");
+  CHECK(Decision::of(communicator, call).text() == "emulated");
   call.op = Op::send;
-  CHECK(how(communicator, call) == "-");
+  CHECK(Decision::of(communicator, call).text() == "-");
 }
 
 TEST(a_backend_can_be_disconnected) {

@@ -75,6 +75,13 @@ struct Two {
     group.connect(second, 0);
     group.connect(striped(), 0);
   }
+  // The progress thread of `left+right`, which outlives this, must not look at the scripts any more.
+  ~Two() {
+    end();
+    CHECK(striped().progress.drain(std::chrono::seconds(60)));
+  }
+  Two(const Two&) = delete;
+  Two& operator=(const Two&) = delete;
   static Registry::Entry& striped() { return Registry::instance().load("left+right", STRIPED_MODULE, "left+right"); }
   std::shared_ptr<Work> start(const Call& call, const char* candidate = "left+right") {
     return ranks::start(group, call, group.find(candidate));

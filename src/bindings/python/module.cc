@@ -29,6 +29,7 @@
 #include "bindings/torch/named_backend.h"
 #include "bindings/torch/profiler.h"
 #include "bindings/torch/store.h"
+#include "choose/decision.h"
 #include "engine/staging.h"
 
 namespace py = pybind11;
@@ -184,7 +185,7 @@ std::string support(Group& group, const std::string& backend, const std::string&
   call.vectored = vectored;
   auto* slot = group.find(backend);
   if (slot == nullptr) throw py::key_error(backend);
-  return std::string(how(*slot->communicator, call));
+  return std::string(Decision::of(*slot->communicator, call).text());
 }
 
 // Python's lock may be what a thread of the library waits for.

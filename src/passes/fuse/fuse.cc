@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "choose/decision.h"
 #include "engine/dispatch.h"
 
 namespace mcr {
@@ -80,7 +81,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   if (!passage.asynchronous || !fusible(passage.call)) return next(passage);
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
-  if (own == nullptr || how(*slot->communicator, passage.call) == "-") return next(passage);
+  if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
   const auto stream = stream_of(*slot);
   if (stream == nullptr || fuse_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
   passage.slot = own;
