@@ -5,6 +5,12 @@ namespace mcr {
 
 namespace {
 
+// PREMUL_SUM has a factor of its own, which validate() asks for.
+bool means_something(const Call& call) {
+  const bool scales = call.red == RedOp::PREMUL_SUM && row(call.dtype).kind == DTypeKind::Floating;
+  return scales || defined(call.dtype, call.red);
+}
+
 Decision on_host(const Communicator& communicator, const Call& call) {
   Decision result;
   result.reduction = ReductionForm::of(communicator, call);
@@ -35,7 +41,7 @@ Decision staged(const Communicator& communicator, const Call& call) {
 
 Decision Decision::of(const Communicator& communicator, const Call& call) {
   const OpRow& op = row(call.op);
-  if ((op.is(kReduces) && !defined(call.dtype, call.red)) || (call.vectored && !op.is(kVectored))) return {};
+  if ((op.is(kReduces) && !means_something(call)) || (call.vectored && !op.is(kVectored))) return {};
   if (const auto streams = communicator.streams()) {
     Decision result;
     result.reduction = ReductionForm::of(communicator, call);
