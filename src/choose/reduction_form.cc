@@ -45,12 +45,21 @@ Buffer operands(Call& call, Plan& plan, int rank) {
 }  // namespace
 
 ReductionForm ReductionForm::of(const Communicator& communicator, const Call& call) {
+  const bool reduces = row(call.op).is(kReduces);
+  const bool logical = reduces && call.dtype == DType::Bool;
+  if (!logical) {
+    const bool native = communicator.supports(call);
+    if (native || !reduces) return {Kind::Itself, call, call, native};
+  }
+  return other_form(communicator, call);
+}
+
+ReductionForm ReductionForm::other_form(const Communicator& communicator, const Call& call) {
   Call asked = call;
   const auto form = [&](Kind kind) { return ReductionForm(kind, call, asked, communicator.supports(asked)); };
-  const bool reduces = row(call.op).is(kReduces);
-  if (reduces && call.dtype == DType::Bool) asked.red = on_bool(call.red);
+  if (call.dtype == DType::Bool) asked.red = on_bool(call.red);
   const auto itself = form(Kind::Itself);
-  if (itself.native() || !reduces) return itself;
+  if (itself.native()) return itself;
   if (call.red == RedOp::AVG || call.red == RedOp::PREMUL_SUM) {
     asked.red = RedOp::SUM;
     return form(call.red == RedOp::AVG ? Kind::Average : Kind::Premultiplied);
@@ -63,8 +72,7 @@ ReductionForm ReductionForm::of(const Communicator& communicator, const Call& ca
   return itself;
 }
 
-void ReductionForm::prepare(Call& call, Plan& plan, int rank) const {
-  if (!row(call.op).is(kReduces)) return;
+void ReductionForm::change_operands(Call& call, Plan& plan, int rank) const {
   if (kind_ == Kind::Premultiplied) {
     const auto values = operands(call, plan, rank);
     multiply(values.data, values.count, dtype_, call.factor, call.factor_data);
@@ -72,11 +80,9 @@ void ReductionForm::prepare(Call& call, Plan& plan, int rank) const {
     const auto values = operands(call, plan, rank);
     to_ordered(values.data, values.count, dtype_, red_ == RedOp::MAX);
   }
-  call.dtype = asked_dtype_;
-  call.red = asked_red_;
 }
 
-void ReductionForm::finish(const Call& call, Plan& plan, int rank, int size) const {
+void ReductionForm::change_result(const Call& call, Plan& plan, int rank, int size) const {
   if (row(call.op).is(kRooted) && call.root != rank) return;
   if (kind_ == Kind::Average) {
     plan.finish.emplace_back([out = call.out, dtype = dtype_, size] { divide(out.data, out.count, dtype, size); });

@@ -26,9 +26,16 @@ class ReductionForm {
 
   /// Before the call is issued or emulated: gives it that reduction and element type, and changes its operands, or
   /// copies of those that belong to the caller.
-  void prepare(Call& call, Plan& plan, int rank) const;
+  void prepare(Call& call, Plan& plan, int rank) const {
+    if (kind_ != Kind::Itself) change_operands(call, plan, rank);
+    if (!row(call.op).is(kReduces)) return;
+    call.dtype = asked_dtype_;
+    call.red = asked_red_;
+  }
   /// After that, where the call's other last steps are in the plan: adds the step that makes the result of it.
-  void finish(const Call& call, Plan& plan, int rank, int size) const;
+  void finish(const Call& call, Plan& plan, int rank, int size) const {
+    if (kind_ != Kind::Itself) change_result(call, plan, rank, size);
+  }
 
  private:
   enum class Kind : uint8_t { Itself, Average, Premultiplied, Ordered };
@@ -40,6 +47,10 @@ class ReductionForm {
         red_(given.red),
         asked_dtype_(asked.dtype),
         asked_red_(asked.red) {}
+
+  static ReductionForm other_form(const Communicator& communicator, const Call& call);
+  void change_operands(Call& call, Plan& plan, int rank) const;
+  void change_result(const Call& call, Plan& plan, int rank, int size) const;
 
   Kind kind_ = Kind::Itself;
   bool native_ = false;

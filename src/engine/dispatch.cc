@@ -81,7 +81,7 @@ bool admit(Passage& passage) {
 std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                                 std::shared_ptr<StreamPoint> point = nullptr) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
-  if (plan.keep) plan.kept = plan.keep();
+  if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
   auto made =
       std::make_shared<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,

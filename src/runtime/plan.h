@@ -44,13 +44,14 @@ struct Plan {
   std::vector<std::unique_ptr<std::byte[]>> scratch;
   // Of a device's call: copies in the order of its stream, before the operation and behind it.
   std::vector<std::function<void(const Stream&)>> before, behind;
-  std::vector<std::function<void()>> finish;    // in order, once, on the thread that sees completion
-  std::vector<std::function<void()>> after;     // the same, of passes: behind all of `finish`, the last one first
-  std::function<void()> deliver;                // unflatten() puts it behind the copies of the lists' tensors
-  std::vector<std::shared_ptr<void>> owned;     // what else must live as long
-  std::function<std::shared_ptr<void>()> keep;  // makes `kept`, for calls that outlive their caller
-  std::shared_ptr<void> kept;                   // the caller's tensors
-  void (*release)(void* kept) = nullptr;        // gives up what only the running operation needs of it
+  std::vector<std::function<void()>> finish;  // in order, once, on the thread that sees completion
+  std::vector<std::function<void()>> after;   // the same, of passes: behind all of `finish`, the last one first
+  std::function<void()> deliver;              // unflatten() puts it behind the copies of the lists' tensors
+  std::vector<std::shared_ptr<void>> owned;   // what else must live as long
+  std::shared_ptr<void> (*keep)(void* keeper) = nullptr;  // makes `kept`, for calls that outlive their caller
+  void* keeper = nullptr;                                 // of use as long as `names`
+  std::shared_ptr<void> kept;                             // the caller's tensors
+  void (*release)(void* kept) = nullptr;                  // gives up what only the running operation needs of it
 
   std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
   /// Displacements of blocks that lie one behind the other.

@@ -188,7 +188,8 @@ TEST(what_a_call_uses_lives_until_the_device_is_past_it) {
     auto kept = std::make_shared<int>(1);
     tensors = kept;
     Plan plan;
-    plan.keep = [kept] { return kept; };
+    plan.keeper = &kept;
+    plan.keep = [](void* keeper) -> std::shared_ptr<void> { return *static_cast<std::shared_ptr<int>*>(keeper); };
     plan.release = release;
     Call call = reduction(values);
     slowly([] {});

@@ -46,7 +46,9 @@ class Binder {
     try {
       find_backend();
       find_root();
-      for (std::size_t i = 0; i < signature_.params.size(); ++i) take(signature_.params[i], slots_[i]);
+      for (const auto& [index, always] : signature_.rest) {
+        if (always || slots_[index] != nullptr) take(signature_.params[index], slots_[index]);
+      }
       finish();
     } catch (const Error& error) {
       const auto backend = chosen_ == nullptr ? group_->any_backend() : chosen_->name;
@@ -57,7 +59,11 @@ class Binder {
   }
 
   PyObject* issue() {
-    plan_.keep = [this] { return std::make_shared<KeptTensors>(kept(), results()); };
+    plan_.keeper = this;
+    plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
+      const auto& self = *static_cast<Binder*>(keeper);
+      return std::make_shared<KeptTensors>(self.kept(), self.results());
+    };
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
     const auto guard = tensors_.stream_guard();
     place_factor();

@@ -117,6 +117,37 @@ void fill(Names& names, const Signature& signature) {
   }
 }
 
+// Parameters that have indexes of their own, and those without an effect.
+bool read_first(Kind kind) {
+  switch (kind) {
+    case Kind::Group:
+    case Kind::Backend:
+    case Kind::AsyncOp:
+    case Kind::Root:
+    case Kind::GroupRoot:
+    case Kind::Ignored:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Parameters that change nothing where they are not given.
+bool optional(Kind kind) {
+  switch (kind) {
+    case Kind::Reduction:
+    case Kind::Tag:
+    case Kind::InSplits:
+    case Kind::OutSplits:
+    case Kind::Timeout:
+    case Kind::SizeHint:
+    case Kind::Codec:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Signature parse(std::string_view name, Op op, std::string_view text, std::string_view summary, bool starts) {
   Signature signature{std::string(name), op, std::string(summary), starts, {}};
   bool keyword_only = false;
@@ -142,6 +173,12 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
   signature.async_op = index_of(signature, Kind::AsyncOp);
   signature.root = index_of(signature, Kind::Root);
   signature.group_root = index_of(signature, Kind::GroupRoot);
+  for (std::size_t i = 0; i < signature.params.size(); ++i) {
+    const auto& param = signature.params[i];
+    const auto index = static_cast<uint8_t>(i);
+    if (param.default_value.empty()) signature.required.push_back(index);
+    if (!read_first(param.kind)) signature.rest.push_back({index, !optional(param.kind)});
+  }
   return signature;
 }
 
@@ -223,9 +260,9 @@ void arrange(const Signature& signature, PyObject* const* args, Py_ssize_t nargs
       type_error(signature, "got an unexpected keyword argument '" + utf8_of(keyword, "?") + "'");
     put(signature, slots, index, keyword_values[i]);
   }
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    if (slots[i] == nullptr && params[i].default_value.empty()) {
-      type_error(signature, std::string("is missing the argument '") + params[i].text + "'");
+  for (const auto index : signature.required) {
+    if (slots[index] == nullptr) {
+      type_error(signature, std::string("is missing the argument '") + params[index].text + "'");
     }
   }
 }

@@ -57,6 +57,12 @@ struct Signature {
   Names names{};       // of the function and its parameters
   // Indexes of the parameters that every call reads first; params.size() where there is none.
   std::size_t group = 0, backend = 0, async_op = 0, root = 0, group_root = 0;
+  std::vector<uint8_t> required{};  // indexes of the parameters without a default
+  struct Rest {
+    uint8_t index;
+    bool always;  // the parameter means something also where it is not given
+  };
+  std::vector<Rest> rest{};  // the parameters that are read after those above
 };
 
 /// The word that stands for a kind in the op table.

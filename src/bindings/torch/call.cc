@@ -128,10 +128,12 @@ Group::Slot* TorchCall::prepare() {
     factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
     call_.factor_data = factor_.data_ptr();
   }
-  plan_.keep = [this] {
-    auto all = tensors_.all();
-    if (factor_.defined()) all.push_back(factor_);
-    return std::make_shared<KeptTensors>(std::move(all), results_);
+  plan_.keeper = this;
+  plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
+    const auto& self = *static_cast<TorchCall*>(keeper);
+    auto all = self.tensors_.all();
+    if (self.factor_.defined()) all.push_back(self.factor_);
+    return std::make_shared<KeptTensors>(std::move(all), self.results_);
   };
   plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
   return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;

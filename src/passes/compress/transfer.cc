@@ -20,7 +20,8 @@ Transfer::Transfer(Op op, const Call& like, bool vectored, bool sends)
 
 // All that the calls have in common.
 Call Transfer::call(Plan& plan) {
-  plan.keep = [self = shared_from_this()]() -> std::shared_ptr<void> { return self; };
+  plan.keeper = this;
+  plan.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Transfer*>(keeper)->shared_from_this(); };
   Call made;
   made.op = op;
   made.device = like_.device;
