@@ -84,7 +84,7 @@ bench: build ## Measure the overhead over plain MPI (ARGS= goes to it)
 lab: build ## Check and measure on clusters of network namespaces; needs root; results: docs/results/lab.md (ARGS= goes to it)
 	$(PY) bench/lab suite $(ARGS)
 
-gpu-check: ## Check and measure on a GPU; results go to build/gpu-check (ARGS=--rehearse: on the CPU, no result)
+gpu-check: $(if $(findstring --rehearse,$(ARGS)),build $(STANDINS)) ## Check and measure on a GPU; results go to build/gpu-check (ARGS=--rehearse: on the CPU, no result)
 	bench/gpu_check.sh $(ARGS) build/gpu-check
 
 lint: build ## Check style, types, line limits and generated files

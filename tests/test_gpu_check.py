@@ -33,6 +33,15 @@ def test_the_suite_runs(tmp_path: Path) -> None:
     assert found["failures"] == {}
 
 
+def test_the_overhead_beside_torchs_own(tmp_path: Path) -> None:
+    """Calls of mcr_dl and of torch's own backend in one process, for a moment."""
+    arguments = ("--backend", "gloo", "--device", "cpu", "--no-raw", "--ranks", "2", "--seconds", "1", "--limit", "90")
+    result = _run("gpu.overhead", *arguments, str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = json.loads((tmp_path / "overhead-2.json").read_text())["rows"]
+    assert {"mcr_dl", "torch"} <= set(next(iter(rows["all_reduce blocking"].values()))["host_us"])
+
+
 def test_the_suite_sees_wrong_values(tmp_path: Path) -> None:
     """A backend that moves nothing fails."""
     arguments = ("--backend", "null", "--device", "cpu", "--ranks", "1", "--seconds", "1", "--limit", "90")

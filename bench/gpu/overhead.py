@@ -55,8 +55,8 @@ def _statement(text: str, names: dict[str, Any]) -> Way:
 class Ways:
     """All ways to make a call, on the same tensors."""
 
-    def __init__(self, device: Device, backend: str, yardstick: raw.Raw | None, ranks: int) -> None:
-        self.device, self.backend, self.yardstick, self.ranks = device, backend, yardstick, ranks
+    def __init__(self, device: Device, yardstick: raw.Raw | None, ranks: int, peer: torch_dist.ProcessGroup) -> None:
+        self.device, self.yardstick, self.ranks, self.peer = device, yardstick, ranks, peer
 
     def of(self, op: str, mode: str, nbytes: int) -> dict[str, Way]:
         """Name -> function from a number of calls to the host's seconds per call."""
@@ -75,7 +75,7 @@ class Ways:
             loop = self.yardstick.loop
             ways["raw"] = lambda calls: loop(op, calls, source, target, asynchronous=asynchronous)
         ways["mcr_dl"] = _statement(f"f({arguments}{end}", {**names, "f": ours})
-        ways["torch"] = _statement(f"f({arguments}{end}", {**names, "f": theirs})
+        ways["torch"] = _statement(f"f({arguments}, group=g{end}", {**names, "f": theirs, "g": self.peer})
         return ways
 
 
@@ -183,20 +183,18 @@ def on_rank(backend: str, kind: str, seconds: float, loop: str, folder: str, nam
     mcr_dl.init_process_group(backend, tuning_table="none")
     rank, ranks = mcr_dl.get_rank(), mcr_dl.get_world_size()
     store = _runtime.state().store
-    torch_store = torch_dist.PrefixStore("gpu-overhead", store)
     theirs = "nccl" if device.real else "gloo"
-    torch_dist.init_process_group(theirs, store=torch_store, rank=rank, world_size=ranks)
+    peer = torch_dist.new_group(backend=theirs)  # of torch's own: the default group is mcr_dl's
     notes = jobs.Notes(folder, name, rank)
     notes.write(torch_backend=theirs, rows={})
     yardstick = raw.Raw(Path(loop), store, rank, ranks, device) if loop else None
     notes.write(
         nccl="" if yardstick is None else yardstick.version, launch_order=_environment("NCCL_LAUNCH_ORDER_IMPLICIT")
     )
-    ways = Ways(device, backend, yardstick, ranks)
+    ways = Ways(device, yardstick, ranks, peer)
     sweep(device, ways, Agreement(store, rank), seconds, lambda rows: notes.write(rows=rows))
     if yardstick is not None:
         yardstick.close()
-    torch_dist.destroy_process_group()
     mcr_dl.destroy_process_group()
 
 
