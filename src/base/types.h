@@ -85,6 +85,11 @@ constexpr bool defined(DType dtype, RedOp red) {
   return false;
 }
 
+/// Whether the reduction means something on the element type with a factor.
+constexpr bool takes_factor(DType dtype, RedOp red) {
+  return red == RedOp::PREMUL_SUM && row(dtype).kind == DTypeKind::Floating;
+}
+
 /// Whether the reduction picks one of several floating-point numbers. Libraries disagree on which where one is a NaN.
 constexpr bool orders_numbers(DType dtype, RedOp red) {
   return (red == RedOp::MIN || red == RedOp::MAX) && row(dtype).kind == DTypeKind::Floating;

@@ -5,12 +5,6 @@ namespace mcr {
 
 namespace {
 
-// PREMUL_SUM has a factor of its own, which validate() asks for.
-bool means_something(const Call& call) {
-  const bool scales = call.red == RedOp::PREMUL_SUM && row(call.dtype).kind == DTypeKind::Floating;
-  return scales || defined(call.dtype, call.red);
-}
-
 Decision on_host(const Communicator& communicator, const Call& call) {
   Decision result;
   result.reduction = ReductionForm::of(communicator, call);
@@ -41,7 +35,8 @@ Decision staged(const Communicator& communicator, const Call& call) {
 
 Decision Decision::of(const Communicator& communicator, const Call& call) {
   const OpRow& op = row(call.op);
-  if ((op.is(kReduces) && !means_something(call)) || (call.vectored && !op.is(kVectored))) return {};
+  if (call.vectored && !op.is(kVectored)) return {};
+  if (op.is(kReduces) && !defined(call.dtype, call.red) && !takes_factor(call.dtype, call.red)) return {};
   if (const auto streams = communicator.streams()) {
     Decision result;
     result.reduction = ReductionForm::of(communicator, call);

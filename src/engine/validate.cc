@@ -24,7 +24,7 @@ std::string elements(int64_t count) { return to_string(count) + (count == 1 ? " 
 
 void check_reduction(const Call& call) {
   if (defined(call.dtype, call.red)) return;
-  if (call.red == RedOp::PREMUL_SUM && row(call.dtype).kind == DTypeKind::Floating) {
+  if (takes_factor(call.dtype, call.red)) {
     if (call.factor_data != nullptr || !std::isnan(call.factor)) return;
     throw Error(ErrorCode::InvalidType,
                 "op: expected PREMUL_SUM with its factor (torch.distributed._make_nccl_premul_sum) for dtype " +

@@ -7,7 +7,6 @@
 #include <array>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "bindings/python/arguments.h"
@@ -62,11 +61,11 @@ class Binder {
     plan_.keeper = this;
     plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
       const auto& self = *static_cast<Binder*>(keeper);
-      return std::make_shared<KeptTensors>(self.kept(), self.results());
+      return std::make_shared<KeptTensors>(self.tensors_.all(), self.results());
     };
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
     const auto guard = tensors_.stream_guard();
-    place_factor();
+    tensors_.place_factor(call_);
     if (asynchronous_) return wrap(start_call());
     if (coalescing != nullptr) return coalesce();
     const int source = run_call();
@@ -188,23 +187,9 @@ class Binder {
                 std::string(name) + ": expected 0 to " + std::to_string(INT_MAX) + ", got " + std::to_string(number));
   }
 
-  // On the stream that the call is made from.
-  void place_factor() {
-    if (!factor_.defined()) return;
-    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
-    call_.factor_data = factor_.data_ptr();
-  }
-
-  std::vector<at::Tensor> kept() const {
-    auto tensors = tensors_.all();
-    if (factor_.defined()) tensors.push_back(factor_);
-    return tensors;
-  }
-
   void take_reduction(PyObject* value) {
     call_.red = reduction(value);
-    if (call_.red != RedOp::PREMUL_SUM) return;
-    std::tie(factor_, call_.factor) = premul_factor(value);
+    if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(value));
   }
 
   std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
@@ -261,14 +246,7 @@ class Binder {
   }
 
   void finish() {
-    call_.dtype = tensors_.dtype();
-    call_.device = tensors_.device();
-    call_.layout = tensors_.layout();
-    tensors_.deliver_to(plan_);
-    if (factor_.defined() && factor_.is_cpu()) {
-      call_.factor = factor_.item<double>();
-      factor_ = at::Tensor();
-    }
+    tensors_.describe(call_, plan_);
     if (in_splits_ == nullptr && out_splits_ == nullptr) return;
     call_.vectored = true;
     const Names& names = signature_.names;
@@ -308,7 +286,6 @@ class Binder {
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
   std::vector<at::Tensor> out_list_;
-  at::Tensor factor_;  // of PREMUL_SUM
   PyObject* in_splits_ = nullptr;
   PyObject* out_splits_ = nullptr;
 };

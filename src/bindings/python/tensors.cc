@@ -222,7 +222,19 @@ Buffer Tensors::memory(const at::Tensor& tensor, Use use) {
   return buffer_of(rows);
 }
 
-void Tensors::deliver_to(Plan& plan) {
+double Tensors::take_factor(std::pair<at::Tensor, double> factor) {
+  factor_ = std::move(factor.first);
+  return factor.second;
+}
+
+void Tensors::describe(Call& call, Plan& plan) {
+  call.dtype = dtype_;
+  call.device = device_;
+  call.layout = layout_;
+  if (factor_.defined() && factor_.is_cpu()) {
+    call.factor = factor_.item<double>();
+    factor_ = at::Tensor();
+  }
   if (received_.empty()) [[likely]]
     return;
   plan.deliver = [copies = std::move(received_)]() mutable {
@@ -231,6 +243,12 @@ void Tensors::deliver_to(Plan& plan) {
     });
     copies.clear();  // gives them up, as KeptTensors::release() does
   };
+}
+
+void Tensors::place_factor(Call& call) {
+  if (!factor_.defined()) return;
+  factor_ = factor_.to(torch_device(), scalar_of(call.dtype)).contiguous();
+  call.factor_data = factor_.data_ptr();
 }
 
 void Tensors::check(const at::Tensor& tensor, const char* parameter) {
@@ -255,6 +273,7 @@ void Tensors::check(const at::Tensor& tensor, const char* parameter) {
 std::vector<at::Tensor> Tensors::all() const {
   std::vector<at::Tensor> result(made_.begin(), made_.end());
   for (std::size_t i = 0; i < direct_count_; ++i) result.push_back(*direct_[i]);
+  if (factor_.defined()) result.push_back(factor_);
   return result;
 }
 

@@ -25,7 +25,7 @@ at::Tensor view_of(const Buffer& buffer, DType dtype);
 enum class Use : uint8_t {
   InPlace,  // it works on the memory as it lies, be it row by row or in another dense order (channels_last)
   Send,     // it reads the elements row by row: of another order it gets a copy
-  Receive,  // it writes the elements row by row: of another order it gets a copy, which deliver_to() brings back
+  Receive,  // it writes the elements row by row: of another order it gets a copy, which describe() sees brought back
 };
 
 /// The tensors of one call, checked one by one and against each other: dense, real memory, one dtype, one device.
@@ -46,8 +46,13 @@ class Tensors {
 
   /// The memory that the operation gets for a tensor of get(). With the GIL or without.
   Buffer memory(const at::Tensor& tensor, Use use);
-  /// Leaves in the plan what the copies of Use::Receive need in the end.
-  void deliver_to(Plan& plan);
+  /// Takes the factor of a PREMUL_SUM; returns it where it is a number, else NaN.
+  double take_factor(std::pair<at::Tensor, double> factor);
+  /// When all tensors are there: gives the call their element type, device and layout, and a factor in host memory as a
+  /// number; leaves in the plan what the copies of Use::Receive need in the end.
+  void describe(Call& call, Plan& plan);
+  /// Gives the call a factor in device memory, on the current stream. After describe().
+  void place_factor(Call& call);
 
   static bool is(PyObject* object);
 
@@ -58,9 +63,7 @@ class Tensors {
   std::optional<uintptr_t> stream() const { return stream_; }
   /// Makes that stream the current one for its lifetime.
   std::optional<StreamGuard> stream_guard() const;
-  /// In detail mode: how a tensor of Use::InPlace lies in memory, if not row by row. It lives as long as the process.
-  const std::string* layout() const { return layout_; }
-  /// Everything that get() and list() returned, to be kept while an operation runs.
+  /// Everything that get() and list() returned, and a factor in device memory, to be kept while an operation runs.
   std::vector<at::Tensor> all() const;
 
  private:
@@ -74,11 +77,12 @@ class Tensors {
   DType dtype_ = DType::Byte;
   Device device_;
   std::optional<uintptr_t> stream_;
-  const std::string* layout_ = nullptr;
-  std::list<at::Tensor> made_;        // lists' members and arrays; get() hands out references
-  const at::Tensor* direct_[2] = {};  // the caller's own objects
+  const std::string* layout_ = nullptr;  // in detail mode: how a tensor of Use::InPlace lies, if not row by row
+  std::list<at::Tensor> made_;           // lists' members and arrays; get() hands out references
+  const at::Tensor* direct_[2] = {};     // the caller's own objects
   std::size_t direct_count_ = 0;
   Copies received_;
+  at::Tensor factor_;  // of PREMUL_SUM
 };
 
 }  // namespace mcr::python

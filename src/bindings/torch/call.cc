@@ -73,7 +73,7 @@ TorchCall& TorchCall::out(const TensorList& list, const char* name) {
 
 TorchCall& TorchCall::reduction(const c10d::ReduceOp& op) {
   call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // one order: types.h
-  if (call_.red == RedOp::PREMUL_SUM) std::tie(factor_, call_.factor) = premul_factor(op);
+  if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(op));
   return *this;
 }
 
@@ -117,23 +117,12 @@ TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
 }
 
 Group::Slot* TorchCall::prepare() {
-  call_.dtype = tensors_.dtype();
-  call_.device = tensors_.device();
-  call_.layout = tensors_.layout();
-  tensors_.deliver_to(plan_);
-  if (factor_.defined() && factor_.is_cpu()) {
-    call_.factor = factor_.item<double>();
-    factor_ = at::Tensor();
-  } else if (factor_.defined()) {
-    factor_ = factor_.to(tensors_.torch_device(), scalar_of(call_.dtype)).contiguous();
-    call_.factor_data = factor_.data_ptr();
-  }
+  tensors_.describe(call_, plan_);
+  tensors_.place_factor(call_);
   plan_.keeper = this;
   plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
     const auto& self = *static_cast<TorchCall*>(keeper);
-    auto all = self.tensors_.all();
-    if (self.factor_.defined()) all.push_back(self.factor_);
-    return std::make_shared<KeptTensors>(std::move(all), self.results_);
+    return std::make_shared<KeptTensors>(self.tensors_.all(), self.results_);
   };
   plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
   return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;

@@ -54,7 +54,6 @@ class TorchCall {
   Plan plan_;
   Tensors tensors_;
   TensorList results_;
-  at::Tensor factor_;  // of PREMUL_SUM
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
 };
