@@ -24,7 +24,7 @@ enum Trait : uint8_t {
   kReduces = 2,   // combines elements
   kVectored = 4,  // has a form with counts and displacements
   kPeer = 8,      // point to point
-  // What may be done to a call before its backend gets it. An op without the trait is left as it is.
+  // What passes may do to a call. A pass leaves an op without the trait as it is.
   kCuttable = 16,      // any range of the block (the same one of all blocks) is a call of its own
   kFusible = 32,       // small calls may become one; passes/fuse_layout.cc lays out their memory
   kCompressible = 64,  // has a compressed form; passes/compressed.cc makes it

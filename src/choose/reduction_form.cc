@@ -24,7 +24,7 @@ DType integer_of(DType dtype) {
   }
 }
 
-// What the reductions mean on bool.
+// On bool, SUM is a logical or and PRODUCT a logical and.
 RedOp on_bool(RedOp red) {
   if (red == RedOp::SUM) return RedOp::MAX;
   return red == RedOp::PRODUCT ? RedOp::MIN : red;

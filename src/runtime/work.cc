@@ -15,7 +15,7 @@ namespace {
 // share a core do not keep each other from it.
 constexpr int kPollsBeforeYield = 200;
 
-// What a request does for a wait beside poll(), which meets its errors too.
+// What a request does while a thread waits, apart from poll(). poll() meets the same errors.
 template <class Action>
 bool attempt(Action action) noexcept {
   try {

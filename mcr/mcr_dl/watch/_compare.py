@@ -3,7 +3,7 @@
 
 Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group takes
 all of them away and compares. Nothing of that is on the path of a call. At the end of the runtime all ranks wait until
-what is left has been compared.
+the last calls have been compared.
 """
 
 from __future__ import annotations

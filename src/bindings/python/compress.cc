@@ -143,7 +143,7 @@ class PythonCodec final : public Codec {
   }
 
   int64_t encode_failure(const std::string& failure, int64_t count, DType dtype, std::byte* out) const override {
-    // What an earlier phase has said already is not said again: there is little room.
+    // Omits what an earlier phase has already printed, as a line has little room.
     auto text = failure;
     for (const auto& known : {sender_failed(), "codec " + name() + ": "}) {
       if (text.starts_with(known)) text.erase(0, known.size());

@@ -16,8 +16,8 @@ struct GiveUp {
 /// Owns a reference; may be null.
 using Owner = std::unique_ptr<PyObject, GiveUp>;
 
-/// The text of a str as UTF-8; lone surrogates, which UTF-8 does not have, are escaped. `otherwise` for null and for
-/// what is no str. Leaves no Python error set.
+/// Returns the text of a str as UTF-8, with lone surrogates, which UTF-8 does not have, escaped. Returns `otherwise`
+/// for null and for other objects. Leaves no Python error set.
 std::string utf8_of(PyObject* text, std::string_view otherwise);
 
 /// A new str of text that should be UTF-8: messages of libraries need not be. Null with a Python error if there is no

@@ -13,8 +13,8 @@
 
 namespace mcr::python {
 
-/// A completion hook's runs for the parts of one work. Their first exception is that of the work; if nobody asks the
-/// work for it, it is reported through sys.unraisablehook. Shared by the work and its parts; from any thread.
+/// The runs of a completion hook for the parts of one work. The work raises their first exception; where no caller asks
+/// for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
 class HookRuns {
  public:
   HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts);

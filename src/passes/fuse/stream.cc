@@ -196,8 +196,8 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   return full;
 }
 
-// An error is that of all calls in the buffer. Returns it if it is this rank's alone: then the other ranks have issued
-// what this one has not, and nothing may follow it on these communicators.
+// All calls in the buffer get an error. Returns it if only this rank has it: then the other ranks have issued calls
+// that this rank has not, and no call may follow on these communicators.
 std::optional<Error> FuseStream::send(const Parts& parts) {
   std::shared_ptr<Work> carrier;
   std::optional<Error> failure, local;

@@ -80,12 +80,12 @@ class FuseStream : public Continuation {
   using Clock = std::chrono::steady_clock;
   using Parts = std::vector<std::shared_ptr<FusePart>>;
 
-  // What is called with the mutex:
+  // Called with the mutex held:
   int64_t made() const { return flushed_ + static_cast<int64_t>(held_.size()); }
   bool due() const;
   std::vector<Parts> take(int64_t agreed);
 
-  // What the driver calls, without the mutex:
+  // Called by the driver, without the mutex:
   bool step();
   void ask(int64_t number, Slot slot);
   void flush(int64_t agreed);
