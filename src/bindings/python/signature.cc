@@ -2,6 +2,7 @@
 #include "bindings/python/signature.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -117,21 +118,6 @@ void fill(Names& names, const Signature& signature) {
   }
 }
 
-// Parameters that have indexes of their own, and those without an effect.
-bool read_first(Kind kind) {
-  switch (kind) {
-    case Kind::Group:
-    case Kind::Backend:
-    case Kind::AsyncOp:
-    case Kind::Root:
-    case Kind::GroupRoot:
-    case Kind::Ignored:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // Parameters that change nothing where they are not given.
 bool optional(Kind kind) {
   switch (kind) {
@@ -173,11 +159,14 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
   signature.async_op = index_of(signature, Kind::AsyncOp);
   signature.root = index_of(signature, Kind::Root);
   signature.group_root = index_of(signature, Kind::GroupRoot);
+  const std::array first = {signature.group, signature.backend, signature.async_op, signature.root,
+                            signature.group_root};
   for (std::size_t i = 0; i < signature.params.size(); ++i) {
     const auto& param = signature.params[i];
     const auto index = static_cast<uint8_t>(i);
     if (param.default_value.empty()) signature.required.push_back(index);
-    if (!read_first(param.kind)) signature.rest.push_back({index, !optional(param.kind)});
+    const bool read = param.kind == Kind::Ignored || std::find(first.begin(), first.end(), i) != first.end();
+    if (!read) signature.rest.push_back({index, !optional(param.kind)});
   }
   return signature;
 }
