@@ -19,13 +19,13 @@ void execute(const std::shared_ptr<Schedule>& schedule, Communicator& communicat
     } else if (tasks[id].kind == Task::Kind::Issue) {
       communicator.issue(tasks[id].call, lane);
     } else {
-      compute(tasks[id]);
+      schedule->compute(id);
       done[id] = true;
     }
   }
   if (later.empty()) return;
   plan.finish.emplace_back([schedule, later = std::move(later)] {
-    for (const auto id : later) compute(schedule->tasks()[id]);
+    for (const auto id : later) schedule->compute(id);
   });
 }
 

@@ -7,6 +7,8 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/reduce.h"
@@ -110,11 +112,10 @@ class Collective {
 
 class Run {
  public:
-  Run(std::span<const Schedule> schedules, uint32_t seed) : generator_(seed) {
-    for (const auto& schedule : schedules) {
+  Run(std::span<Schedule> schedules, uint32_t seed) : generator_(seed) {
+    for (auto& schedule : schedules) {
       ranks_.push_back({&schedule, std::vector<State>(schedule.tasks().size(), State::Waiting), {}});
     }
-    messages_.resize(ranks_.size() * ranks_.size());
   }
 
   std::string go() {
@@ -137,10 +138,11 @@ class Run {
 
  private:
   enum class State : uint8_t { Waiting, Issued, Done };
+  using Channel = std::pair<int, int>;  // part and stage: a communicator
   struct Rank {
-    const Schedule* schedule;
+    Schedule* schedule;
     std::vector<State> states;
-    std::deque<uint32_t> collectives;  // issued and not done
+    std::map<Channel, std::deque<uint32_t>> collectives;  // issued and not done
   };
   // Between two ranks, in one direction: those that have no partner yet.
   struct Wire {
@@ -148,16 +150,18 @@ class Run {
   };
 
   const Task& task(std::size_t rank, uint32_t id) const { return ranks_[rank].schedule->tasks()[id]; }
+  Channel channel(std::size_t rank, uint32_t id) const { return {task(rank, id).part, task(rank, id).stage}; }
 
-  // Every task that could run next. Of Issues the first one of each rank: they keep their order.
+  // Every task that could run next. Of the Issues on one communicator the first one of each rank: they keep their
+  // order.
   std::vector<std::pair<std::size_t, uint32_t>> candidates() const {
     std::vector<std::pair<std::size_t, uint32_t>> found;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      bool issued = false;
+      std::set<Channel> issued;
       for (uint32_t id = 0; id < ranks_[rank].states.size(); ++id) {
         if (ranks_[rank].states[id] != State::Waiting || !ready(rank, id)) continue;
         const bool issue = task(rank, id).kind == Task::Kind::Issue;
-        if (!issue || !std::exchange(issued, true)) found.emplace_back(rank, id);
+        if (!issue || issued.insert(channel(rank, id)).second) found.emplace_back(rank, id);
       }
     }
     return found;
@@ -171,19 +175,23 @@ class Run {
 
   void advance(std::size_t rank, uint32_t id) {
     const Task& one = task(rank, id);
+    if (one.kind == Task::Kind::Wait) {
+      if (ranks_[rank].schedule->poll(id)) ranks_[rank].states[id] = State::Done;
+      return;
+    }
     if (one.kind != Task::Kind::Issue) {
-      compute(one);
+      ranks_[rank].schedule->compute(id);
       ranks_[rank].states[id] = State::Done;
       return;
     }
     ranks_[rank].states[id] = State::Issued;
     if (!row(one.call.op).is(kPeer)) {
-      ranks_[rank].collectives.push_back(id);
-      return meet();
+      ranks_[rank].collectives[channel(rank, id)].push_back(id);
+      return meet(channel(rank, id));
     }
     const auto peer = static_cast<std::size_t>(one.call.root);
     const bool sends = one.call.op == Op::send;
-    auto& wire = messages_[sends ? rank * ranks_.size() + peer : peer * ranks_.size() + rank];
+    auto& wire = messages_[{channel(rank, id), sends ? rank : peer, sends ? peer : rank}];
     (sends ? wire.sends : wire.receives).push_back(id);
     while (!wire.sends.empty() && !wire.receives.empty()) {
       transfer(sends ? rank : peer, wire.sends.front(), sends ? peer : rank, wire.receives.front());
@@ -204,14 +212,15 @@ class Run {
     ranks_[from].states[sent] = ranks_[to].states[received] = State::Done;
   }
 
-  // Performs the oldest collective if all ranks have issued it.
-  void meet() {
-    if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.collectives.empty(); })) return;
+  // Performs the oldest collective of a communicator if all ranks have issued it.
+  void meet(Channel channel) {
+    if (std::ranges::any_of(ranks_, [&](Rank& rank) { return rank.collectives[channel].empty(); })) return;
     std::vector<Call> calls;
     for (auto& rank : ranks_) {
-      calls.push_back(rank.schedule->tasks()[rank.collectives.front()].call);
-      rank.states[rank.collectives.front()] = State::Done;
-      rank.collectives.pop_front();
+      auto& issued = rank.collectives[channel];
+      calls.push_back(rank.schedule->tasks()[issued.front()].call);
+      rank.states[issued.front()] = State::Done;
+      issued.pop_front();
     }
     for (const auto& call : calls) {
       if (call.op != calls[0].op || call.dtype != calls[0].dtype || call.red != calls[0].red) {
@@ -224,7 +233,7 @@ class Run {
 
   std::mt19937 generator_;
   std::vector<Rank> ranks_;
-  std::vector<Wire> messages_;
+  std::map<std::tuple<Channel, std::size_t, std::size_t>, Wire> messages_;
   std::string problem_;
 };
 
@@ -232,6 +241,6 @@ class Run {
 
 void perform(const std::vector<Call>& calls) { Collective(calls).perform(); }
 
-std::string run(std::span<const Schedule> schedules, uint32_t seed) { return Run(schedules, seed).go(); }
+std::string run(std::span<Schedule> schedules, uint32_t seed) { return Run(schedules, seed).go(); }
 
 }  // namespace interpreter

@@ -18,6 +18,6 @@ void perform(const std::vector<mcr::Call>& calls);
 
 /// Runs `schedules[i]` as rank i's. Tasks that are ready run in an order that `seed` decides; a message is taken from
 /// the sender's memory when both sides are there, and collectives when all ranks are. Returns what went wrong, or "".
-std::string run(std::span<const mcr::Schedule> schedules, uint32_t seed);
+std::string run(std::span<mcr::Schedule> schedules, uint32_t seed);
 
 }  // namespace interpreter
