@@ -26,7 +26,7 @@ struct Task {
 
   Kind kind = Kind::Issue;
   uint8_t part = 0;   // of an Issue: which of the candidate's backends it goes to
-  uint8_t stage = 0;  // of an Issue: 0 if it waits for no Issue and no Wait, else how many such come before it, + 1
+  uint32_t stage = 0; // of an Issue: 0 if it waits for no Issue and no Wait, else how many such come before it, + 1
   bool late = false;  // it waits for an Issue or a Wait, directly or not
   Call call;          // of Encode and Decode: what they read and write, for the cost model
   uint32_t function = 0;
@@ -66,6 +66,10 @@ class Schedule {
   /// The call of an Issue that has not been issued: sizes that a task before it has found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }
 
+  /// The group rank that the first Issue, a receive, has got its message from; else -1. Whoever runs the schedule sets it.
+  int source() const { return source_; }
+  void set_source(int rank) { source_ = rank; }
+
   /// Memory that lives as long as the schedule, not initialised.
   std::byte* scratch(int64_t bytes) {
     return memory_.emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes))).get();
@@ -93,7 +97,8 @@ class Schedule {
   std::vector<std::function<bool()>> waits_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<std::shared_ptr<void>> owned_;
-  uint8_t stages_ = 0;  // late Issues so far
+  uint32_t stages_ = 0;  // late Issues so far
+  int source_ = -1;
 };
 
 }  // namespace mcr

@@ -8,7 +8,7 @@
 #include "choose/decision.h"
 #include "codecs/codec.h"
 #include "engine/continuation.h"
-#include "engine/execute.h"
+#include "engine/executor.h"
 #include "engine/flatten.h"
 #include "engine/pass.h"
 #include "engine/staging.h"
@@ -223,7 +223,9 @@ class Issue {
     if (decision_.form == Form::Emulated) {
       const auto schedule = std::make_shared<Schedule>();
       emulate(call, group.rank(), group.size(), *schedule);
-      execute(schedule, communicator, lane, plan);
+      const auto run = std::make_shared<Run>(schedule);
+      for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
+      run->begin([&](const Task& task, Requests& requests) { issue_on(communicator, task.call, requests); });
     }
     decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);

@@ -40,7 +40,7 @@ Direction of_output(const Call& call, int rank) {
 }
 
 // One call: its pieces go through device -> host, library, host -> device, each as soon as it can.
-class Staged final : public Issuer {
+class Staged {
  public:
   struct Place {
     std::shared_ptr<Group> shadow;
@@ -50,16 +50,12 @@ class Staged final : public Issuer {
     bool direct;             // the library takes device memory
   };
 
-  Staged(Place place, const Passage& passage, std::shared_ptr<StreamPoint> point)
-      : place_(std::move(place)),
-        call_(passage.call),
-        output_(of_output(call_, passage.group.rank())),
-        behind_(std::exchange(passage.plan.behind, {})),
-        point_(std::move(point)) {
+  Staged(Place place, const Passage& passage, const Stream& caller)
+      : place_(std::move(place)), call_(passage.call), output_(of_output(call_, passage.group.rank())) {
     cut();
     const StreamGuard guard(place_.outward);
     const auto here = take_event(call_.device);
-    here->record(point_->caller());
+    here->record(caller);
     here->join(place_.outward);
     here->join(place_.inward);
     for (const auto& copy : passage.plan.before) copy(place_.outward);
@@ -69,61 +65,32 @@ class Staged final : public Issuer {
     }
   }
 
-  bool advance(bool hurried) noexcept override {
-    try {
-      while (next_ < pieces_.size()) {
-        collect();
-        auto& piece = pieces_[next_];
-        if (!piece.arrived->ready()) return false;
-        Plan plan;
-        plan.owned = piece.memory;
-        Call call = piece.call;
-        auto slot = place_.slot;
-        piece.work = mcr::start(*place_.shadow, &slot, call, plan);
-        if (hurried) piece.work->wait_for(std::chrono::nanoseconds(0));
-        ++next_;
-      }
-    } catch (...) {
-      failure_ = current_error();
-      pieces_.resize(next_);
+  /// A wait, an Issue and a copy for each piece. The schedule keeps `self`.
+  static void build(const std::shared_ptr<Staged>& self, Schedule& schedule) {
+    schedule.own(self);
+    for (auto& piece : self->pieces_) {
+      const auto arrived = schedule.wait([&piece] { return piece.arrived->ready(); });
+      const auto issued = schedule.issue(piece.call, {arrived});
+      if (!self->output_.to_device || self->place_.direct) continue;
+      schedule.decode({}, [self = self.get(), &piece](Schedule&) { self->bring_back(piece); }, {issued});
     }
-    set_issued();
-    return true;
   }
 
-  bool finished() override {
-    try {
-      collect();
-      if (failure_) throw Error(*failure_);
-      if (returned_ < pieces_.size()) return false;
-    } catch (...) {
-      point_->record(place_.inward);
-      throw;
-    }
-    const StreamGuard guard(place_.inward);
-    for (const auto& copy : behind_) copy(place_.inward);
-    point_->record(place_.inward);
-    return true;
+  std::shared_ptr<Work> start(const Call& given, const std::shared_ptr<void>& memory) const {
+    Plan plan;
+    plan.owned.push_back(memory);
+    Call call = given;
+    auto slot = place_.slot;
+    return mcr::start(*place_.shadow, &slot, call, plan);
   }
-
-  int source() const override { return pieces_.empty() || !pieces_[0].work ? -1 : pieces_[0].work->source(); }
 
  private:
   struct Piece {
     Call call;                    // on host memory, or on the device's if direct
     std::byte* device = nullptr;  // where its output lies
     PooledEvent arrived;
-    std::vector<std::shared_ptr<void>> memory;  // the library may use it for longer than this object lives
-    std::shared_ptr<Work> work;
+    std::vector<std::shared_ptr<void>> memory;
   };
-
-  // Brings back what the library is done with, in order.
-  void collect() {
-    for (; returned_ < next_ && pieces_[returned_].work->poll(); ++returned_) {
-      pieces_[returned_].work->rethrow();
-      if (output_.to_device && !place_.direct) bring_back(pieces_[returned_]);
-    }
-  }
 
   int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
 
@@ -187,12 +154,36 @@ class Staged final : public Issuer {
   const Place place_;
   const Call call_;  // its spans point into the plan, which the Work keeps
   const Direction output_;
-  const std::vector<std::function<void(const Stream&)>> behind_;
-  const std::shared_ptr<StreamPoint> point_;
   std::vector<Piece> pieces_;
-  std::size_t next_ = 0;      // the first piece that is not issued
-  std::size_t returned_ = 0;  // the first one that is not back on the device
-  std::optional<Error> failure_;
+};
+
+// The end of a staged call: what its stream does behind the last copy, also after an error.
+class Behind final : public Request {
+ public:
+  Behind(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
+         std::shared_ptr<StreamPoint> point, const Stream& inward)
+      : staged_(std::move(staged)), copies_(std::move(copies)), point_(std::move(point)), inward_(inward) {}
+
+  bool poll() override {
+    try {
+      if (!staged_->poll()) return false;
+    } catch (...) {
+      point_->record(inward_);
+      throw;
+    }
+    const StreamGuard guard(inward_);
+    for (const auto& copy : copies_) copy(inward_);
+    point_->record(inward_);
+    return true;
+  }
+  void hurry() override { staged_->hurry(); }
+  int source() const override { return staged_->source(); }
+
+ private:
+  std::unique_ptr<Request> staged_;
+  std::vector<std::function<void(const Stream&)>> copies_;
+  std::shared_ptr<StreamPoint> point_;
+  Stream inward_;
 };
 
 }  // namespace
@@ -208,32 +199,39 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   const auto* slot = shadow_->find(passage.slot->name);
   if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
   unflatten(call, passage.plan);
+  const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);
-  auto staged =
-      std::make_shared<Staged>(Staged::Place{shadow_, *slot, streams.lane(call.device, 0), streams.lane(call.device, 1),
-                                             chunk_, passage.slot->communicator->supports(call)},
-                               passage, point);
-  auto sequence = sequence_of(passage);
-  sequence->begin(staged);
-  std::vector<std::unique_ptr<Request>> requests;
-  requests.push_back(request_of(std::move(sequence), std::move(staged)));
+  const auto staged = std::make_shared<Staged>(Staged::Place{shadow_, *slot, streams.lane(call.device, 0), inward,
+                                                             chunk_, passage.slot->communicator->supports(call)},
+                                               passage, caller);
+  const auto schedule = std::make_shared<Schedule>();
+  Staged::build(staged, *schedule);
+  const auto issue = [staged](const Task& task, Requests& requests) {
+    requests.push_back(request_of(staged->start(task.call, staged)));
+  };
+  const auto run = std::make_shared<Run>(schedule, issue);
+  auto executor = executor_of(passage);
+  executor->submit(run, issue);
+  auto requests = requests_of(std::move(executor), run);
+  requests.front() =
+      std::make_unique<Behind>(std::move(requests.front()), std::exchange(passage.plan.behind, {}), point, inward);
   requests.push_back(passed(point));  // the device still copies
   return hold(passage, std::move(requests), std::move(point));
 }
 
 // A message waits for its peer alone: others must not wait for it.
-std::shared_ptr<Sequence> Staging::sequence_of(const Passage& passage) {
-  if (row(passage.call.op).is(kPeer)) return std::make_shared<Sequence>(false);
+std::shared_ptr<Executor> Staging::executor_of(const Passage& passage) {
+  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false);
   const std::lock_guard lock(mutex_);
-  auto& sequence = sequences_[passage.slot->backend.name];
-  if (sequence == nullptr) sequence = std::make_shared<Sequence>(true);
-  return sequence;
+  auto& executor = executors_[passage.slot->backend.name];
+  if (executor == nullptr) executor = std::make_shared<Executor>(true);
+  return executor;
 }
 
 bool Staging::settle(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::lock_guard lock(mutex_);
-  return std::all_of(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
     return entry.second->settle(deadline - std::chrono::steady_clock::now());
   });
 }

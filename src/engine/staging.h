@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
+#include "engine/executor.h"
 #include "engine/pass.h"
-#include "engine/sequence.h"
 
 namespace mcr {
 
@@ -29,12 +29,12 @@ class Staging {
   bool settle(std::chrono::nanoseconds limit);
 
  private:
-  std::shared_ptr<Sequence> sequence_of(const Passage& passage);
+  std::shared_ptr<Executor> executor_of(const Passage& passage);
 
   std::shared_ptr<Group> shadow_;
   int64_t chunk_;
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Sequence>> sequences_;  // by backend; guarded by mutex_
+  std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
 };
 
 }  // namespace mcr

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Algorithms against the meaning of the operations: op x dtype x reduction x ranks x sizes, run by the interpreter.
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "algorithms/emulate.h"
+#include "algorithms/stripe.h"
 #include "base/error.h"
 #include "base/ops.h"
 #include "check.h"
 #include "interpreter.h"
+#include "passes/compress/compressed.h"
 
 namespace {
 
 using namespace mcr;
 
-constexpr int64_t kCounts[] = {0, 1, 7, 64};
+constexpr int64_t kCounts[] = {0, 1, 7, 64, 200};
 constexpr int kMostRanks = 9;
 constexpr std::byte kUntouched{0xA5};
 
@@ -137,22 +141,25 @@ class Ranks {
   std::vector<std::vector<int64_t>> vectors_;
 };
 
-// Whether the emulation leaves what the operation means in the memory of all ranks, whatever the order of its tasks.
-bool agrees(const Setting& setting, uint32_t seed) {
+// Makes the schedule of a rank's call.
+using Algorithm = std::function<void(const Call&, int rank, int size, Schedule&)>;
+
+// Whether the algorithm leaves what the operation means in the memory of all ranks, whatever the order of its tasks.
+bool agrees(const Setting& setting, const Algorithm& algorithm, uint32_t seed) {
   Ranks want(setting, seed);
   Ranks got(setting, seed);
   interpreter::perform(want.calls);
   std::vector<Schedule> schedules(static_cast<std::size_t>(setting.size));
   for (int rank = 0; rank < setting.size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
-    emulate(got.calls[index], rank, setting.size, schedules[index]);
+    algorithm(got.calls[index], rank, setting.size, schedules[index]);
   }
   const auto problem = interpreter::run(schedules, seed);
   if (!problem.empty()) check::failed("schedule", 0, setting.text() + ": " + problem);
   return problem.empty() && got == want;
 }
 
-void check_all(Op op, DType dtype, RedOp red) {
+void check_all(const Algorithm& algorithm, Op op, DType dtype, RedOp red) {
   static uint32_t seed = 0;
   for (int size = 1; size <= kMostRanks; ++size) {
     for (const int64_t count : kCounts) {
@@ -161,29 +168,100 @@ void check_all(Op op, DType dtype, RedOp red) {
         ++seed;
         const int root = row(op).is(kRooted) ? static_cast<int>(seed % static_cast<uint32_t>(size)) : 0;
         const Setting setting{op, dtype, red, size, count, root, vectored};
-        if (!agrees(setting, seed)) check::failed("emulation", 0, setting.text());
+        if (!agrees(setting, algorithm, seed)) check::failed("algorithm", 0, setting.text());
       }
     }
   }
 }
 
-}  // namespace
-
-TEST(emulated_operations_mean_what_they_say) {
+template <class Ops, class Types>
+void check_operations(const Ops& ops, const Types& types, const Algorithm& algorithm) {
   for (std::size_t i = 0; i < kOps.size(); ++i) {
     const auto op = static_cast<Op>(i);
-    if (row(op).fallback != Fallback::Exchange) continue;
+    if (!ops(op)) continue;
     for (std::size_t d = 0; d < kDTypes.size(); ++d) {
       const auto dtype = static_cast<DType>(d);
+      if (!types(dtype)) continue;
       if (!row(op).is(kReduces)) {
-        check_all(op, dtype, RedOp::SUM);
+        check_all(algorithm, op, dtype, RedOp::SUM);
         continue;
       }
       for (std::size_t r = 0; r < kReductions.size(); ++r) {
         const auto red = static_cast<RedOp>(r);
-        if (red != RedOp::AVG && defined(dtype, red)) check_all(op, dtype, red);
+        if (red != RedOp::AVG && defined(dtype, red)) check_all(algorithm, op, dtype, red);
       }
     }
+  }
+}
+
+// Loses nothing. Of variable size it drops the zeros at the end.
+class Plain final : public Codec {
+ public:
+  explicit Plain(bool fixed) : Codec("plain"), fixed_(fixed) {}
+  bool accepts(DType) const override { return true; }
+  bool fixed() const override { return fixed_; }
+  int64_t capacity(int64_t count, DType dtype) const override { return count * size_of(dtype) + 1; }
+  int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const override {
+    int64_t bytes = count * size_of(dtype);
+    const auto* from = static_cast<const std::byte*>(in);
+    out[0] = std::byte{1};
+    std::copy_n(from, bytes, out + 1);
+    if (fixed_) return capacity(count, dtype);
+    while (bytes > 0 && from[bytes - 1] == std::byte{0}) --bytes;
+    return bytes + 1;
+  }
+  void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const override {
+    CHECK(in[0] == std::byte{1});
+    auto* to = static_cast<std::byte*>(out);
+    const int64_t all = count * size_of(dtype), sent = fixed_ ? all : bytes - 1;
+    std::copy_n(in + 1, sent, to);
+    std::fill_n(to + sent, all - sent, std::byte{0});
+  }
+  int64_t encode_failure(const std::string&, int64_t, DType, std::byte* out) const override {
+    out[0] = std::byte{2};
+    return 1;
+  }
+
+ private:
+  const bool fixed_;
+};
+
+}  // namespace
+
+TEST(emulated_operations_mean_what_they_say) {
+  check_operations([](Op op) { return row(op).fallback == Fallback::Exchange; }, [](DType) { return true; }, emulate);
+}
+
+TEST(striped_operations_mean_what_they_say) {
+  const auto cuttable = [](Op op) { return row(op).is(kCuttable); };
+  const auto some = [](DType dtype) { return dtype == DType::Byte || dtype == DType::Half || dtype == DType::Double; };
+  for (const auto& stripes : {Stripes{500, {false, true}}, Stripes{333, {true, false}}, Stripes{950, {}}}) {
+    check_operations(cuttable, some, [&](const Call& call, int, int size, Schedule& schedule) {
+      stripe(call, size, stripes, schedule);
+    });
+  }
+}
+
+TEST(any_share_of_any_block_can_be_cut) {
+  for (const int64_t count : {int64_t{0}, int64_t{63}, int64_t{128}, int64_t{100'000}, int64_t{1} << 60}) {
+    int64_t before = 0;
+    for (int32_t share = 0; share <= Stripes::kWhole; ++share) {
+      const int64_t cut = first_piece(count, {share});
+      CHECK(cut >= before && cut <= count && cut % 64 == 0);
+      before = cut;
+    }
+    CHECK(first_piece(count, {0}) == 0 && count - before < 64);
+  }
+}
+
+TEST(compressed_operations_mean_what_they_say) {
+  const auto travels = [](Op op) { return row(op).is(kCompressible) && !row(op).is(kPeer); };
+  const auto coded = [](DType dtype) { return dtype == DType::Float || dtype == DType::Double; };
+  for (const bool fixed : {true, false}) {
+    const Plain codec(fixed);
+    check_operations(travels, coded, [&](const Call& call, int rank, int size, Schedule& schedule) {
+      Compressed(call, rank, size, codec).build(schedule, 0);
+    });
   }
 }
 

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "passes/compress/compressed.h"
+#include "engine/dispatch.h"
+#include "engine/flatten.h"
 
 namespace mcr {
 
@@ -114,36 +115,97 @@ std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Co
   }
 }
 
-// Messages have no order beyond that of their sizes: each of them is alone in a sequence.
-std::shared_ptr<Sequence> Compress::sequence_of(const Passage& passage, const Codec& codec) {
-  if (row(passage.call.op).is(kPeer)) return codec.fixed() ? nullptr : std::make_shared<Sequence>(false);
+// Messages have no order beyond that of their sizes: each of them has an executor of its own.
+std::shared_ptr<Executor> Compress::executor_of(const Passage& passage, const Codec& codec) {
+  if (row(passage.call.op).is(kPeer)) return codec.fixed() ? nullptr : std::make_shared<Executor>(false);
   const std::lock_guard lock(mutex_);
-  auto& sequence = sequences_[passage.slot->backend.name];
-  if (sequence == nullptr) sequence = std::make_shared<Sequence>(true);
-  return sequence;
+  auto& executor = executors_[passage.slot->backend.name];
+  if (executor == nullptr) executor = std::make_shared<Executor>(true);
+  return executor;
 }
 
 Outcome Compress::handle(Passage& passage, const Next& next) {
   const auto* coding = passage.call.coding;
   const Codec* codec = codec_of(passage);
   const bool automatic = defaults_.automatic && (coding == nullptr || coding->automatic);
-  passage.call.coding = nullptr;  // done with, so that nobody behind asks why it is there
+  passage.call.coding = nullptr;  // later passes must not find it
   // A message without elements is a message still.
   const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
   if (codec == nullptr || nothing) return next(passage);
   auto residual = residual_of(passage, coding);
   passage.slot = &slot_of(passage, *codec, automatic);
-  auto sequence = sequence_of(passage, *codec);
-  const int64_t number = messages_.fetch_add(1, std::memory_order_relaxed) % kTags;
   const auto* slot = shadow_->find(passage.slot->name);
   if (slot == nullptr) throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
-  return Compressed(passage, next, *codec, {shadow_, *slot, std::move(sequence), std::move(residual), number}).run();
+  passage.trail.codec = &codec->name();
+  Compressed compressed(passage.call, passage.group.rank(), passage.group.size(), *codec, std::move(residual));
+  return run(passage, next, compressed, *slot);
+}
+
+Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed, Slot slot) {
+  const auto schedule = std::make_shared<Schedule>();
+  compressed.build(*schedule, messages_.fetch_add(1, std::memory_order_relaxed) % kTags);
+  if (compressed.single() && !passage.asynchronous) return run_single(passage, next, compressed, schedule);
+  const auto start_on_shadow = [this_shadow = shadow_, slot](const std::shared_ptr<Schedule>& memory, Call call) {
+    Plan plan;
+    plan.owned.push_back(memory);
+    auto own = slot;  // a copy keeps its communicator, which the group may give up meanwhile
+    return start(*this_shadow, &own, call, plan);
+  };
+  // The schedule outlives the run that calls this.
+  const auto later = [start_on_shadow, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
+    requests.push_back(request_of(start_on_shadow(memory.lock(), task.call)));
+  };
+  const auto first = [&](const Task& task, Requests& requests) {
+    Plan plan;
+    plan.owned.push_back(schedule);
+    Call call = task.call;
+    Passage exchange{passage.group, passage.slot, call, plan, true};
+    requests.push_back(request_of(next(exchange).work));
+  };
+  const auto executor = executor_of(passage, compressed.codec());
+  const auto run = std::make_shared<Run>(schedule, later);
+  if (executor == nullptr) {
+    run->begin(first);
+  } else {
+    executor->submit(run, first);
+  }
+  passage.trail.sent_bytes = compressed.sent_bytes();
+  // The data leaves from memory of its own: the caller does not wait until the receiver has the size and asks for it.
+  if (compressed.sends_sizes_first()) start_on_shadow(schedule, compressed.sized_data());
+  const auto held = hold(passage, requests_of(executor, run), nullptr);
+  if (passage.asynchronous) return {held};
+  wait(*held, held->limit(), passage.interrupt);
+  return {nullptr, held->source()};
+}
+
+// A blocking call of one exchange stays a blocking call.
+Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& compressed,
+                             const std::shared_ptr<Schedule>& schedule) {
+  bool exchanged = false;
+  try {
+    const int source = run_inline(*schedule, [&](const Task& task) {
+      passage.trail.sent_bytes = compressed.sent_bytes();
+      Plan plan;
+      plan.owned.push_back(schedule);
+      Call call = task.call;
+      Passage exchange{passage.group, passage.slot, call, plan, false, passage.interrupt};
+      const auto outcome = next(exchange);
+      exchanged = true;
+      return outcome.source;
+    });
+    unflatten(passage.call, passage.plan);
+    passage.plan.conclude();
+    return {nullptr, source};
+  } catch (const Error& error) {
+    if (!exchanged) throw;  // it names the call already
+    throw refusal(passage, error);
+  }
 }
 
 bool Compress::settle(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::lock_guard lock(mutex_);
-  return std::all_of(sequences_.begin(), sequences_.end(), [&](const auto& entry) {
+  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
     return entry.second->settle(deadline - std::chrono::steady_clock::now());
   });
 }

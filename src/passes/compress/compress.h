@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "codecs/codec.h"
+#include "engine/executor.h"
 #include "engine/pass.h"
-#include "engine/sequence.h"
+#include "passes/compress/compressed.h"
 #include "passes/compress/feedback.h"
 
 namespace mcr {
@@ -33,10 +34,10 @@ struct CompressDefaults {
   std::map<std::pair<Op, std::string>, std::vector<CodecRange>> measured = {};  // by candidate; ascending, from 0 on
 };
 
-/// Encodes, hands encoded bytes on as calls of its own, decodes. The first sub-call goes down the chain at once, on the
-/// caller's thread, so that all ranks issue these in the order of the program. What can only be issued later goes to
-/// the shadow group, whose communicators nobody else uses, in the same order (sequence.h): all ranks agree on it
-/// because it is the order of the calls themselves, whichever of them completes first.
+/// Makes schedules of calls (compressed.h) and runs them. The first exchange goes down the chain at once, on the
+/// caller's thread, so that all ranks issue these in the order of the program. Late exchanges go to the shadow group,
+/// whose communicators only this pass uses, in the executor's order: that of the calls, whichever of them completes
+/// first.
 class Compress final : public Pass {
  public:
   Compress(std::shared_ptr<Group> shadow, CompressDefaults defaults)
@@ -56,7 +57,10 @@ class Compress final : public Pass {
   const Codec* named(const Passage& passage) const;
   const Codec* measured(Op op, DType dtype, const std::string& candidate, int64_t bytes) const;
   std::shared_ptr<Residual> residual_of(const Passage& passage, const Coding* coding);
-  std::shared_ptr<Sequence> sequence_of(const Passage& passage, const Codec& codec);
+  std::shared_ptr<Executor> executor_of(const Passage& passage, const Codec& codec);
+  Outcome run(Passage& passage, const Next& next, Compressed& compressed, Slot slot);
+  static Outcome run_single(Passage& passage, const Next& next, Compressed& compressed,
+                            const std::shared_ptr<Schedule>& schedule);
   Slot& slot_of(const Passage& passage, const Codec& codec, bool automatic) const;
 
   const std::shared_ptr<Group> shadow_;
@@ -64,7 +68,7 @@ class Compress final : public Pass {
   Feedback feedback_;
   std::atomic<uint32_t> messages_{0};
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Sequence>> sequences_;  // by backend; guarded by mutex_
+  std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
 };
 
 }  // namespace mcr

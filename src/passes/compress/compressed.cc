@@ -5,9 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
 #include "base/reduce.h"
-#include "engine/dispatch.h"
-#include "engine/flatten.h"
 
 namespace mcr {
 
@@ -63,144 +62,123 @@ void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void*
 
 }  // namespace
 
-Compressed::Compressed(Passage& passage, const Next& next, const Codec& codec, CompressContext context)
-    : passage_(passage),
-      next_(next),
+Compressed::Compressed(const Call& call, int rank, int size, const Codec& codec, std::shared_ptr<Residual> residual)
+    : call_(call),
+      rank_(rank),
+      size_(size),
       codec_(codec),
-      context_(std::move(context)),
-      op_(passage.call.op),
-      dtype_(passage.call.dtype),
-      even_(codec.fixed() && !passage.call.vectored) {}
+      residual_(std::move(residual)),
+      even_(codec.fixed() && !call.vectored) {
+  lay_out();
+}
 
-Parcels Compressed::parcels(Counts counts) const { return {codec_, dtype_, std::move(counts), even_ ? place() : 0}; }
+Parcels Compressed::parcels(Counts counts) const {
+  return {codec_, call_.dtype, std::move(counts), even_ ? place() : 0};
+}
 
 // The largest part of a call whose parts differ by the size of the last one at most: of one size on all ranks, so that
 // places of it make a call without counts.
 int64_t Compressed::place() const {
-  const auto& call = passage_.call;
-  const int size = passage_.group.size();
-  if (op_ == Op::all_reduce) return share(call.out.count, size);
-  if (op_ == Op::all_gather) return call.in.count;
-  return op_ == Op::all_to_all ? call.in.count / size : call.out.count;
+  if (call_.op == Op::all_reduce) return share(call_.out.count, size_);
+  if (call_.op == Op::all_gather) return call_.in.count;
+  return call_.op == Op::all_to_all ? call_.in.count / size_ : call_.out.count;
 }
 
 Compressed::Counts Compressed::in_counts() const {
-  const auto& call = passage_.call;
-  const auto size = static_cast<std::size_t>(passage_.group.size());
-  if (op_ == Op::all_reduce) return shares(call.out.count, passage_.group.size());
-  if (op_ == Op::all_gather) return {call.in.count};
-  if (call.vectored) return {call.in_counts.begin(), call.in_counts.end()};
-  return Counts(size, call.in.count / passage_.group.size());
+  if (call_.op == Op::all_reduce) return shares(call_.out.count, size_);
+  if (call_.op == Op::all_gather) return {call_.in.count};
+  if (call_.vectored) return {call_.in_counts.begin(), call_.in_counts.end()};
+  return Counts(static_cast<std::size_t>(size_), call_.in.count / size_);
 }
 
 Compressed::Counts Compressed::out_counts() const {
-  const auto& call = passage_.call;
-  const auto size = static_cast<std::size_t>(passage_.group.size());
-  if (op_ == Op::all_reduce) return Counts(size, in_counts()[static_cast<std::size_t>(passage_.group.rank())]);
-  if (op_ == Op::reduce_scatter) return Counts(size, call.out.count);
-  if (call.vectored) return {call.out_counts.begin(), call.out_counts.end()};
-  return Counts(size, op_ == Op::all_gather ? call.in.count : call.out.count / passage_.group.size());
+  const auto size = static_cast<std::size_t>(size_);
+  if (call_.op == Op::all_reduce) return Counts(size, in_counts()[static_cast<std::size_t>(rank_)]);
+  if (call_.op == Op::reduce_scatter) return Counts(size, call_.out.count);
+  if (call_.vectored) return {call_.out_counts.begin(), call_.out_counts.end()};
+  return Counts(size, call_.op == Op::all_gather ? call_.in.count : call_.out.count / size_);
 }
 
-// Encoding leaves the caller's tensors alone from here on, so that input and output may be the same memory.
-void Compressed::prepare() {
-  const auto& call = passage_.call;
-  const bool root = row(op_).is(kRooted) && call.root == passage_.group.rank();
-  const bool sends = root || op_ == Op::send;
-  transfer_ = std::make_shared<Transfer>(carrier_of(op_), call, !even_, sends);
-  if (row(op_).extent == Extent::Same && op_ != Op::all_reduce) {
-    transfer_->out.emplace(parcels({call.out.count}));
-    if (sends) transfer_->out->encode(0, call.out.data, dtype_);
-    passage_.trail.sent_bytes = sends ? transfer_->sent_bytes() : 0;
+bool Compressed::sends() const { return (row(call_.op).is(kRooted) && call_.root == rank_) || call_.op == Op::send; }
+
+void Compressed::lay_out() {
+  transfer_ = std::make_shared<Transfer>(carrier_of(call_.op), call_, !even_, sends());
+  if (row(call_.op).extent == Extent::Same && call_.op != Op::all_reduce) {
+    transfer_->out.emplace(parcels({call_.out.count}));
     return;
   }
   transfer_->in.emplace(parcels(in_counts()));
   transfer_->out.emplace(parcels(out_counts()));
-  const bool reduces = op_ == Op::all_reduce;
-  double* residual = context_.residual == nullptr ? nullptr : context_.residual->sent.data();
-  encode_parts(reduces ? call.out.data : call.in.data, residual);
-  passage_.trail.sent_bytes = transfer_->sent_bytes();
-  if (!reduces) return;
-  result_ = std::make_shared<Transfer>(Op::all_gather, call, !even_);
+  if (call_.op != Op::all_reduce) return;
+  result_ = std::make_shared<Transfer>(Op::all_gather, call_, !even_);
   result_->in.emplace(parcels({transfer_->out->count(0)}));
   result_->out.emplace(parcels(in_counts()));
-  passage_.trail.sent_bytes += result_->in->bytes();
 }
 
-void Compressed::encode_parts(const void* data, double* residual) {
-  auto& in = *transfer_->in;
-  const auto displs = op_ == Op::all_reduce ? std::span<const int64_t>{} : passage_.call.in_displs;
-  int64_t next = 0;
-  for (std::size_t i = 0; i < in.parts(); ++i) {
-    const int64_t place = displs.empty() ? next : displs[i];
-    in.encode(i, at(const_cast<void*>(data), place, dtype_), dtype_, residual == nullptr ? nullptr : residual + place);
-    next += in.count(i);
+int64_t Compressed::sent_bytes() const {
+  if (!transfer_->in) return sends() ? transfer_->sent_bytes() : 0;
+  return transfer_->sent_bytes() + (result_ == nullptr ? 0 : result_->in->bytes());
+}
+
+void Compressed::build(Schedule& schedule, int64_t number) {
+  schedule.own(transfer_);
+  schedule.own(result_);
+  Call operands = call_;
+  operands.in = operands.in.data == nullptr ? call_.out : call_.in;
+  operands.out = {};
+  const Id encoded = schedule.encode(operands, encoder());
+  Id exchanged = exchange(schedule, transfer_, number, encoded);
+  if (call_.op == Op::all_reduce) exchanged = exchange(schedule, result_, 0, combine(schedule, exchanged));
+  if (call_.op != Op::send) decode(schedule, exchanged);
+}
+
+// Encoding leaves the caller's tensors alone from here on, so that input and output may be the same memory.
+std::function<void(Schedule&)> Compressed::encoder() const {
+  if (!transfer_->in) {
+    return [transfer = transfer_, out = call_.out, dtype = call_.dtype, sends = sends()](Schedule&) {
+      if (sends) transfer->out->encode(0, out.data, dtype);
+    };
   }
-}
-
-bool Compressed::single() const { return codec_.fixed() && op_ != Op::all_reduce; }
-
-Outcome Compressed::run() {
-  prepare();
-  passage_.trail.codec = &codec_.name();
-  decode_at_end();
-  if (single() && !passage_.asynchronous) return run_inline();
-  Plan plan;
-  Call call = codec_.fixed() ? transfer_->data_call(plan) : transfer_->size_call(plan, context_.number);
-  Passage first{passage_.group, passage_.slot, call, plan, true};
-  auto work = next_(first).work;
-  std::shared_ptr<Work> held;
-  if (op_ == Op::send && !codec_.fixed()) {
-    // The data leaves from memory of its own: the caller need not wait until the receiver has the size and asks for it.
-    const Work& sizes = *work;
-    steps().front()(sizes);
-    held = hold(passage_, request_of(std::move(work)));
-  } else if (single()) {
-    held = hold(passage_, request_of(std::move(work)));
-  } else {
-    auto steps = std::make_shared<Steps>(std::move(work), this->steps());
-    context_.sequence->begin(steps);
-    held = hold(passage_, request_of(context_.sequence, std::move(steps)));
-  }
-  if (passage_.asynchronous) return {held};
-  wait(*held, held->limit(), passage_.interrupt);
-  return {nullptr, held->source()};
-}
-
-Outcome Compressed::run_inline() {
-  Plan plan;
-  Call call = transfer_->data_call(plan);
-  Passage sub{passage_.group, passage_.slot, call, plan, false, passage_.interrupt};
-  const auto outcome = next_(sub);
-  unflatten(passage_.call, passage_.plan);
-  try {
-    passage_.plan.conclude();
-  } catch (const Error& error) {
-    throw refusal(passage_, error);
-  }
-  return outcome;
-}
-
-// What is issued later is kept by these closures alone, so they hold no reference to this object.
-std::vector<Steps::Step> Compressed::steps() {
-  std::vector<Steps::Step> steps;
-  const auto start_on_shadow = [shadow = context_.shadow, slot = context_.slot](Call call, Plan& plan) {
-    auto own = slot;
-    return mcr::start(*shadow, &own, call, plan);
+  const bool reduces = call_.op == Op::all_reduce;
+  auto displs = reduces ? Counts() : Counts(call_.in_displs.begin(), call_.in_displs.end());
+  return [transfer = transfer_, data = reduces ? call_.out.data : call_.in.data, dtype = call_.dtype,
+          displs = std::move(displs), residual = residual_](Schedule&) {
+    auto& in = *transfer->in;
+    int64_t next = 0;
+    for (std::size_t i = 0; i < in.parts(); ++i) {
+      const int64_t place = displs.empty() ? next : displs[i];
+      in.encode(i, at(data, place, dtype), dtype, residual == nullptr ? nullptr : residual->sent.data() + place);
+      next += in.count(i);
+    }
   };
-  const auto data = [start_on_shadow](const std::shared_ptr<Transfer>& transfer, const Work& before) {
-    transfer->take_sizes(before.source());
-    Plan plan;
-    const Call call = transfer->data_call(plan);
-    return start_on_shadow(call, plan);
+}
+
+// The calls that depend on sizes are set when these are there.
+Compressed::Id Compressed::exchange(Schedule& schedule, const std::shared_ptr<Transfer>& transfer, int64_t number,
+                                    Id encoded) const {
+  Call like;
+  like.op = transfer->op;
+  const Id first = static_cast<Id>(schedule.tasks().size()) + 1;
+  const auto prepare = [transfer, number, first, fixed = codec_.fixed()](Schedule& made) {
+    made.set_call(first, fixed ? transfer->data_call() : transfer->size_call(number));
   };
-  const bool fixed = codec_.fixed();
-  if (!fixed) steps.emplace_back([data, transfer = transfer_](const Work& before) { return data(transfer, before); });
-  if (op_ != Op::all_reduce) return steps;
-  const auto combined = [transfer = transfer_, result = result_, dtype = dtype_, red = passage_.call.red,
-                         residual = context_.residual] {
+  const Id issued = schedule.issue(like, {schedule.encode(like, prepare, {encoded})});
+  if (codec_.fixed() || sends_sizes_first()) return issued;
+  const auto sized = [transfer, data = issued + 2](Schedule& made) {
+    transfer->take_sizes(made.source());
+    made.set_call(data, transfer->data_call());
+  };
+  return schedule.issue(like, {schedule.encode(like, sized, {issued})});
+}
+
+// What fails here must not keep this rank from the next call: the others make it.
+Compressed::Id Compressed::combine(Schedule& schedule, Id exchanged) const {
+  Call operands;
+  operands.dtype = call_.dtype;
+  operands.in = {transfer_->out->data(), transfer_->out->count(0) * size_};
+  const auto combined = [transfer = transfer_, result = result_, dtype = call_.dtype, red = call_.red,
+                         residual = residual_](Schedule&) {
     auto& part = *result->in;
-    // What fails here must not keep this rank from the next call: the others make it.
     try {
       const Combination sum(*transfer->out, dtype, red);
       part.encode(0, sum.data(), sum.dtype(), residual == nullptr ? nullptr : residual->owned.data());
@@ -208,31 +186,25 @@ std::vector<Steps::Step> Compressed::steps() {
       part.fail(0, current_error().what());
     }
   };
-  steps.emplace_back([combined, start_on_shadow, fixed, result = result_](const Work&) {
-    combined();
-    Plan plan;
-    const Call call = fixed ? result->data_call(plan) : result->size_call(plan, 0);
-    return start_on_shadow(call, plan);
-  });
-  if (!fixed) steps.emplace_back([data, result = result_](const Work& before) { return data(result, before); });
-  return steps;
+  return schedule.decode(operands, combined, {exchanged});
 }
 
-void Compressed::decode_at_end() {
-  const auto& call = passage_.call;
-  const Buffer out = call.out;
-  auto& finish = passage_.plan.finish;
-  if (op_ == Op::send) return;
-  if (op_ == Op::reduce_scatter) {
-    finish.emplace_back([transfer = transfer_, out, dtype = dtype_, red = call.red] {
+void Compressed::decode(Schedule& schedule, Id exchanged) const {
+  Call operands = call_;
+  operands.in = {};
+  if (call_.op == Op::reduce_scatter) {
+    const auto store = [transfer = transfer_, out = call_.out, dtype = call_.dtype, red = call_.red](Schedule&) {
       Combination(*transfer->out, dtype, red).store(out.data, dtype);
-    });
+    };
+    schedule.decode(operands, store, {exchanged});
     return;
   }
   const auto last = result_ != nullptr ? result_ : transfer_;
-  finish.emplace_back([last, out, dtype = dtype_, displs = Counts(call.out_displs.begin(), call.out_displs.end())] {
+  const auto decode = [last, out = call_.out, dtype = call_.dtype,
+                       displs = Counts(call_.out_displs.begin(), call_.out_displs.end())](Schedule&) {
     decode_parts(*last->out, displs, out.data, dtype);
-  });
+  };
+  schedule.decode(operands, decode, {exchanged});
 }
 
 }  // namespace mcr

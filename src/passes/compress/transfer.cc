@@ -19,9 +19,7 @@ Transfer::Transfer(Op op, const Call& like, bool vectored, bool sends)
     : op(op), like_(like), vectored_(vectored), sends_(sends) {}
 
 // All that the calls have in common.
-Call Transfer::call(Plan& plan) {
-  plan.keeper = this;
-  plan.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Transfer*>(keeper)->shared_from_this(); };
+Call Transfer::call() const {
   Call made;
   made.op = op;
   made.device = like_.device;
@@ -31,8 +29,8 @@ Call Transfer::call(Plan& plan) {
   return made;
 }
 
-Call Transfer::data_call(Plan& plan) {
-  Call made = call(plan);
+Call Transfer::data_call() {
+  Call made = call();
   made.out = {out->data(), out->bytes()};
   if (!in) {
     // Of a message whose size has gone before: a tag that no other message between the two has.
@@ -43,19 +41,19 @@ Call Transfer::data_call(Plan& plan) {
   made.in = {in->data(), in->bytes()};
   made.vectored = vectored_;
   if (!vectored_) return made;
-  made.out_counts = plan.keep_counts(out->sizes());
-  made.out_displs = plan.keep_counts(out->places());
+  made.out_counts = out->sizes();
+  made.out_displs = out->places();
   if (op == Op::all_gather) {
     made.in.count = in->sizes().front();
   } else {
-    made.in_counts = plan.keep_counts(in->sizes());
-    made.in_displs = plan.keep_counts(in->places());
+    made.in_counts = in->sizes();
+    made.in_displs = in->places();
   }
   return made;
 }
 
-Call Transfer::size_call(Plan& plan, int64_t number) {
-  Call made = call(plan);
+Call Transfer::size_call(int64_t number) {
+  Call made = call();
   if (in) {
     told_ = in->sizes();
     heard_.resize(out->parts());

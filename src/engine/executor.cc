@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+namespace mcr {
+
+namespace {
+
+uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((task.stage - 1) % stages); }
+
+// What a run and its Work have in common.
+class RunRequest : public Request {
+ public:
+  RunRequest(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run)
+      : executor_(std::move(executor)), run_(std::move(run)) {}
+  bool block(std::chrono::nanoseconds limit) override { return run_->block(limit); }
+  void hurry() override {
+    run_->hurry();
+    if (executor_ != nullptr) executor_->drive();
+  }
+  int source() const override { return run_->source(); }
+
+ protected:
+  bool issued() {
+    if (!run_->issued()) executor_->drive();
+    return run_->issued();
+  }
+  Run& run() { return *run_; }
+
+ private:
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Run> run_;
+};
+
+class Outcome final : public RunRequest {
+ public:
+  using RunRequest::RunRequest;
+  bool poll() override { return issued() && run().poll(); }
+};
+
+class Rest final : public RunRequest {
+ public:
+  using RunRequest::RunRequest;
+  bool poll() override { return issued() && run().settled(); }
+};
+
+class WorkRequest final : public Request {
+ public:
+  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) {}
+  bool poll() override {
+    if (!work_->poll()) return false;
+    work_->rethrow();
+    return true;
+  }
+  bool block(std::chrono::nanoseconds limit) override {
+    work_->wait_for(limit);
+    return true;
+  }
+  void hurry() override { work_->wait_for(std::chrono::nanoseconds(0)); }
+  int source() const override { return work_->source(); }
+
+ private:
+  std::shared_ptr<Work> work_;
+};
+
+}  // namespace
+
+// ---- one schedule
+
+Run::Run(std::shared_ptr<Schedule> schedule, Start later)
+    : schedule_(std::move(schedule)),
+      later_(std::move(later)),
+      steps_(schedule_->tasks().size()),
+      late_(std::ranges::any_of(schedule_->tasks(), [](const Task& task) { return task.stage != 0; })) {
+  const auto issues = [](const Task& task) { return task.kind == Task::Kind::Issue; };
+  const auto tasks = schedule_->tasks();
+  unissued_ = static_cast<std::size_t>(std::ranges::count_if(tasks, issues));
+  first_issue_ = static_cast<Schedule::Id>(std::ranges::find_if(tasks, issues) - tasks.begin());
+}
+
+bool Run::ready(const Task& task) const {
+  return std::ranges::all_of(schedule_->after(task), [&](Schedule::Id id) { return steps_[id].state == State::Done; });
+}
+
+void Run::begin(const Start& first) {
+  try {
+    for (Schedule::Id id = 0; id < steps_.size(); ++id) {
+      const Task& task = schedule_->tasks()[id];
+      if (!task.late && ready(task)) take(id, first);
+    }
+    pass_over_done();
+    if (unissued_ == 0) issued_.store(true, std::memory_order_release);
+  } catch (...) {
+    fail();
+    throw;
+  }
+}
+
+uint64_t Run::advance(uint64_t blocked, uint32_t stages) noexcept {
+  try {
+    for (Schedule::Id id = first_; id < steps_.size() && !failure_; ++id) {
+      const Task& task = schedule_->tasks()[id];
+      const bool starts = steps_[id].state == State::Waiting && task.stage != 0;
+      if (starts && (!ready(task) || (blocked & stage_of(task, stages)) != 0)) {
+        blocked |= stage_of(task, stages);
+      } else {
+        visit(id, later_);
+      }
+    }
+    pass_over_done();
+    if (unissued_ == 0) issued_.store(true, std::memory_order_release);
+  } catch (...) {
+    fail();
+  }
+  return blocked;
+}
+
+void Run::visit(Schedule::Id id, const Start& start) {
+  switch (steps_[id].state) {
+    case State::Waiting:
+      if (ready(schedule_->tasks()[id])) take(id, start);
+      return;
+    case State::Running:
+      return poll_requests(id);
+    case State::Done:
+      return;
+  }
+}
+
+void Run::take(Schedule::Id id, const Start& start) {
+  const Task& task = schedule_->tasks()[id];
+  auto& step = steps_[id];
+  if (task.kind == Task::Kind::Issue) {
+    step.state = State::Running;
+    --unissued_;
+    start(task, step.requests);
+    if (step.requests.empty()) step.state = State::Done;
+    if (!hurried_.load(std::memory_order_relaxed)) return;
+    for (const auto& request : step.requests) request->hurry();
+  } else if (task.kind == Task::Kind::Wait) {
+    if (schedule_->poll(id)) step.state = State::Done;
+  } else {
+    schedule_->compute(id);
+    step.state = State::Done;
+  }
+}
+
+void Run::poll_requests(Schedule::Id id) {
+  auto& step = steps_[id];
+  const bool hurried = hurried_.load(std::memory_order_relaxed);
+  while (step.next < step.requests.size()) {
+    auto& request = *step.requests[step.next];
+    if (hurried) request.hurry();
+    try {
+      if (!request.poll()) return;
+    } catch (...) {
+      ++step.next;
+      throw;
+    }
+    ++step.next;
+  }
+  step.state = State::Done;
+  if (id == first_issue_ && !step.requests.empty()) schedule_->set_source(step.requests.front()->source());
+}
+
+// What is still waiting is never started. Called in a catch block.
+void Run::fail() noexcept {
+  if (!failure_) failure_ = current_error();
+  issued_.store(true, std::memory_order_release);
+}
+
+void Run::pass_over_done() {
+  while (first_ < steps_.size() && steps_[first_].state == State::Done) ++first_;
+}
+
+bool Run::poll() {
+  if (!failure_) advance(0, 1);
+  if (failure_) throw Error(*failure_);
+  return first_ == steps_.size();
+}
+
+bool Run::settled() {
+  bool running = false;
+  for (Schedule::Id id = first_; id < steps_.size(); ++id) {
+    while (steps_[id].state == State::Running) {
+      try {
+        poll_requests(id);
+        break;
+      } catch (...) {
+        fail();
+      }
+    }
+    running = running || steps_[id].state == State::Running;
+  }
+  return !running;
+}
+
+bool Run::block(std::chrono::nanoseconds limit) {
+  if (late_ || !issued()) return false;
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+    if (!step->requests.empty()) return step->requests.back()->block(limit);
+  }
+  return false;
+}
+
+// ---- all of them
+
+Executor::Executor(bool ordered, uint32_t stages) : ordered_(ordered), stages_(stages) {}
+
+void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
+  run->begin(first);
+  if (run->issued()) return;
+  const std::lock_guard lock(mutex_);
+  runs_.push_back(std::move(run));
+  if (ordered_) set_pending(true);
+}
+
+void Executor::drive() {
+  std::unique_lock lock(mutex_);
+  if (std::exchange(driven_, true)) return;
+  uint64_t blocked = 0;
+  for (std::size_t i = 0; i < runs_.size();) {
+    const auto run = runs_[i];  // its place is kept
+    lock.unlock();
+    const auto now_blocked = run->advance(blocked, stages_);
+    lock.lock();
+    if (run->issued()) {
+      runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(i));
+      continue;
+    }
+    blocked = now_blocked;
+    if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // those behind it can issue nothing
+    ++i;
+  }
+  if (ordered_ && runs_.empty()) set_pending(false);
+  driven_ = false;
+}
+
+Requests requests_of(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run) {
+  Requests requests;
+  requests.push_back(std::make_unique<Outcome>(executor, run));
+  requests.push_back(std::make_unique<Rest>(std::move(executor), std::move(run)));
+  return requests;
+}
+
+std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {
+  return std::make_unique<WorkRequest>(std::move(work));
+}
+
+void issue_on(Communicator& communicator, const Call& call, Requests& requests) {
+  Lane lane(false);
+  const auto keep = [&] {
+    auto issued = lane.take();
+    std::ranges::move(issued, std::back_inserter(requests));
+  };
+  try {
+    communicator.issue(call, lane);
+  } catch (...) {
+    keep();
+    throw;
+  }
+  keep();
+}
+
+int run_inline(Schedule& schedule, const std::function<int(const Task&)>& issue) {
+  int source = -1;
+  for (Schedule::Id id = 0; id < schedule.tasks().size(); ++id) {
+    const Task& task = schedule.tasks()[id];
+    if (task.kind == Task::Kind::Issue) {
+      source = issue(task);
+    } else {
+      schedule.compute(id);
+    }
+  }
+  return source;
+}
+
+}  // namespace mcr

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/executor.h"
+
+#include <atomic>
+#include <chrono>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+// A request that a test ends.
+struct Switch final : Request {
+  struct State {
+    std::atomic<bool> done{false}, fails{false}, hurried{false};
+  };
+  explicit Switch(std::shared_ptr<State> state) : state(std::move(state)) {}
+  bool poll() override {
+    if (state->fails) throw Error(ErrorCode::Backend, "the library failed");
+    return state->done;
+  }
+  void hurry() override { state->hurried = true; }
+  std::shared_ptr<State> state;
+};
+
+// Schedules whose Issues are switches, and the order in which these were started.
+struct Bench {
+  std::vector<std::shared_ptr<Switch::State>> issues;  // by number, which is the call's tag
+  std::vector<int> order;
+
+  Call call() {
+    Call made;
+    made.tag = static_cast<int>(issues.size());
+    issues.push_back(std::make_shared<Switch::State>());
+    return made;
+  }
+  Start start() {
+    return [this](const Task& task, Requests& requests) {
+      order.push_back(task.call.tag);
+      requests.push_back(std::make_unique<Switch>(issues[static_cast<std::size_t>(task.call.tag)]));
+    };
+  }
+  // Two exchanges, the second one behind the first.
+  std::shared_ptr<Run> two() {
+    auto schedule = std::make_shared<Schedule>();
+    schedule->issue(call(), {schedule->issue(call())});
+    return std::make_shared<Run>(schedule, start());
+  }
+};
+
+using Order = std::vector<int>;
+
+}  // namespace
+
+TEST(late_issues_keep_the_order_of_submission_whatever_completes_first) {
+  Bench bench;
+  const auto executor = std::make_shared<Executor>(true);
+  const auto first = bench.two(), second = bench.two();
+  executor->submit(first, bench.start());
+  executor->submit(second, bench.start());
+  CHECK((bench.order == Order{0, 2}) && Continuation::any());
+  bench.issues[2]->done = true;
+  executor->drive();
+  CHECK((bench.order == Order{0, 2}));  // the second one waits for the first
+  bench.issues[0]->done = true;
+  executor->drive();
+  CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !Continuation::any());
+  CHECK(!first->poll() && !first->settled());
+  bench.issues[1]->done = true;
+  CHECK(first->poll() && first->settled() && !second->poll());
+}
+
+TEST(each_stage_has_an_order_of_its_own) {
+  Bench bench;
+  const auto three = [&] {
+    auto schedule = std::make_shared<Schedule>();
+    schedule->issue(bench.call(), {schedule->issue(bench.call(), {schedule->issue(bench.call())})});
+    return std::make_shared<Run>(schedule, bench.start());
+  };
+  const auto executor = std::make_shared<Executor>(true, 2);
+  executor->submit(three(), bench.start());
+  executor->submit(three(), bench.start());
+  for (const auto i : {0, 3, 4}) bench.issues[static_cast<std::size_t>(i)]->done = true;
+  executor->drive();
+  // The second run's first late Issue does not wait for the first run's second one, which has another communicator.
+  CHECK((bench.order == Order{0, 3, 1, 4}));
+  executor->drive();
+  CHECK((bench.order == Order{0, 3, 1, 4}));
+  bench.issues[1]->done = true;
+  executor->drive();
+  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !Continuation::any());
+}
+
+TEST(schedules_are_submitted_while_another_one_computes) {
+  const auto executor = std::make_shared<Executor>(true);
+  std::atomic<bool> open{false}, entered{false}, left{false};
+  Bench bench;
+  auto schedule = std::make_shared<Schedule>();
+  const auto issued = schedule->issue(bench.call());
+  const auto computed = schedule->encode({},
+                                         [&](Schedule&) {
+                                           const auto deadline = std::chrono::steady_clock::now() + 5s;
+                                           entered = true;
+                                           while (!open && std::chrono::steady_clock::now() < deadline)
+                                             std::this_thread::yield();
+                                           left = true;
+                                         },
+                                         {issued});
+  schedule->issue(bench.call(), {computed});
+  executor->submit(std::make_shared<Run>(schedule, bench.start()), bench.start());
+  bench.issues[0]->done = true;
+  std::thread driver([&] { executor->drive(); });
+  while (!entered) std::this_thread::yield();
+  executor->hurry();  // returns too: the other thread drives
+  CHECK(!left && Continuation::any());
+  open = true;
+  driver.join();
+  CHECK(!Continuation::any());
+}
+
+TEST(late_issues_keep_their_order_on_whichever_thread) {
+  constexpr int kRuns = 200;
+  const auto executor = std::make_shared<Executor>(true);
+  std::atomic<int> issued{0};
+  const auto drive = [&] {
+    while (issued < kRuns) executor->hurry();
+  };
+  std::thread one(drive), other(drive);
+  for (int i = 0; i < kRuns; ++i) {
+    auto schedule = std::make_shared<Schedule>();
+    auto polls = std::make_shared<int>(0);
+    Call call;
+    call.tag = i;
+    schedule->issue(call, {schedule->wait([polls] { return ++*polls > 3; })});
+    const auto start = [&](const Task& task, Requests&) { CHECK(issued.fetch_add(1) == task.call.tag); };
+    executor->submit(std::make_shared<Run>(schedule, start), start);
+  }
+  one.join();
+  other.join();
+  CHECK(issued == kRuns && executor->settle(10s));
+}
+
+TEST(a_task_may_throw_anything) {
+  for (const int kind : {0, 1, 2}) {
+    Bench bench;
+    auto schedule = std::make_shared<Schedule>();
+    const auto issued = schedule->issue(bench.call());
+    const auto thrown = schedule->decode({},
+                                         [kind](Schedule&) {
+                                           if (kind == 0) throw std::bad_alloc();
+                                           if (kind == 1) throw 5;
+                                           throw Error(ErrorCode::Timeout, "too late");
+                                         },
+                                         {issued});
+    schedule->issue(bench.call(), {thrown});
+    const auto executor = std::make_shared<Executor>(true);
+    const auto run = std::make_shared<Run>(schedule, bench.start());
+    executor->submit(run, bench.start());
+    bench.issues[0]->done = true;
+    executor->drive();
+    CHECK(run->issued() && run->settled() && !Continuation::any() && (bench.order == Order{0}));
+    const auto got = ranks::failure([&] { run->poll(); });
+    CHECK(got.code == (kind == 2 ? ErrorCode::Timeout : ErrorCode::Backend) && !got.text.empty());
+  }
+}
+
+TEST(what_runs_beside_a_failure_is_polled_to_its_end) {
+  Bench bench;
+  auto schedule = std::make_shared<Schedule>();
+  const auto one = schedule->issue(bench.call());
+  schedule->issue(bench.call());
+  schedule->copy({}, {}, DType::Byte, {one});
+  const auto run = std::make_shared<Run>(schedule);
+  auto requests = requests_of(nullptr, run);
+  run->begin(bench.start());
+  CHECK(!requests[0]->poll());
+  bench.issues[0]->fails = true;
+  CHECK(ranks::failure([&] { requests[0]->poll(); }).text.find("the library failed") != std::string::npos);
+  CHECK(!requests[1]->poll());
+  bench.issues[1]->done = true;
+  CHECK(requests[1]->poll());
+}
+
+TEST(an_issue_that_throws_leaves_the_earlier_ones_running) {
+  Bench bench;
+  auto schedule = std::make_shared<Schedule>();
+  schedule->issue(bench.call());
+  schedule->issue(bench.call());
+  const auto run = std::make_shared<Run>(schedule);
+  const auto start = bench.start();
+  const auto got = ranks::failure([&] {
+    run->begin([&](const Task& task, Requests& requests) {
+      if (task.call.tag == 1) throw Error(ErrorCode::Unsupported, "not this one");
+      start(task, requests);
+    });
+  });
+  CHECK(got.code == ErrorCode::Unsupported && run->issued() && !run->settled());
+  bench.issues[0]->done = true;
+  CHECK(run->settled());
+}
+
+TEST(a_hurried_run_hurries_what_it_starts_later) {
+  Bench bench;
+  const auto executor = std::make_shared<Executor>(true);
+  const auto run = bench.two();
+  executor->submit(run, bench.start());
+  auto requests = requests_of(executor, run);
+  requests[0]->hurry();
+  CHECK(bench.issues[0]->hurried);
+  bench.issues[0]->done = true;
+  executor->drive();
+  CHECK((bench.order == Order{0, 1}) && bench.issues[1]->hurried);
+}
