@@ -19,7 +19,7 @@ REAL = ("mpi", "nccl", "gloo")  # what "auto" and no name stand for; all others 
 _ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library, and so ask for it
 _NO_DEVICE = "no CUDA device"  # what the core says where there is none (src/backends/nccl/library.cc)
 _MODULES = Path(_C.__file__).parent / "_backends"
-_ADAPTERS = ("c10d", "striped")  # modules that serve backends of other names
+_ADAPTERS = ("c10d",)  # modules that serve backends of other names
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,6 @@ def is_stand_in(name: str) -> bool:
 
 def _locate(name: str) -> tuple[str, str]:
     """The path of the backend's module, and that of the library which it binds at run time."""
-    if parts := parts_of(name):
-        for part in parts:
-            load(part)
-        return _module("striped"), name
     if name == "nccl":
         try:
             return _module(name), _nccl_library.find().path
@@ -140,13 +136,18 @@ def _locate_module(name: str) -> str:
 
 
 def load(name: str) -> str:
-    """Load the backend's module and return its path.
+    """Load the backend's module and return its path; "" for one that is made of two others.
 
     Raises InvalidArgumentError for an unknown name and BackendUnavailableError, with the reason, if it cannot be used.
     """
     if not is_known(name):
         message = f"backend: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
         raise InvalidArgumentError(message)
+    if parts := parts_of(name):
+        for part in parts:
+            load(part)
+        _C.add_striped(*parts)
+        return ""
     try:
         path, library = _locate(name)
     except BackendUnavailableError as error:

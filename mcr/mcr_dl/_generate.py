@@ -76,6 +76,7 @@ _FUNCTIONS = (
     "def remember_handle(handle: ProcessGroup, group: Group) -> None:",
     "def name_backend(name: str | None) -> str | None:",
     "def set_coalescing(works: list[Work] | None) -> None:",
+    "def add_striped(first: str, second: str) -> None:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
     "def end_batch() -> None:",

@@ -2,6 +2,7 @@
 #include "choose/select.h"
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <utility>
 
@@ -75,6 +76,7 @@ const Selector::Choice& Selector::remembered(const Call& call) {
 const Selector::Choice& Selector::decide(const Call& call) {
   const Field compared = field(call);
   Choice choice;
+  choice.pairs = pairs_of(compared);
   if (compared.known()) {
     for (const auto& range : cheapest(compared.curves)) {
       choice.ranges.push_back({range.from, compared.slots[range.curve], false});
@@ -163,6 +165,68 @@ Selector::Explanation Selector::explain(const Call& call) {
     result.candidates.push_back({compared.slots[i], curve->known() ? curve : nullptr, refined});
   }
   return result;
+}
+
+// ---- striped candidates
+
+std::vector<Selector::Pair> Selector::pairs_of(const Field& compared) const {
+  std::vector<Pair> pairs;
+  for (const auto& slot : *slots_) {
+    if (slot.striped == nullptr || slot.variant != 0) continue;
+    Pair pair{slot.striped, {&kUnknown, &kUnknown}};
+    for (const auto& cost : tuning_.costs) {
+      if (!(subject_of(cost) == compared.measured)) continue;
+      for (std::size_t i = 0; i < pair.curves.size(); ++i) {
+        if (cost.candidate == slot.striped->parts()[i].name) pair.curves[i] = &cost.curve;
+      }
+    }
+    pairs.push_back(pair);
+  }
+  return pairs;
+}
+
+// Both parts together take as long as the slower one: least where they take equally long. The first part's cost rises
+// with its share and the second one's falls, so that halving finds the place.
+int32_t Selector::Pair::share(int64_t bytes) const {
+  constexpr int32_t kLeast = 50;
+  if (!curves[0]->known() || !curves[1]->known()) return Stripes::kWhole / 2;
+  int32_t low = kLeast, high = Stripes::kWhole - kLeast;
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    const auto first = curves[0]->at(bytes / Stripes::kWhole * middle);
+    const auto second = curves[1]->at(bytes / Stripes::kWhole * (Stripes::kWhole - middle));
+    if (first < second) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
+  constexpr int64_t kLeastCut = 64 * 1024;        // bytes: two messages for a shorter one cost more than they save
+  constexpr int64_t kUnsized = int64_t{1} << 20;  // what uneven calls are taken for whose size not all ranks know
+  if (!row(call.op).is(kCuttable)) return std::nullopt;
+  const auto bytes = message_bytes(call, ranks_);
+  if (bytes >= 0 && bytes < kLeastCut) return std::nullopt;
+  Stripes stripes;
+  if (const auto fixed = StripedCommunicator::share_of(slot.variant)) {
+    stripes.share = *fixed;
+  } else {
+    for (const auto& pair : remembered(call).pairs) {
+      if (pair.striped == slot.striped) stripes.share = pair.share(bytes < 0 ? kUnsized : bytes);
+    }
+  }
+  for (std::size_t i = 0; i < stripes.packed.size(); ++i) {
+    stripes.packed[i] = slot.striped->parts()[i].communicator->packed();
+  }
+  if (call.vectored) return stripes;
+  const auto extent = row(call.op).extent;
+  const int64_t block =
+      extent == Extent::Gather ? call.in.count : call.out.count / (extent == Extent::Exchange ? ranks_ : 1);
+  const int64_t first = first_piece(block, stripes);
+  return first == 0 || first == block ? std::nullopt : std::optional(stripes);
 }
 
 // ---- refinement

@@ -17,6 +17,7 @@
 #include "choose/refine.h"
 #include "plugin/backend.h"
 #include "runtime/registry.h"
+#include "runtime/striped.h"
 
 namespace mcr {
 
@@ -26,7 +27,8 @@ struct Slot {
   std::shared_ptr<Communicator> communicator;  // shared with running works and with the backend's other variants
   const std::string& name;                     // "mpi" or "mpi:p2p"; of the registry
   uint8_t variant = 0;
-  std::optional<DeviceType> streams;  // the communicator's, at hand
+  std::optional<DeviceType> streams;             // the communicator's, at hand
+  const StripedCommunicator* striped = nullptr;  // the communicator, if it is one
 };
 
 /// What the measurements say, for one group. It must be equal on all ranks of the group: so are the choices then.
@@ -67,6 +69,12 @@ class Selector {
   /// The same for a call that is about to run to its end, where refinement may try another candidate and time it.
   Slot& choose(const Call& call, Stopwatch& watch);
 
+  /// How a striped candidate cuts the call; nothing if its first part gets the whole. By the message's size and the
+  /// parts' cost curves, or the candidate's own share: equal on all ranks, but for what is local in Stripes.
+  std::optional<Stripes> stripes(const Slot& slot, const Call& call) {
+    return slot.striped == nullptr ? std::nullopt : cut(slot, call);
+  }
+
   /// Turns refinement on, with no calls counted, or off (0). Collective in effect: in the same place of the order of
   /// calls on all ranks.
   void refine(int64_t period);
@@ -101,9 +109,16 @@ class Selector {
     Slot* slot;
     bool forced;
   };
+  // The cost curves of a striped candidate's parts.
+  struct Pair {
+    const StripedCommunicator* striped;
+    std::array<const CostCurve*, 2> curves;
+    int32_t share(int64_t bytes) const;
+  };
   struct Choice {
     std::vector<Range> ranges;  // from 0 on, never empty
     Range unsized;
+    std::vector<Pair> pairs;
   };
   // What a set of curves is for.
   struct Subject {
@@ -129,6 +144,8 @@ class Selector {
   Field field(const Call& call) const;
   static Subject subject_of(const Tuning::Cost& cost) { return {cost.op, cost.vectored, cost.device, cost.types}; }
   std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Subject& subject) const;
+  std::optional<Stripes> cut(const Slot& slot, const Call& call);
+  std::vector<Pair> pairs_of(const Field& compared) const;
   void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
   const Range& range_of(const Choice& choice, int64_t bytes) const;
   void forget();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "algorithms/emulate.h"
+#include "algorithms/stripe.h"
 #include "choose/decision.h"
 #include "codecs/codec.h"
 #include "engine/continuation.h"
@@ -219,16 +220,26 @@ class Issue {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
-    if (decision_.form == Form::Native) communicator.issue(call, lane);
     if (decision_.form == Form::Emulated) {
       const auto schedule = std::make_shared<Schedule>();
       emulate(call, group.rank(), group.size(), *schedule);
-      const auto run = std::make_shared<Run>(schedule);
-      for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
-      run->begin([&](const Task& task, Requests& requests) { issue_on(communicator, task.call, requests); });
+      begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
+    } else if (const auto stripes = group.selector().stripes(*slot, call)) {
+      const auto schedule = std::make_shared<Schedule>();
+      stripe(call, group.size(), *stripes, *schedule);
+      begin(schedule, lane, [&](uint8_t part) -> Communicator& { return *slot->striped->parts()[part].communicator; });
+    } else {
+      communicator.issue(call, lane);
     }
     decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);
+  }
+
+  template <class Parts>  // the communicator of each part
+  static void begin(const std::shared_ptr<Schedule>& schedule, Lane& lane, const Parts& parts) {
+    const auto run = std::make_shared<Run>(schedule);
+    for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
+    run->begin([&](const Task& task, Requests& requests) { issue_on(parts(task.part), task.call, requests); });
   }
 
   // Called in a catch block. Requests that were started before the error stay alive until they end: the library still

@@ -43,21 +43,33 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
   spec.store = store;
-  spec.beside = [this](std::string_view name) {
-    const auto* slot = find(name);
-    return slot == nullptr ? nullptr : slot->communicator;
-  };
   const Activity activity(
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
-  const auto communicator = shared(backend.backend->connect(spec));
+  const auto* pair = dynamic_cast<const StripedBackend*>(backend.backend.get());
+  const auto communicator = shared(pair == nullptr ? backend.backend->connect(spec) : striped(pair->names()));
+  const auto* cut = pair == nullptr ? nullptr : static_cast<const StripedCommunicator*>(communicator.get());
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
-  slots_.push_back({backend, communicator, backend.name, 0, communicator->streams()});
+  slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
     slots_.push_back(
-        {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams()});
+        {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams(), cut});
   }
   tune(selector_.tuning());
+}
+
+std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& names) {
+  StripedCommunicator::Parts parts;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto* slot = find(names[i]);
+    if (slot == nullptr) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "expected " + names[i] + " among the backends of group '" + spec_.name + "'");
+    }
+    if (slot->streams) throw Error(ErrorCode::InvalidArgument, "expected a library of the host, got " + names[i]);
+    parts[i] = {names[i], slot->communicator};
+  }
+  return std::make_unique<StripedCommunicator>(std::move(parts));
 }
 
 void Group::disconnect(std::string_view name) {

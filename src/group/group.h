@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <list>
 #include <memory>
@@ -92,6 +93,8 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::shared_ptr<const std::string>& label() const { return label_; }
 
  private:
+  std::unique_ptr<Communicator> striped(const std::array<std::string, 2>& names);
+
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
   std::atomic<bool> closed_{false};

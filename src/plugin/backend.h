@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,8 +28,6 @@ class Store {
   virtual std::string get(const std::string& key) = 0;
 };
 
-class Communicator;
-
 struct GroupSpec {
   std::string name;        // equal on all members, unique among living groups
   std::vector<int> ranks;  // global ranks, in group order
@@ -41,8 +38,6 @@ struct GroupSpec {
   uintptr_t foreign = 0;
   Store* store = nullptr;                 // during connect() alone
   Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to one
-  /// The group's communicators so far, by backend; null for others. During connect() alone.
-  std::function<std::shared_ptr<Communicator>(std::string_view)> beside = {};
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
@@ -148,7 +143,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 6;
+inline constexpr int kPluginVersion = 7;
 
 /// The symbol `mcr_dl_plugin` of a backend's module.
 struct Plugin {

@@ -82,7 +82,7 @@ struct Two {
   }
   Two(const Two&) = delete;
   Two& operator=(const Two&) = delete;
-  static Registry::Entry& striped() { return Registry::instance().load("left+right", STRIPED_MODULE, "left+right"); }
+  static Registry::Entry& striped() { return StripedBackend::add("left", "right"); }
   std::shared_ptr<Work> start(const Call& call, const char* candidate = "left+right") {
     return ranks::start(group, call, group.find(candidate));
   }
@@ -137,14 +137,50 @@ TEST(what_is_not_cut_goes_over_the_first) {
   CHECK(two.start(all_reduce(little))->poll());
   Call barrier;
   CHECK(two.start(barrier)->poll());
-  const std::vector<int64_t> counts = {0, 100'000}, displs = {0, 0};
   Floats result(100'000);
-  auto uneven = make(Op::all_to_all, much, result);
+  auto gather = make(Op::gather, much, result);
+  gather.root = 1;
+  gather.out = {};
+  CHECK(two.start(gather)->poll());
+  CHECK(two.left.calls.size() == 3 && two.right.calls.empty());
+}
+
+TEST(uneven_blocks_are_cut_one_by_one) {
+  Two two;
+  two.end();
+  const std::vector<int64_t> counts = {1000, 90'000}, displs = {90'500, 0};
+  Floats in = counted(100'000), out(100'000);
+  auto uneven = make(Op::all_to_all, in, out);
   uneven.vectored = true;
   uneven.in_counts = uneven.out_counts = counts;
   uneven.in_displs = uneven.out_displs = displs;
-  CHECK(two.start(uneven)->poll());
-  CHECK(two.left.calls.size() == 3 && two.right.calls.empty());
+  const auto work = two.start(uneven, "left+right:25");  // keeps the counts
+  CHECK(work->poll() && two.left.calls.size() == 1 && two.right.calls.size() == 1);
+  const auto& left = two.left.calls[0];
+  const auto& right = two.right.calls[0];
+  CHECK(left.in_counts[0] == 192 && left.in_counts[1] == 22'464 && left.in_displs[0] == 90'500);
+  CHECK(right.in_counts[0] == 808 && right.in_displs[0] == 90'692 && right.out_displs[1] == 22'464);
+}
+
+TEST(the_parts_costs_decide_about_the_shares) {
+  Two two;
+  two.end();
+  Floats data(1'000'000);
+  const auto curve = [](int64_t scale) {
+    CostCurve made;
+    for (const int64_t bytes : {int64_t{1} << 10, int64_t{1} << 16, int64_t{1} << 20, int64_t{1} << 24})
+      made.put({bytes, fixed_log2(bytes * scale)});
+    return made;
+  };
+  Tuning tuning;
+  tuning.costs.push_back({Op::all_reduce, false, DeviceType::CPU, DTypeClass::Float, "left", curve(1)});
+  tuning.costs.push_back({Op::all_reduce, false, DeviceType::CPU, DTypeClass::Float, "right", curve(3)});
+  two.group.tune(tuning);
+  CHECK(two.start(all_reduce(data))->poll());
+  const auto first = two.left.calls.at(0).out.count;
+  CHECK(first > 740'000 && first < 760'000);  // three times as fast: three quarters
+  CHECK(two.start(all_reduce(data), "left+right:25")->poll());
+  CHECK(two.left.calls.at(1).out.count == 249'984);
 }
 
 TEST(rows_are_gathered_and_spread) {

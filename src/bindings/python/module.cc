@@ -320,6 +320,9 @@ void add_registry(py::module_& module) {
         unlocked([&] { Registry::instance().load(name, path, library); });
       },
       py::arg("name"), py::arg("path"), py::arg("library") = "");
+  module.def(
+      "add_striped", [](const std::string& first, const std::string& second) { StripedBackend::add(first, second); },
+      py::arg("first"), py::arg("second"));
   module.def("leave", leave_process);
   module.def("prefer_high_priority", StreamPool::prefer_high_priority);
   module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/striped.h"
+
+#include <utility>
+
+namespace mcr {
+
+namespace {
+
+// Of the candidates with a fixed share: names, and thousandths.
+constexpr std::array<std::string_view, 4> kVariants = {"25", "33", "67", "75"};
+constexpr std::array<int32_t, 4> kShares = {250, 330, 670, 750};
+
+}  // namespace
+
+std::optional<int32_t> StripedCommunicator::share_of(uint8_t variant) {
+  if (variant == 0) return std::nullopt;
+  return kShares.at(static_cast<std::size_t>(variant) - 1);
+}
+
+std::span<const std::string_view> StripedCommunicator::variants() const { return kVariants; }
+
+bool StripedCommunicator::supports(const Call& call) const {
+  return first().supports(call) && (!row(call.op).is(kCuttable) || second().supports(call));
+}
+
+void StripedCommunicator::issue(const Call& call, Lane& lane) {
+  Call whole = call;
+  whole.variant = 0;
+  first().issue(whole, lane);
+}
+
+void StripedCommunicator::check() {
+  for (const auto& part : parts_) part.communicator->check();
+}
+
+void StripedCommunicator::abort() noexcept {
+  for (const auto& part : parts_) part.communicator->give_up();
+}
+
+Registry::Entry& StripedBackend::add(const std::string& first, const std::string& second) {
+  const auto name = first + "+" + second;
+  if (auto* entry = Registry::instance().find(name)) return *entry;
+  return Registry::instance().add(name, std::make_unique<StripedBackend>(std::array{first, second}));
+}
+
+std::unique_ptr<Communicator> StripedBackend::connect(const GroupSpec& spec) {
+  throw Error(ErrorCode::InvalidArgument,
+              "expected the communicators of " + names_[0] + " and " + names_[1] + " in group '" + spec.name + "'");
+}
+
+}  // namespace mcr

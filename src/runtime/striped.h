@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "algorithms/stripe.h"
+#include "plugin/backend.h"
+#include "runtime/registry.h"
+
+namespace mcr {
+
+/// Two communicators of a group as one candidate, such as "gloo+mpi": the engine cuts messages over them
+/// (algorithms/stripe.h). What is not cut goes over the first one. For machines on which each library has a network of
+/// its own.
+class StripedCommunicator final : public Communicator {
+ public:
+  struct Part {
+    std::string name;  // the backend's
+    std::shared_ptr<Communicator> communicator;
+  };
+  using Parts = std::array<Part, 2>;
+
+  /// Both are libraries of the host.
+  explicit StripedCommunicator(Parts parts) : parts_(std::move(parts)) {}
+
+  const Parts& parts() const { return parts_; }
+  /// The first part's share that a variant stands for; nothing where the parts' costs decide.
+  static std::optional<int32_t> share_of(uint8_t variant);
+
+  bool supports(const Call& call) const override;
+  void issue(const Call& call, Lane& lane) override;
+  std::span<const std::string_view> variants() const override;
+  bool varies(const Call& call) const override { return row(call.op).is(kCuttable); }
+  bool always_starts() const override { return true; }
+  bool inline_messages() const override { return first().inline_messages(); }
+  bool packed() const override { return first().packed(); }
+  void begin_batch() override { first().begin_batch(); }
+  void end_batch() override { first().end_batch(); }
+  void check() override;
+  void abort() noexcept override;
+
+ private:
+  Communicator& first() const { return *parts_[0].communicator; }
+  Communicator& second() const { return *parts_[1].communicator; }
+
+  const Parts parts_;
+};
+
+/// The backend of such candidates in the registry. Group::connect() makes its communicators of those that it has.
+class StripedBackend final : public Backend {
+ public:
+  explicit StripedBackend(std::array<std::string, 2> names) : names_(std::move(names)) {}
+  /// The entry "first+second".
+  static Registry::Entry& add(const std::string& first, const std::string& second);
+  const std::array<std::string, 2>& names() const { return names_; }
+
+  std::string library() const override { return "messages cut over " + names_[0] + " and " + names_[1]; }
+  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override;
+
+ private:
+  const std::array<std::string, 2> names_;
+};
+
+}  // namespace mcr
