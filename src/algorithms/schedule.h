@@ -25,10 +25,10 @@ struct Task {
   };
 
   Kind kind = Kind::Issue;
-  uint8_t part = 0;   // of an Issue: which of the candidate's backends it goes to
-  uint32_t stage = 0; // of an Issue: 0 if it waits for no Issue and no Wait, else how many such come before it, + 1
-  bool late = false;  // it waits for an Issue or a Wait, directly or not
-  Call call;          // of Encode and Decode: what they read and write, for the cost model
+  uint8_t part = 0;    // of an Issue: which of the candidate's backends it goes to
+  uint32_t stage = 0;  // of an Issue: 0 if it waits for no Issue and no Wait, else how many such come before it, + 1
+  bool late = false;   // it waits for an Issue or a Wait, directly or not
+  Call call;           // of Encode and Decode: what they read and write, for the cost model
   uint32_t function = 0;
   uint32_t first_edge = 0;  // its predecessors, in Schedule::after()
   uint32_t edges = 0;
@@ -66,7 +66,8 @@ class Schedule {
   /// The call of an Issue that has not been issued: sizes that a task before it has found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }
 
-  /// The group rank that the first Issue, a receive, has got its message from; else -1. Whoever runs the schedule sets it.
+  /// The group rank that the first Issue, a receive, has got its message from; else -1. Whoever runs the schedule sets
+  /// it.
   int source() const { return source_; }
   void set_source(int rank) { source_ = rank; }
 

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "runtime/progress.h"
+
 namespace mcr {
 
 namespace {
@@ -209,14 +211,27 @@ bool Run::block(std::chrono::nanoseconds limit) {
 
 // ---- all of them
 
-Executor::Executor(bool ordered, uint32_t stages) : ordered_(ordered), stages_(stages) {}
+Executor::Executor(bool ordered, Progress* progress, uint32_t stages)
+    : ordered_(ordered), progress_(progress), stages_(stages) {}
+
+Executor::~Executor() {
+  if (hastened_) progress_->relax();
+}
+
+// Called with the mutex held.
+void Executor::tell(bool pending) {
+  if (ordered_) set_pending(pending);
+  if (progress_ == nullptr || hastened_ == pending) return;
+  hastened_ = pending;
+  pending ? progress_->hasten() : progress_->relax();
+}
 
 void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
   run->begin(first);
   if (run->issued()) return;
   const std::lock_guard lock(mutex_);
   runs_.push_back(std::move(run));
-  if (ordered_) set_pending(true);
+  tell(true);
 }
 
 void Executor::drive() {
@@ -236,7 +251,7 @@ void Executor::drive() {
     if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // those behind it can issue nothing
     ++i;
   }
-  if (ordered_ && runs_.empty()) set_pending(false);
+  if (runs_.empty()) tell(false);
   driven_ = false;
 }
 

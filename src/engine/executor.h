@@ -84,7 +84,11 @@ class Run {
 class Executor : public Continuation {
  public:
   /// `ordered`: other ranks need what it has still to issue; false for messages, which only their receiver waits for.
-  explicit Executor(bool ordered, uint32_t stages = 1);
+  /// `progress` looks often while there is something to issue; null: nobody does.
+  explicit Executor(bool ordered, Progress* progress = nullptr, uint32_t stages = 1);
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  ~Executor() override;
 
   /// Begins the run; its late Issues follow. Throws what Run::begin() throws.
   void submit(std::shared_ptr<Run> run, const Start& first);
@@ -94,11 +98,15 @@ class Executor : public Continuation {
   void hurry() override { drive(); }
 
  private:
+  void tell(bool pending);
+
   const bool ordered_;
+  Progress* const progress_;
   const uint32_t stages_;
   std::mutex mutex_;
   std::deque<std::shared_ptr<Run>> runs_;  // with Issues to come; guarded by mutex_, the driver alone takes from it
   bool driven_ = false;                    // guarded by mutex_
+  bool hastened_ = false;                  // guarded by mutex_
 };
 
 /// The requests of a run for its Work: the first one ends with the outcome, the second one when nothing is running.

@@ -221,10 +221,10 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
 
 // A message waits for its peer alone: others must not wait for it.
 std::shared_ptr<Executor> Staging::executor_of(const Passage& passage) {
-  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false);
+  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false, &passage.slot->backend.progress);
   const std::lock_guard lock(mutex_);
   auto& executor = executors_[passage.slot->backend.name];
-  if (executor == nullptr) executor = std::make_shared<Executor>(true);
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, &passage.slot->backend.progress);
   return executor;
 }
 

@@ -25,16 +25,6 @@ namespace mcr::python {
 
 namespace {
 
-// The backend's part of a held or answered call.
-class Promised : public Request {
- public:
-  explicit Promised(std::shared_ptr<Promise> promise) : promise_(std::move(promise)) {}
-  bool poll() override { return promise_->poll(); }
-
- private:
-  std::shared_ptr<Promise> promise_;
-};
-
 // Shared, so that copying a std::function that holds it needs no GIL; it takes the GIL to let go.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* owned) {
@@ -56,28 +46,6 @@ void let_go(py::object& object) {
   handle.dec_ref();
 }
 
-void Promise::fulfil(std::shared_ptr<Work> work) {
-  const std::lock_guard lock(mutex_);
-  work_ = std::move(work);
-}
-
-void Promise::fail(const Error& error) {
-  const std::lock_guard lock(mutex_);
-  error_ = error;
-}
-
-bool Promise::poll() {
-  std::shared_ptr<Work> work;
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_) throw Error(*error_);
-    work = work_;
-  }
-  if (work == nullptr || !work->poll()) return false;
-  work->rethrow();
-  return true;
-}
-
 PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next)
     : group_(std::move(group)),
       pass_(pass),
@@ -86,9 +54,9 @@ PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Pa
       earlier_steps_(passage.plan.after.size()) {}
 
 PassedCall::~PassedCall() {
-  if (promise_ == nullptr) return;
+  if (deferred_ == nullptr) return;
   const Error error(ErrorCode::Backend, "pass '" + pass_ + "' has dropped the call that it held, without proceed()");
-  promise_->fail(error.caused_by(std::make_shared<const Cause>()));
+  deferred_->fail(error.caused_by(std::make_shared<const Cause>()));
 }
 
 // ---- what the call is
@@ -226,17 +194,17 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
 }
 
 py::object PassedCall::proceed_held() {
-  if (promise_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
-  const auto promise = std::exchange(promise_, nullptr);
+  if (deferred_ == nullptr) throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on");
+  const auto deferred = std::exchange(deferred_, nullptr);
   {
     const Unlocked guard;
     try {
       if (group_->closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
       Plan plan;  // the Work that hold() made has the call's own
       Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
-      promise->fulfil(next_(passage).work);
+      deferred->fulfil(next_(passage).work);
     } catch (...) {
-      promise->fail(current_error());
+      deferred->fail(current_error());
     }
     if (slot_) slot_->communicator.reset();  // the program may keep this object for long
   }
@@ -263,9 +231,9 @@ py::object PassedCall::hold() {
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;
   chain_ = group_->chain();
-  promise_ = std::make_shared<Promise>();
+  deferred_ = std::make_shared<Deferred>();
   if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
-  outcome_.work = mcr::hold(*passage_, std::make_unique<Promised>(promise_));
+  outcome_.work = mcr::hold(*passage_, std::make_unique<DeferredRequest>(deferred_));
   return py::cast(outcome_.work);
 }
 

@@ -4,10 +4,10 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "engine/deferred.h"
 #include "engine/pass.h"
 
 namespace mcr::python {
@@ -17,20 +17,6 @@ void let_go(pybind11::object& object);
 
 /// How the exceptions of a pass name it: "pass 'mine' in mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string where(const std::string& pass, const Passage& passage);
-
-/// Completes a held call once somebody gives it the Work that does it, or an error.
-class Promise {
- public:
-  void fulfil(std::shared_ptr<Work> work);
-  void fail(const Error& error);
-  /// True once the call is done; throws its error.
-  bool poll();
-
- private:
-  std::mutex mutex_;
-  std::shared_ptr<Work> work_;
-  std::optional<Error> error_;
-};
 
 /// A call as a pass in Python sees it. Every method needs the GIL. Without hold() it is over when handle() returns.
 class PassedCall {
@@ -91,7 +77,7 @@ class PassedCall {
   Call held_;
   std::optional<Slot> slot_;  // the candidate it has; a copy, as the group may give it up meanwhile
   std::shared_ptr<const Chain> chain_;
-  std::shared_ptr<Promise> promise_;
+  std::shared_ptr<Deferred> deferred_;
 };
 
 }  // namespace mcr::python

@@ -117,10 +117,11 @@ std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Co
 
 // Messages have no order beyond that of their sizes: each of them has an executor of its own.
 std::shared_ptr<Executor> Compress::executor_of(const Passage& passage, const Codec& codec) {
-  if (row(passage.call.op).is(kPeer)) return codec.fixed() ? nullptr : std::make_shared<Executor>(false);
+  if (row(passage.call.op).is(kPeer))
+    return codec.fixed() ? nullptr : std::make_shared<Executor>(false, &passage.slot->backend.progress);
   const std::lock_guard lock(mutex_);
   auto& executor = executors_[passage.slot->backend.name];
-  if (executor == nullptr) executor = std::make_shared<Executor>(true);
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, &passage.slot->backend.progress);
   return executor;
 }
 

@@ -12,28 +12,15 @@ namespace mcr {
 namespace {
 
 // The part of a held call that a backend would do: it is complete when the call that carries it is.
-class Fused : public Request {
+class Fused final : public DeferredRequest {
  public:
   Fused(std::shared_ptr<FuseStream> stream, std::shared_ptr<FusePart> part)
-      : stream_(std::move(stream)), part_(std::move(part)) {}
+      : DeferredRequest(part), stream_(std::move(stream)), part_(std::move(part)) {}
 
   bool poll() override {
-    if (!part_->gone.load(std::memory_order_acquire)) {
-      stream_->drive();
-      if (!part_->gone.load(std::memory_order_acquire)) return false;
-    }
-    if (part_->failure) throw Error(*part_->failure);
-    if (!part_->carrier->poll()) return false;
-    part_->carrier->rethrow();
-    return true;
+    if (!part_->given()) stream_->drive();
+    return DeferredRequest::poll();
   }
-
-  bool block(std::chrono::nanoseconds limit) override {
-    if (!part_->gone.load(std::memory_order_acquire) || part_->failure) return false;
-    part_->carrier->wait_for(limit);
-    return true;
-  }
-
   void hurry() override { stream_->hurry(*part_); }
 
  private:

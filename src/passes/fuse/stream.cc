@@ -23,9 +23,11 @@ int64_t kind_of(const Call& call, const Slot& slot) {
 template <class Parts>
 void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
   for (const auto& part : parts) {
-    part->carrier = carrier;
-    part->failure = failure;
-    part->gone.store(true, std::memory_order_release);
+    if (failure) {
+      part->fail(*failure);
+    } else {
+      part->fulfil(carrier);
+    }
   }
 }
 
@@ -41,7 +43,7 @@ int64_t fuse_bytes(const Call& call) { return std::max(call.in.count, call.out.c
 FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
 
 FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
-    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes) {}
+    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes), agreement_(shadow_) {}
 
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   const auto part = std::make_shared<FusePart>(call, slot);
@@ -79,7 +81,7 @@ void FuseStream::drive() {
 }
 
 void FuseStream::hurry(const FusePart& part) {
-  if (part.gone.load(std::memory_order_acquire)) return;
+  if (part.given()) return;
   {
     const std::lock_guard lock(mutex_);
     wanted_ = std::max(wanted_, part.number);
@@ -110,15 +112,12 @@ bool FuseStream::due() const {
 // False: nothing more can be done now, and this thread is the driver no longer. That ends under the lock under which
 // it was seen, so that what another thread wants by then is not overlooked.
 bool FuseStream::step() {
-  if (round_ != nullptr && round_->poll()) {
-    round_->rethrow();
-    const int64_t agreed = *answer_;
-    round_.reset();
-    flush(agreed);
+  if (const auto agreed = agreement_.poll()) {
+    flush(*agreed);
     return true;
   }
   std::unique_lock lock(mutex_);
-  if (round_ != nullptr || !due()) {
+  if (agreement_.under_way() || !due()) {
     driven_ = false;
     return false;
   }
@@ -127,22 +126,8 @@ bool FuseStream::step() {
   // Rounds go by the backend itself, as ranks may hold calls of different variants.
   const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
   lock.unlock();
-  ask(number, slot);
+  agreement_.propose(number, slot);
   return true;
-}
-
-void FuseStream::ask(int64_t number, Slot slot) {
-  if (shadow_->size() == 1) return flush(number);
-  Plan plan;
-  auto* memory = static_cast<int64_t*>(plan.allocate({}, sizeof(int64_t)));
-  *memory = number;
-  Call call;
-  call.op = Op::all_reduce;
-  call.dtype = DType::Long;
-  call.red = RedOp::MIN;
-  call.out = {memory, 1};
-  answer_ = memory;
-  round_ = start_around_passes(*shadow_, &slot, call, plan);
 }
 
 // ---- the flush
@@ -228,7 +213,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
 
 // The ranks cannot agree on flushes any more: all held calls fail, and later ones are refused. The driver's last act.
 void FuseStream::break_off(const Error& error) {
-  round_.reset();
+  agreement_.reset();
   std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
   broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -13,7 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "engine/agreement.h"
 #include "engine/continuation.h"
+#include "engine/deferred.h"
 #include "engine/pass.h"
 #include "passes/fuse/layout.h"
 
@@ -37,7 +38,7 @@ struct FuseStatistics {
 int64_t fuse_bytes(const Call& call);
 
 /// A held call.
-struct FusePart {
+struct FusePart : Deferred {
   FusePart(const Call& held, const Slot& of);
 
   const Call call;     // the Work of the call keeps its memory
@@ -45,9 +46,6 @@ struct FusePart {
   const int64_t kind;  // calls with the same number may share a buffer
   int64_t number = 0;  // which call of its stream it is, from 1
   const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
-  std::shared_ptr<Work> carrier;  // both written before `gone`
-  std::optional<Error> failure;
-  std::atomic<bool> gone{false};
 };
 
 /// The held calls of one backend, and how the ranks agree on what is in a flush. T is a clock and wait() is the
@@ -87,7 +85,6 @@ class FuseStream : public Continuation {
 
   // Called by the driver, without the mutex:
   bool step();
-  void ask(int64_t number, Slot slot);
   void flush(int64_t agreed);
   std::optional<Error> send(const Parts& parts);
   std::shared_ptr<Work> carry(const Parts& parts);
@@ -96,10 +93,9 @@ class FuseStream : public Continuation {
   const std::shared_ptr<Group> shadow_;
   const FuseLimits limits_;
   FusePool pool_;
-  std::shared_ptr<Work> round_;      // the agreement that is under way; the driver's
-  const int64_t* answer_ = nullptr;  // its memory; the driver's
-  mutable std::mutex mutex_;         // guards all below
-  bool driven_ = false;              // some thread is the driver
+  Agreement agreement_;       // the driver's
+  mutable std::mutex mutex_;  // guards all below
+  bool driven_ = false;       // some thread is the driver
   std::deque<std::shared_ptr<FusePart>> held_;
   std::map<int64_t, int64_t> bytes_;  // of those held, by kind
   int64_t flushed_ = 0;               // calls that have left held_

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "runtime/work.h"
+
+namespace mcr {
+
+/// A call that a pass holds: another Work does it later, or it fails. One thread gives it its end, once; any thread
+/// polls.
+class Deferred {
+ public:
+  void fulfil(std::shared_ptr<Work> work) {
+    work_ = std::move(work);
+    given_.store(true, std::memory_order_release);
+  }
+  void fail(const Error& error) {
+    error_.emplace(error);
+    given_.store(true, std::memory_order_release);
+  }
+  /// It has its Work or its error.
+  bool given() const { return given_.load(std::memory_order_acquire); }
+
+  /// True once the call is complete; throws its error.
+  bool poll() const {
+    if (!given()) return false;
+    if (error_) throw Error(*error_);
+    if (!work_->poll()) return false;
+    work_->rethrow();
+    return true;
+  }
+  /// As Request::block().
+  bool block(std::chrono::nanoseconds limit) const {
+    if (!given() || error_) return false;
+    work_->wait_for(limit);
+    return true;
+  }
+
+ private:
+  std::shared_ptr<Work> work_;  // both are written before `given_`
+  std::optional<Error> error_;
+  std::atomic<bool> given_{false};
+};
+
+/// The request of such a call.
+class DeferredRequest : public Request {
+ public:
+  explicit DeferredRequest(std::shared_ptr<Deferred> call) : call_(std::move(call)) {}
+  bool poll() override { return call_->poll(); }
+  bool block(std::chrono::nanoseconds limit) override { return call_->block(limit); }
+
+ private:
+  std::shared_ptr<Deferred> call_;
+};
+
+}  // namespace mcr
