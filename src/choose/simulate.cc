@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/simulate.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+__extension__ using Wide = __int128;  // of products of times and shares
+
+// Times inside have 16 bits behind the point, are rounded up at each step, and down at the end: results are exact as
+// long as fewer than 2^16 roundings add up.
+constexpr int kFraction = 16;
+constexpr int64_t kLatest = std::numeric_limits<int64_t>::max() >> 2;
+
+constexpr int64_t ticks(int64_t ns) { return ns << kFraction; }
+constexpr int64_t ns(int64_t ticks) { return ticks >> kFraction; }
+
+int64_t divide_up(Wide value, int64_t by) { return static_cast<int64_t>((value + by - 1) / by); }
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "simulate: " + text); }
+
+// Of a task that is no Wait, the cost and the size that it goes by.
+std::pair<const Cost*, int64_t> cost_of(const Job& job, const Task& task, const CostModel& model, const World& world) {
+  std::string_view name;
+  std::size_t ranks = 1;
+  if (task.kind == Task::Kind::Issue) {
+    name = job.parts[task.part].candidate;
+    ranks = world.groups[job.parts[task.part].group].size();
+  } else if (task.kind == Task::Kind::Encode || task.kind == Task::Kind::Decode) {
+    name = job.codec;
+  }
+  return {&model.cost(task, name), CostModel::bytes(task, static_cast<int>(ranks))};
+}
+
+class Simulator {
+ public:
+  Simulator(std::span<const Job> jobs, const CostModel& model, const World& world)
+      : jobs_(jobs), model_(model), world_(world) {
+    for (uint32_t job = 0; job < jobs_.size(); ++job) check(job);
+    for (uint32_t job = 0; job < jobs_.size(); ++job) add(job);
+  }
+
+  Simulation run() {
+    for (uint32_t job = 0; job < jobs_.size(); ++job) {
+      if (--jobs_left_[job].first == 0) schedule_release(job);
+    }
+    while (settle() && advance()) {
+    }
+    for (const auto& node : nodes_) {
+      if (node.state != State::Done) never_ends(node);
+    }
+    return result();
+  }
+
+ private:
+  using Index = uint32_t;
+  enum class State : uint8_t { Blocked, Waiting, Issued, Done };
+
+  struct Node {
+    uint32_t job, task;
+    State state = State::Blocked;
+    uint32_t before = 0;  // predecessors that have not ended
+    std::vector<Index> successors = {};
+    const Cost* cost = nullptr;  // null: of a Wait
+    int64_t bytes = 0, time = 0, wait = 0;
+    int64_t ready = 0, issued = 0, start = 0, end = 0;
+    std::deque<Index>* channel = nullptr;  // of an Issue that has to keep its place
+  };
+  // One resource of one rank or host.
+  struct Holder {
+    uint32_t resource;
+    int owner;
+    int32_t in_flight = 0;
+    int64_t bytes = 0, load = 0, busy = 0;
+  };
+  // What several nodes do together: a message, a collective; or one node alone.
+  struct Activity {
+    std::vector<Index> members;
+    std::vector<std::pair<std::size_t, int32_t>> uses = {};  // holder, share
+    bool works = false;                                      // behind its latency
+    int64_t until = 0;                                       // end of the latency
+    int64_t left = 0;                                        // ticks of work
+    int64_t slow = 1, fast = 1;                              // of each `slow` ticks it works for `fast`
+  };
+  using Communicator = std::tuple<uint32_t, std::string, int>;  // group, candidate, stage
+  using Key = std::tuple<int64_t, int64_t, uint32_t, uint32_t, Index>;
+  // Members that have issued a collective, or one side of a message, in their order.
+  using Issued = std::map<int, std::deque<Index>>;
+
+  const Task& task(const Node& node) const { return jobs_[node.job].schedule->tasks()[node.task]; }
+  bool is_issue(const Node& node) const {
+    return jobs_[node.job].schedule != nullptr && task(node).kind == Task::Kind::Issue;
+  }
+  const Job::Part& part(const Node& node) const { return jobs_[node.job].parts[task(node).part]; }
+  const std::vector<int>& group(const Node& node) const { return world_.groups[part(node).group]; }
+  Communicator communicator(const Node& node) const {
+    return {part(node).group, part(node).candidate, task(node).stage};
+  }
+  std::string name(const Node& node) const {
+    return "rank " + std::to_string(jobs_[node.job].rank) + ": task " + std::to_string(node.task) + " of job " +
+           std::to_string(node.job);
+  }
+
+  // ---- the jobs as nodes
+
+  void check(uint32_t index) const {
+    const auto& job = jobs_[index];
+    const std::string name = "job " + std::to_string(index);
+    if (job.rank < 0 || (!world_.hosts.empty() && static_cast<std::size_t>(job.rank) >= world_.hosts.size())) {
+      refuse(name + ": expected a rank with a host, got " + std::to_string(job.rank));
+    }
+    if (job.release < 0 || job.release > kMostCost) refuse(name + ": expected a release time of 0 ns or later");
+    for (const auto before : job.after) {
+      if (before >= index) refuse(name + ": expected to begin after an earlier job, got " + std::to_string(before));
+    }
+    if (job.schedule == nullptr) return;
+    for (const auto& task : job.schedule->tasks()) {
+      if (task.kind != Task::Kind::Issue) continue;
+      if (task.part >= job.parts.size() || job.parts[task.part].group >= world_.groups.size()) {
+        refuse(name + ": expected a candidate and its group for part " + std::to_string(task.part));
+      }
+      const auto& members = world_.groups[job.parts[task.part].group];
+      if (world_.together && std::find(members.begin(), members.end(), job.rank) == members.end()) {
+        refuse(name + ": expected a member of the group of part " + std::to_string(task.part) + ", got rank " +
+               std::to_string(job.rank));
+      }
+    }
+  }
+
+  void add(uint32_t index) {
+    const auto& job = jobs_[index];
+    first_.push_back(static_cast<Index>(nodes_.size()));
+    const std::size_t count = job.schedule == nullptr ? 1 : job.schedule->tasks().size();
+    jobs_left_.emplace_back(job.after.size() + 1, count);
+    followers_.emplace_back();
+    for (const auto before : job.after) followers_[before].push_back(index);
+    std::size_t waits = 0;
+    for (uint32_t id = 0; id < count; ++id) {
+      Node node{index, id};
+      node.before = 1;  // the job's release
+      if (job.schedule == nullptr) {
+        node.cost = &job.work;
+      } else {
+        add_task(node, waits);
+      }
+      if (node.cost != nullptr) {
+        node.time = node.cost->at(node.bytes);
+        for (const auto& demand : node.cost->demands) holder(demand.resource, job.rank);
+      }
+      nodes_.push_back(std::move(node));
+    }
+  }
+
+  void add_task(Node& node, std::size_t& waits) {
+    const auto& job = jobs_[node.job];
+    const auto& one = task(node);
+    for (const auto before : job.schedule->after(one)) {
+      nodes_[first_.back() + before].successors.push_back(static_cast<Index>(nodes_.size()));
+      ++node.before;
+    }
+    if (one.kind == Task::Kind::Wait) {
+      node.wait = waits < job.waits.size() ? std::clamp<int64_t>(job.waits[waits], 0, kMostCost) : 0;
+      ++waits;
+      return;
+    }
+    std::tie(node.cost, node.bytes) = cost_of(job, one, model_, world_);
+    if (one.kind != Task::Kind::Issue || !world_.in_order) return;
+    node.channel = &channels_[{communicator(node), job.rank}];
+    node.channel->push_back(static_cast<Index>(nodes_.size()));
+  }
+
+  std::size_t holder(uint32_t resource, int rank) {
+    const auto scope = model_.resources()[resource].scope;
+    int owner = scope == Resource::Scope::Rank ? rank : 0;
+    if (scope == Resource::Scope::Host && !world_.hosts.empty()) owner = world_.hosts[static_cast<std::size_t>(rank)];
+    const auto [found, made] = numbers_.try_emplace({resource, owner}, holders_.size());
+    if (made) holders_.push_back({resource, owner});
+    return found->second;
+  }
+
+  // ---- what begins and ends at the present time
+
+  void schedule_release(uint32_t job) { releases_.emplace(std::max(now_, ticks(jobs_[job].release)), job); }
+
+  void become_ready(Index index) {
+    auto& node = nodes_[index];
+    node.state = State::Waiting;
+    node.ready = now_;
+    if (node.cost == nullptr) {
+      node.issued = node.start = now_;
+      wakes_.emplace(std::max(now_, ticks(node.wait)), index);
+      return;
+    }
+    const int64_t rank = world_.order == QueueOrder::Arrival    ? 0
+                         : world_.order == QueueOrder::Priority ? jobs_[node.job].priority
+                                                                : node.time;
+    waiting_.insert({rank, node.ready, node.job, node.task, index});
+  }
+
+  void end_of(Index index) {
+    auto& node = nodes_[index];
+    node.state = State::Done;
+    node.end = now_;
+    if (node.cost != nullptr) {
+      for (const auto& demand : node.cost->demands) {
+        auto& held = holders_[holder(demand.resource, jobs_[node.job].rank)];
+        --held.in_flight;
+        held.bytes -= node.bytes;
+      }
+    }
+    for (const auto next : node.successors) {
+      if (--nodes_[next].before == 0) become_ready(next);
+    }
+    if (--jobs_left_[node.job].second == 0) end_job(node.job);
+  }
+
+  void end_job(uint32_t job) {
+    for (const auto next : followers_[job]) {
+      if (--jobs_left_[next].first == 0) schedule_release(next);
+    }
+  }
+
+  void release(uint32_t job) {
+    const auto [_, count] = jobs_left_[job];
+    if (count == 0) end_job(job);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto index = static_cast<Index>(first_[job] + i);
+      if (--nodes_[index].before == 0) become_ready(index);
+    }
+  }
+
+  // Does all that happens now; false when nothing is left to wait for.
+  bool settle() {
+    for (bool changed = true; changed;) {
+      changed = false;
+      while (!releases_.empty() && releases_.begin()->first <= now_) {
+        const auto job = releases_.begin()->second;
+        releases_.erase(releases_.begin());
+        release(job);
+        changed = true;
+      }
+      while (!wakes_.empty() && wakes_.begin()->first <= now_) {
+        const auto index = wakes_.begin()->second;
+        wakes_.erase(wakes_.begin());
+        end_of(index);
+        changed = true;
+      }
+      changed = admit() || changed;
+      changed = end_activities() || changed;
+    }
+    return !releases_.empty() || !wakes_.empty() || !running_.empty();
+  }
+
+  bool end_activities() {
+    std::vector<Index> ended;
+    std::erase_if(running_, [&](Activity& activity) {
+      if (!activity.works && activity.until <= now_) activity.works = true;
+      if (!activity.works || activity.left > 0) return false;
+      ended.insert(ended.end(), activity.members.begin(), activity.members.end());
+      return true;
+    });
+    for (const auto index : ended) end_of(index);
+    return !ended.empty();
+  }
+
+  // Starts what may start, in the order of the queue. Nothing overtakes a task that waits for the same resource.
+  bool admit() {
+    bool any = false;
+    for (bool changed = true; changed;) {
+      changed = false;
+      std::set<std::size_t> taken;
+      for (auto next = waiting_.begin(); next != waiting_.end();) {
+        const auto index = std::get<4>(*next);
+        auto& node = nodes_[index];
+        const bool turn = node.channel == nullptr || node.channel->front() == index;
+        if (turn && room(node, taken)) {
+          next = waiting_.erase(next);
+          issue(index);
+          any = changed = true;
+        } else {
+          ++next;
+        }
+      }
+    }
+    return any;
+  }
+
+  bool room(const Node& node, std::set<std::size_t>& taken) {
+    bool fits = true;
+    for (const auto& demand : node.cost->demands) {
+      const auto number = holder(demand.resource, jobs_[node.job].rank);
+      const auto& held = holders_[number];
+      const auto& resource = model_.resources()[demand.resource];
+      const bool full = (resource.slots != 0 && held.in_flight >= resource.slots) ||
+                        (resource.credit != 0 && held.in_flight != 0 && held.bytes + node.bytes > resource.credit);
+      if (full || taken.contains(number)) fits = false;
+    }
+    if (fits) return true;
+    for (const auto& demand : node.cost->demands) taken.insert(holder(demand.resource, jobs_[node.job].rank));
+    return false;
+  }
+
+  void issue(Index index) {
+    auto& node = nodes_[index];
+    node.state = State::Issued;
+    node.issued = now_;
+    if (node.channel != nullptr) node.channel->pop_front();
+    for (const auto& demand : node.cost->demands) {
+      auto& held = holders_[holder(demand.resource, jobs_[node.job].rank)];
+      ++held.in_flight;
+      held.bytes += node.bytes;
+    }
+    if (!world_.together || !is_issue(node)) return start({index});
+    if (row(task(node).call.op).is(kPeer)) return meet_peer(index);
+    meet_all(index);
+  }
+
+  void meet_peer(Index index) {
+    const auto& node = nodes_[index];
+    const auto& call = task(node).call;
+    const auto& members = group(node);
+    if (call.root < 0 || static_cast<std::size_t>(call.root) >= members.size()) {
+      refuse(name(node) + ": expected a peer of the group, got " + std::to_string(call.root));
+    }
+    const int peer = members[static_cast<std::size_t>(call.root)];
+    const bool sends = call.op == Op::send;
+    const int from = sends ? jobs_[node.job].rank : peer, to = sends ? peer : jobs_[node.job].rank;
+    auto& wire = messages_[{communicator(node), from, to}];
+    auto &mine = sends ? wire.first : wire.second, &theirs = sends ? wire.second : wire.first;
+    mine.push_back(index);
+    if (theirs.empty()) return;
+    const Index send = wire.first.front(), receive = wire.second.front();
+    if (nodes_[send].bytes != nodes_[receive].bytes) {
+      refuse(name(nodes_[receive]) + ": expected " + std::to_string(nodes_[receive].bytes) +
+             " bytes, as it receives, " + "got " + std::to_string(nodes_[send].bytes) + " from rank " +
+             std::to_string(from));
+    }
+    wire.first.pop_front();
+    wire.second.pop_front();
+    start({send, receive});
+  }
+
+  void meet_all(Index index) {
+    auto& issued = collectives_[communicator(nodes_[index])];
+    issued[jobs_[nodes_[index].job].rank].push_back(index);
+    const auto& members = group(nodes_[index]);
+    for (const int rank : members) {
+      if (issued[rank].empty()) return;
+    }
+    std::vector<Index> all;
+    for (const int rank : members) {
+      all.push_back(issued[rank].front());
+      issued[rank].pop_front();
+      const auto &one = nodes_[all.front()], &other = nodes_[all.back()];
+      if (task(one).call.op != task(other).call.op) {
+        refuse(name(other) + ": expected " + std::string(row(task(one).call.op).name) + ", as rank " +
+               std::to_string(members.front()) + " issues, got " + std::string(row(task(other).call.op).name));
+      }
+    }
+    start(std::move(all));
+  }
+
+  void start(std::vector<Index> members) {
+    Activity activity{std::move(members)};
+    int64_t latency = 0, total = 0;
+    for (const auto index : activity.members) {
+      auto& node = nodes_[index];
+      node.start = now_;
+      latency = std::max(latency, std::min(node.cost->latency, node.time));
+      total = std::max(total, node.time);
+      for (const auto& demand : node.cost->demands) {
+        if (demand.share != 0) activity.uses.emplace_back(holder(demand.resource, jobs_[node.job].rank), demand.share);
+      }
+    }
+    activity.until = now_ + ticks(latency);
+    activity.left = ticks(total - latency);
+    running_.push_back(std::move(activity));
+  }
+
+  // ---- to the next time at which something happens
+
+  bool advance() {
+    set_speeds();
+    int64_t next = kLatest;
+    if (!releases_.empty()) next = std::min(next, releases_.begin()->first);
+    if (!wakes_.empty()) next = std::min(next, wakes_.begin()->first);
+    for (const auto& activity : running_) {
+      const int64_t end =
+          activity.works ? now_ + divide_up(Wide{activity.left} * activity.slow, activity.fast) : activity.until;
+      next = std::min(next, end);
+    }
+    if (next >= kLatest) refuse("expected times below 2^45 ns, got longer ones");
+    const int64_t passed = next - now_;
+    for (auto& activity : running_) {
+      if (activity.works) activity.left -= static_cast<int64_t>(Wide{passed} * activity.fast / activity.slow);
+    }
+    for (auto& held : holders_) held.busy += held.load > 0 ? passed : 0;
+    now_ = next;
+    return true;
+  }
+
+  // A resource that is asked for more than it has slows all of its tasks down alike, and a task goes as fast as the
+  // slowest of its resources lets it.
+  void set_speeds() {
+    for (auto& held : holders_) held.load = 0;
+    for (const auto& activity : running_) {
+      for (const auto& [number, share] : activity.uses) holders_[number].load += activity.works ? share : 0;
+    }
+    for (auto& activity : running_) {
+      activity.slow = activity.fast = 1;
+      for (const auto& [number, _] : activity.uses) {
+        const int64_t load = holders_[number].load, capacity = model_.resources()[holders_[number].resource].capacity;
+        const bool slower = Wide{load} * activity.fast > Wide{capacity} * activity.slow;
+        if (slower) activity.slow = load, activity.fast = capacity;
+      }
+    }
+  }
+
+  // ---- the end
+
+  [[noreturn]] void never_ends(const Node& node) const {
+    std::string why = "a task before it never ends";
+    if (node.state == State::Waiting) why = "it never gets a slot or its turn";
+    if (node.state == State::Issued) why = "no partner, or not every rank of its group, issues the same";
+    refuse(name(node) + " never ends: " + why);
+  }
+
+  Simulation result() const {
+    Simulation result;
+    for (uint32_t job = 0; job < jobs_.size(); ++job) {
+      result.tasks.emplace_back();
+      result.ends.push_back(jobs_[job].release);
+    }
+    for (const auto& node : nodes_) {
+      result.tasks[node.job].push_back({ns(node.ready), ns(node.issued), ns(node.start), ns(node.end)});
+      result.ends[node.job] = std::max(result.ends[node.job], ns(node.end));
+      result.end = std::max(result.end, ns(node.end));
+    }
+    for (const auto& [key, number] : numbers_) {
+      result.uses.push_back({key.first, key.second, ns(holders_[number].busy)});
+    }
+    return result;
+  }
+
+  std::span<const Job> jobs_;
+  const CostModel& model_;
+  const World& world_;
+  int64_t now_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<Index> first_;                                    // node of each job
+  std::vector<std::pair<std::size_t, std::size_t>> jobs_left_;  // jobs before it, + 1; tasks that have not ended
+  std::vector<std::vector<uint32_t>> followers_;                // of each job
+  std::map<std::pair<Communicator, int>, std::deque<Index>> channels_;  // Issues of a rank, not issued yet
+  std::vector<Holder> holders_;
+  std::map<std::pair<uint32_t, int>, std::size_t> numbers_;  // of holders, by resource and owner
+  std::set<std::pair<int64_t, uint32_t>> releases_;          // when, job
+  std::set<std::pair<int64_t, Index>> wakes_;                // when, Wait
+  std::set<Key> waiting_;
+  std::vector<Activity> running_;
+  std::map<Communicator, Issued> collectives_;
+  std::map<std::tuple<Communicator, int, int>, std::pair<std::deque<Index>, std::deque<Index>>> messages_;
+};
+
+}  // namespace
+
+Simulation simulate(std::span<const Job> jobs, const CostModel& model, const World& world) {
+  return Simulator(jobs, model, world).run();
+}
+
+Bounds bounds(const Job& job, const CostModel& model, const World& world) {
+  Bounds result;
+  std::vector<int64_t> ends;
+  for (const auto& task : job.schedule->tasks()) {
+    int64_t time = 0;
+    if (task.kind != Task::Kind::Wait) {
+      const auto [cost, bytes] = cost_of(job, task, model, world);
+      time = cost->at(bytes);
+    }
+    int64_t start = 0;
+    for (const auto before : job.schedule->after(task)) start = std::max(start, ends[before]);
+    ends.push_back(start + time);
+    result.serial += time;
+    result.critical = std::max(result.critical, ends.back());
+  }
+  return result;
+}
+
+}  // namespace mcr
