@@ -77,6 +77,7 @@ from mcr_dl._runtime import (
     synchronize,
 )
 from mcr_dl._signature import attach as _attach
+from mcr_dl._topology import Dimension, Topology, set_topology, topology
 from mcr_dl._upstream import get_distributed_engine, init_distributed, init_processes
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.passes.log import records as log_records
@@ -113,6 +114,7 @@ __all__ = [
     "Change",
     "CollectiveTimeoutError",
     "DesyncError",
+    "Dimension",
     "Explanation",
     "FileStore",
     "GroupMember",
@@ -128,6 +130,7 @@ __all__ = [
     "ReduceOp",
     "Store",
     "TCPStore",
+    "Topology",
     "UnsupportedError",
     "Work",
     "_coalescing_manager",
@@ -177,8 +180,10 @@ __all__ = [
     "scatter_object_list",
     "send_object_list",
     "set_passes",
+    "set_topology",
     "split_group",
     "synchronize",
+    "topology",
     "use",
 ]
 __all__ += _C.__all__

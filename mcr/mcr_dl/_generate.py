@@ -123,6 +123,8 @@ _FUNCTIONS = (
     "def since_interrupt() -> float | None:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
     "def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int:",
+    "def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., "
+    "hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]:",
 )
 
 # The classes are bound by hand in module.cc; test_api.py compares these with what they have.
@@ -213,6 +215,40 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str:",
         "def _reset_feedback(self) -> None:",
     ),
+    "Topology": (
+        "def __init__(self, dimensions: list[tuple[str, int, int, int, str]], size: int, "
+        "ranks: list[int] = ...) -> None:",
+        "@staticmethod def of_hosts(hosts: list[int]) -> Topology:",
+        "def of_members(self, members: list[int]) -> Topology:",
+        "@property def dimensions(self) -> list[tuple[str, int, int, int, str]]:",
+        "@property def ranks(self) -> list[int]:",
+        "def index_of(self, name: str) -> int:",
+        "def coordinates(self, rank: int) -> list[int]:",
+        "def line(self, rank: int, dimension: int) -> list[int]:",
+    ),
+    "Schedule": (
+        "@staticmethod def emulated(op: str, count: int, dtype: str, rank: int, size: int, "
+        "root: int = ...) -> Schedule:",
+        "def issue(self, op: str, nbytes: int, after: list[int] = ..., part: int = ..., peer: int = ..., "
+        "dtype: str = ...) -> int:",
+        "def copy(self, count: int, dtype: str, after: list[int] = ...) -> int:",
+        "def combine(self, count: int, dtype: str, after: list[int] = ...) -> int:",
+        "def encode(self, count: int, dtype: str, encoded: int, after: list[int] = ...) -> int:",
+        "def decode(self, count: int, dtype: str, encoded: int, after: list[int] = ...) -> int:",
+    ),
+    "CostModel": (
+        "def add_resource(self, name: str, scope: str = ..., capacity: int = ..., slots: int = ..., "
+        "credit: int = ...) -> int:",
+        "def add_cost(self, kind: str, name: str = ..., op: str = ..., types: str = ..., alpha: int = ..., "
+        "per_mib: int = ..., latency: int = ..., demands: list[tuple[int, int]] = ..., "
+        "points: list[tuple[int, int]] = ...) -> None:",
+        "@staticmethod def median(models: list[CostModel]) -> CostModel:",
+    ),
+    "Job": (
+        "def __init__(self, schedule: Schedule | None, rank: int = ..., parts: list[tuple[str, int]] = ..., "
+        "codec: str = ..., release: int = ..., after: list[int] = ..., waits: list[int] = ..., priority: int = ..., "
+        "work: int = ..., demands: list[tuple[int, int]] = ...) -> None:",
+    ),
 }
 
 
@@ -250,7 +286,12 @@ def stub() -> str:
     """The text of ``_C.pyi``."""
     parts = [_HEADER, _all()]
     for name, methods in _CLASSES.items():
-        lines = "".join(f"    {method} ...\n".replace("@property ", "@property\n    ") for method in methods)
+        lines = "".join(
+            f"    {method} ...\n".replace("@property ", "@property\n    ").replace(
+                "@staticmethod ", "@staticmethod\n    "
+            )
+            for method in methods
+        )
         parts.append(f"class {name}:\n{lines}\n")
     parts += [f"{function} ...\n" for function in _FUNCTIONS]
     parts += [_operation(row) for row in _C.signatures()]

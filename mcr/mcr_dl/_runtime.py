@@ -10,12 +10,25 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _exit, _launch, _meeting, _startup, _torch_backends, _variables, watch
+from mcr_dl import (
+    _C,
+    _agreement,
+    _backends,
+    _dimensions,
+    _exit,
+    _launch,
+    _meeting,
+    _startup,
+    _torch_backends,
+    _variables,
+    watch,
+)
 from mcr_dl import _devices as devices
 from mcr_dl._errors import (
     BackendError,
@@ -47,6 +60,8 @@ class _State:
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
+    grid: _C.Topology | None = None  # that the user has given; None: found from the hosts
+    topologies: dict[str, _dimensions.Held] = field(default_factory=dict)  # by group
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of a piece of a staged tensor; None where no rank has a device
@@ -130,6 +145,7 @@ def make_group(
     *,
     mpi_comm: int | None = None,
     passes: bool = True,
+    line: bool = False,
 ) -> _C.Group:
     """A connected group of global ranks that has this process as a member, with the job's passes."""
     current = state()
@@ -137,7 +153,25 @@ def make_group(
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
     connect(group, names, mpi_comm=mpi_comm)
     _equip(group, names, passes=passes)
+    if passes:
+        add_dimensions(group, given=None if mpi_comm is None and not line else {})
     return group
+
+
+def add_dimensions(
+    group: _C.Group, grid: _C.Topology | None = None, *, given: dict[str, _C.Group] | None = None, turn: int = -1
+) -> None:
+    """Give a group its topology (None: as far as the job's says) and groups of its dimensions: ``_dimensions.hold``."""
+    current = state()
+    if grid is None:
+        nodes = [] if current.knowledge is None else current.knowledge.nodes
+        grid = _dimensions.grid_of_members(current.grid, nodes, group.ranks)
+    current.topologies[group.name()] = _dimensions.hold(group, grid, partial(make_group, line=True), given, turn)
+
+
+def end_dimensions(group: _C.Group) -> None:
+    """End the groups of a group's dimensions that were made with them."""
+    _dimensions.end(state().topologies.pop(group.name(), None), end_group)
 
 
 def _equip(group: _C.Group, names: list[str], *, passes: bool) -> None:
@@ -303,8 +337,10 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
     current.backends, current.asked = _startup.agree(store, rank, size, current.backends)
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug()}
-    answer = _agreement.settle(store, rank, size, "facts", facts, choice.decider(tuning_table, current.backends))
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": _dimensions.own()}
+    decide = _dimensions.decider(choice.decider(tuning_table, current.backends), current.backends)
+    answer = _agreement.settle(store, rank, size, "facts", facts, decide)
+    current.grid = _dimensions.grid_of(answer.pop("topology"), size)
     current.knowledge = choice.knowledge_of(answer, current.backends)
     if current.knowledge.crowded[rank]:
         _backends.share_cores()
@@ -324,6 +360,7 @@ def _make_world(current: _State) -> _C.Group:
         choice.keep_candidates(world, common)
     if current.knowledge is not None:
         choice.check_rules(current.knowledge, world.candidates)
+    add_dimensions(world)
     return world
 
 
@@ -370,6 +407,7 @@ def end_group(group: _C.Group) -> None:
     """End a group other than the default one, when its passes hold no call any more."""
     from mcr_dl.passes import chain
 
+    end_dimensions(group)
     chain.settle(group)
     forget_group(group)
 

@@ -56,6 +56,9 @@ def publish(group: _C.Group) -> torch_dist.ProcessGroup:
             )
     assert made is not None
     _C.remember_handle(made, group)
+    held = current.topologies.get(group.name())
+    for each in [] if held is None else held.owned:
+        publish(each)
     return made
 
 
@@ -135,7 +138,7 @@ def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     if group is _C.world():
         _runtime.end()
-    else:
+    elif not group._closed:  # the groups of its dimensions have ended with a group
         _runtime.end_group(group)
 
 

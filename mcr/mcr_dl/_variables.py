@@ -51,6 +51,11 @@ VARIABLES = (
     Variable("MCR_DL_TUNING_TABLE", "the tuning table that `auto` goes by, or `none`", "tuning.md"),
     Variable("MCR_DL_TUNE", "rules that overrule the table: `all_reduce:0-64k:mpi#all_to_all:*:gloo`", "tuning.md"),
     Variable(
+        "MCR_DL_TOPOLOGY",
+        "a file with the dimensions that the ranks lie in; equal on all ranks; default: found from their hosts",
+        "topology.md",
+    ),
+    Variable(
         "MCR_DL_PASSES", "the passes of every group, where `init_process_group` is given none: `log,fuse`", "passes.md"
     ),
     Variable(

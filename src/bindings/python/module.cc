@@ -13,6 +13,7 @@
 #include "bindings/python/arguments.h"
 #include "bindings/python/calls.h"
 #include "bindings/python/compress.h"
+#include "bindings/python/costs.h"
 #include "bindings/python/devices.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
@@ -358,6 +359,7 @@ PYBIND11_MODULE(_C, module) {
     add_group(module);
     add_tables(module);
     add_tuning(module);
+    add_costs(module);
     add_passes(module);
     add_log(module);
     add_compress(module);

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topologies as JSON: the file that MCR_DL_TOPOLOGY names, its checks, and the ranks' agreement on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _documents
+from mcr_dl._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
+
+VARIABLE = "MCR_DL_TOPOLOGY"
+FORMAT = "mcr-dl topology"
+_MOST_RANKS = 1 << 24
+_FIGURE = {"type": "integer", "minimum": 0, "maximum": 1 << 60}
+_SCHEMA = {
+    "type": "object",
+    "required": ["format", "version", "dimensions"],
+    "additionalProperties": False,
+    "properties": {
+        "format": {"const": FORMAT},
+        "version": {"const": 1},
+        "dimensions": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 16,
+            "items": {
+                "type": "object",
+                "required": ["name", "size"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+                    "size": {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS},
+                    "bandwidth": _FIGURE,
+                    "latency": _FIGURE,
+                    "backend": {"type": "string", "maxLength": 64},
+                },
+            },
+        },
+        "ranks": {
+            "type": "array",
+            "maxItems": _MOST_RANKS,
+            "items": {"type": "integer", "minimum": 0, "maximum": _MOST_RANKS},
+        },
+    },
+}
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    from jsonschema import Draft202012Validator  # 0.1 s, which programs without such a file need not pay
+
+    return Draft202012Validator(_SCHEMA)
+
+
+def check(document: Any, what: str) -> dict[str, Any]:
+    """The document, if it is one of a topology. Raises InvalidArgumentError with the path of what is wrong."""
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(_validator().iter_errors(document))
+    if fault is not None:
+        message = fault.message if len(fault.message) <= 200 else f"{fault.message[:197]}..."
+        raise InvalidArgumentError(f"{what}: {fault.json_path}: {message}")
+    found: dict[str, Any] = document
+    return found
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The document in a file. Raises InvalidArgumentError for a file that cannot be read or is no topology."""
+    what = f"topology {os.fspath(path)}"
+    return check(_documents.read(path, what, limit=64 * _documents.MIB), what)
+
+
+def own(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What this rank tells the others: its document, None without one, or what is wrong with it."""
+    path = environment.get(VARIABLE, "")
+    try:
+        return {"document": read(path) if path else None, "problem": ""}
+    except InvalidArgumentError as error:
+        return {"document": None, "problem": str(error)}
+
+
+def _leaves(value: Any, path: str = "$") -> dict[str, Any]:
+    if isinstance(value, dict):
+        parts = [(f"{path}.{key}", each) for key, each in sorted(value.items())]
+    elif isinstance(value, list):
+        parts = [(f"{path}[{index}]", each) for index, each in enumerate(value)]
+    else:
+        return {path: value}
+    return {key: leaf for name, each in parts for key, leaf in _leaves(each, name).items()}
+
+
+def _first_difference(one: Any, other: Any) -> str:
+    ours, theirs = _leaves(one), _leaves(other)
+    path = next(
+        path for path in [*ours, *theirs] if (path in ours, ours.get(path)) != (path in theirs, theirs.get(path))
+    )
+    return f"{path}: {ours.get(path, 'nothing')} on rank 0 and {theirs.get(path, 'nothing')}"
+
+
+def decide(values: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
+    """The document of all ranks. Raises InvalidArgumentError that names the first difference, or what is wrong."""
+    for rank, value in enumerate(values):
+        if value["problem"]:
+            raise InvalidArgumentError(f"rank {rank}: {value['problem']}")
+    document: dict[str, Any] | None = values[0]["document"]
+    for rank, value in enumerate(values):
+        if value["document"] != document:
+            difference = _first_difference(document, value["document"])
+            raise InvalidArgumentError(f"topology: expected the same on all ranks, got {difference} on rank {rank}")
+    if document is not None:
+        grid_of(document, size)
+    return document
+
+
+def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
+    """The topology of a document, if there is one. Raises InvalidArgumentError if it is none of ``size`` ranks."""
+    if document is None:
+        return None
+    rows = [
+        (
+            each["name"],
+            int(each["size"]),
+            *(int(each.get(key, 0)) for key in ("bandwidth", "latency")),
+            each.get("backend", ""),
+        )
+        for each in document["dimensions"]
+    ]
+    return _C.Topology(rows, size, [int(rank) for rank in document.get("ranks", [])])
+
+
+def check_backends(document: dict[str, Any], backends: list[str]) -> None:
+    """Raise InvalidArgumentError for a dimension whose backend the group has not."""
+    for index, each in enumerate(document["dimensions"]):
+        name = each.get("backend", "")
+        if name and name not in backends:
+            message = f"topology: $.dimensions[{index}].backend: expected one of {', '.join(backends)}, got {name!r}"
+            raise InvalidArgumentError(message)
+
+
+def decider(
+    decide_facts: Callable[[list[Any]], dict[str, Any]], backends: list[str]
+) -> Callable[[list[Any]], dict[str, Any]]:
+    """What rank 0 makes of all ranks' facts, and of their topologies among these."""
+
+    def decide_all(values: list[Any]) -> dict[str, Any]:
+        topology = decide([value["topology"] for value in values], len(values))
+        if topology is not None:
+            check_backends(topology, backends)
+        return {**decide_facts(values), "topology": topology}
+
+    return decide_all
+
+
+# ---- groups
+
+
+@dataclass
+class Held:
+    """A group's topology, and the groups of the dimensions that this rank is in: those of ``owned`` end with it."""
+
+    grid: _C.Topology
+    groups: dict[str, _C.Group] = field(default_factory=dict)
+    owned: list[_C.Group] = field(default_factory=list)
+
+
+def grid_of_members(given: _C.Topology | None, nodes: list[int], ranks: list[int]) -> _C.Topology:
+    """The topology of a group of global ranks: a part of the job's, if that was given, else by their hosts."""
+    if given is not None:
+        return given.of_members(ranks)
+    return _C.Topology.of_hosts([nodes[rank] if nodes else 0 for rank in ranks])
+
+
+def hold(
+    group: _C.Group,
+    grid: _C.Topology,
+    make: Callable[..., _C.Group],
+    given: dict[str, _C.Group] | None,
+    turn: int,
+) -> Held:
+    """The topology with a group for each dimension that is neither one rank nor all; or with those ``given``.
+
+    Collective over the group where groups are made. ``turn`` tells the groups of several topologies apart.
+    """
+    held = Held(grid, given or {})
+    for index, (name, size, *_) in enumerate(grid.dimensions if given is None else []):
+        if 1 < size < group.size():
+            line = grid.line(group.rank(), index)
+            text = f"{group.name()}/{name}-{line[0]}" + (f"-{turn}" if turn >= 0 else "")
+            held.groups[name] = make(text, [group.ranks[rank] for rank in line], group.backends, group.timeout)
+            held.owned.append(held.groups[name])
+    return held
+
+
+def end(held: Held | None, end_group: Callable[[_C.Group], None]) -> None:
+    """End the groups that were made with a topology, as torch's process groups where they are some."""
+    for each in [] if held is None else held.owned:
+        handle = _C.handle_of(each)
+        if not each._closed and isinstance(handle, torch_dist.ProcessGroup):
+            torch_dist.destroy_process_group(handle)
+        elif not each._closed:
+            end_group(each)

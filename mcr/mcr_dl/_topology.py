@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topology of a group: its dimensions, this rank's place, and a group of its own for each dimension."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from mcr_dl import _C, _agreement, _dimensions, _groups, _runtime, _torch_groups
+from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension: bytes per second and nanoseconds of its links (0: not known), and the backend that serves it."""
+
+    name: str
+    size: int
+    bandwidth: int = 0
+    latency: int = 0
+    backend: str = ""
+
+
+class Topology:
+    """How the ranks of a group lie in dimensions, the outermost first. Equal on all ranks but for this rank's place."""
+
+    def __init__(self, group: _C.Group) -> None:
+        """Of a group that has one."""
+        self._of = group
+        self._held = _runtime.state().topologies[group.name()]
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """All dimensions."""
+        return tuple(Dimension(*row) for row in self._held.grid.dimensions)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(each.name for each in self.dimensions)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their sizes; the product is the number of ranks."""
+        return tuple(each.size for each in self.dimensions)
+
+    def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
+        """The place of a rank of the group; by default of this one."""
+        return tuple(self._held.grid.coordinates(self._of.rank() if rank is None else rank))
+
+    def ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
+        """The ranks of the group that differ from this one (or ``rank``) in that dimension alone, and itself."""
+        grid = self._held.grid
+        return tuple(grid.line(self._of.rank() if rank is None else rank, grid.index_of(name)))
+
+    def group(self, name: str) -> Any:
+        """The group of ``ranks(name)``, for all operations; the whole group where it is one of all ranks.
+
+        Raises InvalidArgumentError for an unknown dimension and for one of size 1, in which a rank is alone.
+        """
+        index = self._held.grid.index_of(name)
+        found = self._held.groups.get(name)
+        if found is None:
+            if self.shape[index] != self._of.size() or self.shape[index] == 1:
+                reason = (
+                    "has size 1" if self.shape[index] == 1 else "has no group, as an mpi4py communicator made this one"
+                )
+                raise InvalidArgumentError(f"topology: expected a dimension with a group, got {name!r}, which {reason}")
+            found = self._of
+        return _C.handle_of(found)
+
+    def __repr__(self) -> str:
+        """The shape and this rank's place."""
+        shape = " x ".join(f"{each.size} {each.name}" for each in self.dimensions)
+        return f"<Topology {shape}, rank {self._of.rank()} at {self.coordinates()}>"
+
+
+def topology(group: _groups.Group = None) -> Topology:
+    """The topology of a group (None: of the default group).
+
+    It is the one of ``set_topology`` or ``MCR_DL_TOPOLOGY``; else found from the ranks' hosts: ``rail`` over the hosts
+    and ``host`` within one, or one dimension ``ranks`` where hosts have different numbers of ranks.
+    """
+    return Topology(_groups._group(group))
+
+
+def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
+    if isinstance(topology, DeviceMesh):
+        names = topology.mesh_dim_names or tuple(f"dim{index}" for index in range(topology.mesh.ndim))
+        rows = [{"name": name, "size": size} for name, size in zip(names, topology.mesh.shape, strict=True)]
+        ranks = [group._group_rank(rank) for rank in topology.mesh.flatten().tolist()]
+        if -1 in ranks:
+            raise InvalidArgumentError("topology: expected a mesh of the group's ranks, got one with others")
+        document = {"format": _dimensions.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
+        return _dimensions.check(document, "topology: mesh")
+    if isinstance(topology, (str, os.PathLike)):
+        return _dimensions.read(topology)
+    if isinstance(topology, Mapping):
+        return _dimensions.check(dict(topology), "topology")
+    message = f"topology: expected a DeviceMesh, the path of a file or its content, got {type(topology).__name__}"
+    raise InvalidTypeError(message)
+
+
+def _groups_of_mesh(mesh: DeviceMesh) -> dict[str, _C.Group]:
+    """The mesh's own groups by dimension, where all are groups of ours."""
+    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(mesh.mesh.ndim))
+    found = {name: _C.group_of(mesh.get_group(index)) for index, name in enumerate(names) if mesh.mesh.shape[index] > 1}
+    return {name: each for name, each in found.items() if each is not None} if all(found.values()) else {}
+
+
+def set_topology(
+    topology: DeviceMesh | str | os.PathLike[str] | Mapping[str, Any], group: _groups.Group = None
+) -> None:
+    """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
+
+    All ranks of the group call this with the same topology. The groups of a mesh are used where mcr_dl made them;
+    else one is made for each dimension. Those of the topology before are destroyed.
+
+    Raises InvalidArgumentError on all ranks, and changes nothing, where it is no topology of the group or differs.
+    """
+    members = _groups._group(group)
+    current = _runtime.state()
+    value: dict[str, Any] = {"document": None, "problem": ""}
+    try:
+        value["document"] = _document_of(topology, members)
+        _dimensions.check_backends(value["document"], members.backends)
+    except (InvalidArgumentError, InvalidTypeError) as error:
+        value["problem"] = str(error)
+    turn = current.count(f"topology {members.name()}")
+    store = torch_dist.PrefixStore(f"topology/{members.name()}/{turn}", current.store)
+    size = members.size()
+    document = _agreement.settle(
+        store, members.rank(), size, "topology", value, lambda values: _dimensions.decide(values, size)
+    )
+    meshes = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
+    _runtime.end_dimensions(members)
+    _runtime.add_dimensions(members, _dimensions.grid_of(document, size), given=meshes or None, turn=turn)
+    for each in current.topologies[members.name()].owned:
+        _torch_groups.publish(each)

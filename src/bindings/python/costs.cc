@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/costs.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "algorithms/emulate.h"
+#include "bindings/python/names.h"
+#include "choose/simulate.h"
+#include "group/topology.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using Ids = Schedule::Ids;
+
+constexpr std::array<std::string_view, 5> kCosted = {"issue", "copy", "combine", "encode", "decode"};
+
+// ---- topologies
+
+using DimensionRow = std::tuple<std::string, int, int64_t, int64_t, std::string>;
+
+Topology make_topology(const std::vector<DimensionRow>& rows, int size, std::vector<int> ranks) {
+  std::vector<Dimension> dimensions;
+  for (const auto& [name, length, bandwidth, latency, backend] : rows) {
+    dimensions.push_back({name, length, bandwidth, latency, backend});
+  }
+  return {std::move(dimensions), size, std::move(ranks)};
+}
+
+std::vector<DimensionRow> rows_of(const Topology& topology) {
+  std::vector<DimensionRow> rows;
+  for (const auto& one : topology.dimensions()) {
+    rows.emplace_back(one.name, one.size, one.bandwidth, one.latency, one.backend);
+  }
+  return rows;
+}
+
+void add_topology(py::module_& module) {
+  py::class_<Topology>(module, "Topology")
+      .def(py::init(&make_topology), py::arg("dimensions"), py::arg("size"), py::arg("ranks") = std::vector<int>())
+      .def_static(
+          "of_hosts", [](const std::vector<int>& hosts) { return Topology::of_hosts(hosts); }, py::arg("hosts"))
+      .def(
+          "of_members", [](const Topology& self, const std::vector<int>& members) { return self.of_members(members); },
+          py::arg("members"))
+      .def_property_readonly("dimensions", &rows_of)
+      .def_property_readonly("ranks", &Topology::ranks)
+      .def(
+          "index_of", [](const Topology& self, const std::string& name) { return self.index_of(name); },
+          py::arg("name"))
+      .def("coordinates", &Topology::coordinates, py::arg("rank"))
+      .def("line", &Topology::line, py::arg("rank"), py::arg("dimension"));
+}
+
+// ---- schedules without memory: sizes alone
+
+Call sized(const std::string& op, int64_t nbytes, const std::string& dtype, int peer) {
+  Call call;
+  call.op = named<Op>(kOps, op);
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.size_hint = nbytes;
+  call.root = peer;
+  return call;
+}
+
+// Of tasks of the host: `count` elements, of which `encoded` bytes are made or which are made of them.
+Call coded(int64_t count, const std::string& dtype, int64_t encoded, bool decodes) {
+  Call call;
+  call.dtype = named<DType>(kDTypes, dtype);
+  call.in.count = decodes ? encoded : count;
+  call.out.count = decodes ? count : encoded;
+  return call;
+}
+
+Schedule emulated(const std::string& op, int64_t count, const std::string& dtype, int rank, int size, int root) {
+  Call call = sized(op, -1, dtype, root);
+  const auto extent = row(call.op).extent;
+  const bool many_in = extent == Extent::Scatter || extent == Extent::Exchange;
+  const bool many_out = extent == Extent::Gather || extent == Extent::Exchange;
+  call.in.count = many_in ? count * size : count;
+  call.out.count = many_out ? count * size : count;
+  Schedule schedule;
+  emulate(call, rank, size, schedule);
+  return schedule;
+}
+
+void add_schedule(py::module_& module) {
+  py::class_<Schedule>(module, "Schedule")
+      .def(py::init<>())
+      .def_static("emulated", &emulated, py::arg("op"), py::arg("count"), py::arg("dtype"), py::arg("rank"),
+                  py::arg("size"), py::arg("root") = 0)
+      .def(
+          "issue",
+          [](Schedule& self, const std::string& op, int64_t nbytes, const Ids& after, uint8_t part, int peer,
+             const std::string& dtype) { return self.issue(sized(op, nbytes, dtype, peer), after, part); },
+          py::arg("op"), py::arg("nbytes"), py::arg("after") = Ids(), py::arg("part") = 0, py::arg("peer") = 0,
+          py::arg("dtype") = "float32")
+      .def(
+          "copy",
+          [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
+            return self.copy({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), after);
+          },
+          py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
+      .def(
+          "combine",
+          [](Schedule& self, int64_t count, const std::string& dtype, const Ids& after) {
+            return self.combine({nullptr, count}, {nullptr, count}, named<DType>(kDTypes, dtype), RedOp::SUM, after);
+          },
+          py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
+      .def(
+          "encode",
+          [](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
+            return self.encode(coded(count, dtype, encoded, false), {}, after);
+          },
+          py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids())
+      .def(
+          "decode",
+          [](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
+            return self.decode(coded(count, dtype, encoded, true), {}, after);
+          },
+          py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids());
+}
+
+// ---- costs and simulation
+
+using Demands = std::vector<std::pair<uint32_t, int32_t>>;
+using Samples = std::vector<std::pair<int64_t, int64_t>>;  // bytes, ns
+
+Cost cost_of(int64_t alpha, int64_t per_mib, int64_t latency, const Demands& demands, const Samples& points) {
+  Cost cost{{}, alpha, per_mib, latency, {}};
+  for (const auto& [resource, share] : demands) cost.demands.push_back({resource, share});
+  std::vector<CostCurve::Point> curve;
+  for (const auto& [nbytes, time] : points) curve.push_back({nbytes, fixed_log2(time)});
+  cost.curve = CostCurve(std::move(curve));
+  return cost;
+}
+
+void add_model(py::module_& module) {
+  py::class_<CostModel>(module, "CostModel")
+      .def(py::init<>())
+      .def(
+          "add_resource",
+          [](CostModel& self, const std::string& name, const std::string& scope, int32_t capacity, int32_t slots,
+             int64_t credit) {
+            return self.add({name, named<Resource::Scope>(kScopes, scope), capacity, slots, credit});
+          },
+          py::arg("name"), py::arg("scope") = "rank", py::arg("capacity") = kUnit, py::arg("slots") = 0,
+          py::arg("credit") = 0)
+      .def(
+          "add_cost",
+          [](CostModel& self, const std::string& kind, const std::string& name, const std::string& op,
+             const std::string& types, int64_t alpha, int64_t per_mib, int64_t latency, const Demands& demands,
+             const Samples& points) {
+            self.add({named<Task::Kind>(kCosted, kind), named<Op>(kOps, op), false,
+                      named<DTypeClass>(kDTypeClasses, types), name},
+                     cost_of(alpha, per_mib, latency, demands, points));
+          },
+          py::arg("kind"), py::arg("name") = "", py::arg("op") = "barrier", py::arg("types") = "any",
+          py::arg("alpha") = 0, py::arg("per_mib") = 0, py::arg("latency") = 0, py::arg("demands") = Demands(),
+          py::arg("points") = Samples())
+      .def_static(
+          "median",
+          [](const std::vector<const CostModel*>& given) {
+            std::vector<CostModel> models;
+            for (const auto* model : given) models.push_back(*model);
+            return CostModel::median(models);
+          },
+          py::arg("models"));
+}
+
+py::dict simulated(const CostModel& model, const std::vector<const Job*>& given, World world,
+                   const std::string& order) {
+  world.order = named<QueueOrder>(kQueueOrders, order);
+  std::vector<Job> jobs;
+  for (const auto* job : given) jobs.push_back(*job);
+  const auto found = simulate(jobs, model, world);
+  std::vector<std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>> tasks;
+  for (const auto& times : found.tasks) {
+    tasks.emplace_back();
+    for (const auto& one : times) tasks.back().emplace_back(one.ready, one.issued, one.start, one.end);
+  }
+  std::vector<std::tuple<std::string, int, int64_t>> uses;
+  for (const auto& use : found.uses) uses.emplace_back(model.resources()[use.resource].name, use.owner, use.busy);
+  py::dict result;
+  result["tasks"] = tasks;
+  result["ends"] = found.ends;
+  result["uses"] = uses;
+  result["end"] = found.end;
+  return result;
+}
+
+}  // namespace
+
+void add_costs(py::module_& module) {
+  add_topology(module);
+  add_schedule(module);
+  add_model(module);
+  using Parts = std::vector<std::pair<std::string, uint32_t>>;
+  py::class_<Job>(module, "Job")
+      .def(py::init([](const Schedule* schedule, int rank, const Parts& parts, const std::string& codec,
+                       int64_t release, const std::vector<uint32_t>& after, const std::vector<int64_t>& waits,
+                       int64_t priority, int64_t work, const Demands& demands) {
+             Job job{schedule, rank, {}, codec, release, after, waits, priority, cost_of(work, 0, 0, demands, {})};
+             for (const auto& [candidate, group] : parts) job.parts.push_back({candidate, group});
+             return job;
+           }),
+           py::keep_alive<1, 2>(), py::arg("schedule"), py::arg("rank") = 0, py::arg("parts") = Parts(),
+           py::arg("codec") = "", py::arg("release") = 0, py::arg("after") = std::vector<uint32_t>(),
+           py::arg("waits") = std::vector<int64_t>(), py::arg("priority") = 0, py::arg("work") = 0,
+           py::arg("demands") = Demands());
+  module.def(
+      "simulate",
+      [](const CostModel& model, const std::vector<const Job*>& jobs, std::vector<std::vector<int>> groups,
+         bool together, std::vector<int> hosts, const std::string& order, bool in_order) {
+        return simulated(model, jobs, {std::move(groups), together, std::move(hosts), QueueOrder::Arrival, in_order},
+                         order);
+      },
+      py::arg("model"), py::arg("jobs"), py::arg("groups"), py::arg("together") = false,
+      py::arg("hosts") = std::vector<int>(), py::arg("order") = "arrival", py::arg("in_order") = true,
+      "Times of jobs by a cost model, in nanoseconds: of each task (ready, issued, start, end), the ends of jobs, and "
+      "(resource, owner, busy).");
+}
+
+}  // namespace mcr::python

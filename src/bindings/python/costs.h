@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace mcr::python {
+
+/// Adds topologies, and schedules to be simulated with their cost models.
+void add_costs(pybind11::module_& module);
+
+}  // namespace mcr::python

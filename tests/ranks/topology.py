@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topologies of groups, on one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import mcr_dl
+from mcr_dl import InvalidArgumentError, InvalidTypeError
+from ranks import session
+from ranks.expect import expect
+
+
+def document(*sizes: int, **more: Any) -> dict[str, Any]:
+    """A topology with dimensions a, b, c of these sizes."""
+    rows = [{"name": name, "size": size} for name, size in zip("abc", sizes, strict=False)]
+    return {"format": "mcr-dl topology", "version": 1, "dimensions": rows, **more}
+
+
+@contextmanager
+def _file(text: str | None) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        if text is not None:
+            path = Path(folder) / "topology.json"
+            path.write_text(text)
+            os.environ["MCR_DL_TOPOLOGY"] = str(path)
+        try:
+            yield
+        finally:
+            os.environ.pop("MCR_DL_TOPOLOGY", None)
+
+
+def _sum(group: Any) -> float:
+    """The sum of the members' global ranks, by each of their backends."""
+    sums = set()
+    for backend in mcr_dl.get_backends(group):
+        tensor = torch.full((3,), float(mcr_dl.get_rank()))
+        mcr_dl.all_reduce(tensor, group=group, backend=backend)
+        sums.add(float(tensor[0]))
+    (found,) = sums
+    return found
+
+
+def found() -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool, int]:
+    """The topology that nobody has given."""
+    session.stop()
+    session.start()
+    topology = mcr_dl.topology()
+    everyone = topology.group("host") is mcr_dl.group.WORLD
+    made = len(mcr_dl._runtime.state().groups)
+    return topology.names, topology.shape, topology.coordinates(), everyone, made
+
+
+def given() -> tuple[Any, ...]:
+    """One that a file gives: places, groups of the dimensions, parts of it in other groups; then the end."""
+    session.stop()
+    with _file(json.dumps(document(2, 2, ranks=[0, 2, 1, 3]))):
+        session.start()
+        topology = mcr_dl.topology()
+        sums = {name: _sum(topology.group(name)) for name in topology.names}
+        assert isinstance(topology.group("a"), mcr_dl.ProcessGroup)
+        assert mcr_dl.topology(topology.group("b")).shape == (1, 2)
+        expect(InvalidArgumentError, lambda: topology.group("c"), "a, b", "'c'")
+        part = mcr_dl.new_group([0, 1, 2])
+        if mcr_dl.get_rank() < 3:
+            assert mcr_dl.topology(part).names == ("ranks",)
+        again = mcr_dl.new_group()
+        inner = mcr_dl.topology(again).group("a")
+        assert _sum(inner) == sums["a"]
+        mcr_dl.destroy_process_group(again)
+        expect(mcr_dl.NotInitializedError, lambda: mcr_dl.all_reduce(torch.ones(1), group=inner), "destroyed")
+        session.stop()
+    return topology.shape, topology.names, sums
+
+
+def wrong_files() -> None:
+    """Files that are no topology of these ranks, or differ: one error on all ranks, and a good start behind it."""
+    session.stop()
+    rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
+    texts = [
+        (json.dumps(document(2, 2)), "make 3 ranks, got 2 a x 2 b"),
+        (json.dumps(document(3, 0)), "dimensions[1].size"),
+        (json.dumps(document(3, surprise=1)), "surprise"),
+        (json.dumps(document(3, ranks=[0, 1, 1])), "1 twice"),
+        (json.dumps({**document(3), "dimensions": [{"name": "a", "size": 3, "backend": "nccl"}]}), "mpi, gloo"),
+        ("{", "complete JSON document"),
+        (json.dumps(document(3) if rank == 0 else document(1, 3)), "$.dimensions[0].size: 3 on rank 0 and 1 on rank 1"),
+        (json.dumps(document(3)) if rank == 0 else None, "on rank 0 and nothing on rank 1"),
+        (json.dumps(document(3)) if rank < 2 else "[]", "rank 2: "),
+    ]
+    for text, word in texts:
+        with _file(text):
+            expect(InvalidArgumentError, session.start, word)
+    session.start()
+    assert _sum(None) == 3
+
+
+def meshes() -> tuple[Any, ...]:
+    """A DeviceMesh of torch, whose groups are used; then a document, for which groups are made; then wrong ones."""
+    session.stop()
+    session.start()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    mcr_dl.set_topology(mesh)
+    topology = mcr_dl.topology()
+    assert topology.group("inner") is mesh.get_group("inner")
+    first = topology.names, topology.coordinates(), _sum(topology.group("inner"))
+    mcr_dl.set_topology({**document(1, 4), "dimensions": [{"name": "flat", "size": 4, "bandwidth": 10**9}]})
+    assert mcr_dl.topology().dimensions == (mcr_dl.Dimension("flat", 4, 10**9),)
+    assert _sum(mesh.get_group("inner")) == first[2]
+    for turn in range(2):
+        mcr_dl.set_topology(document(2, 2, ranks=[0, 1, 2, 3] if turn else [3, 1, 2, 0]))
+        sums = {name: _sum(mcr_dl.topology().group(name)) for name in "ab"}
+    rank = mcr_dl.get_rank()
+    expect(InvalidArgumentError, lambda: mcr_dl.set_topology(document(2, 3)), "make 4 ranks")
+    expect(
+        InvalidArgumentError, lambda: mcr_dl.set_topology(document(*([2, 2] if rank else [4]))), "on rank 0", "rank 1"
+    )
+    expect(InvalidArgumentError, lambda: mcr_dl.set_topology(7 if rank == 1 else document(4)), "rank 1", "got int")
+    assert {name: _sum(mcr_dl.topology().group(name)) for name in "ab"} == sums
+    expect(InvalidTypeError, lambda: mcr_dl.topology(3), "int")
+    session.stop()
+    return first, sums

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topologies of groups: found, given in a file or as a DeviceMesh, and the groups of their dimensions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import Pools
+from mcr_dl import _C, InvalidArgumentError, _dimensions
+from ranks import topology
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_found(pools: Pools, world: int) -> None:
+    """On one host there is one dimension, whose group is the default one: no other is made."""
+    answers = pools.get("processes", world).run(topology.found)
+    assert answers == [(("host",), (world,), (rank,), True, 1) for rank in range(world)]
+
+
+def test_given(pools: Pools) -> None:
+    """A file makes a 2x2 grid of four ranks of one host: columns 0-1 and 2-3, rows 0-2 and 1-3."""
+    answers = pools.get("processes", 4).run(topology.given)
+    lines = {0: {"a": 1.0, "b": 2.0}, 1: {"a": 1.0, "b": 4.0}, 2: {"a": 5.0, "b": 2.0}, 3: {"a": 5.0, "b": 4.0}}
+    assert answers == [((2, 2), ("a", "b"), lines[rank]) for rank in range(4)]
+
+
+def test_wrong_files(pools: Pools) -> None:
+    """Three ranks are no grid of 2x2; files that differ are an error on all ranks."""
+    pools.get("processes", 3).run(topology.wrong_files, limit=120)
+
+
+def test_meshes(pools: Pools) -> None:
+    """A mesh's groups are used; a document has groups made; wrong ones leave the topology as it is."""
+    answers = pools.get("processes", 4).run(topology.meshes, limit=120)
+    for rank, (first, sums) in enumerate(answers):
+        assert first == (("outer", "inner"), (rank // 2, rank % 2), 1.0 if rank < 2 else 5.0)
+        assert sums == {"a": 2.0 if rank % 2 == 0 else 4.0, "b": 1.0 if rank < 2 else 5.0}
+
+
+def test_read(tmp_path: Path) -> None:
+    """A file is read with all its figures; the name of the variable and of the file are in errors."""
+    row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": [row]}))
+    told = _dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    grid = _dimensions.grid_of(told["document"], 2)
+    assert grid is not None
+    assert grid.dimensions == [("rail", 2, 25 * 10**9, 3000, "mpi")]
+    assert _dimensions.own({}) == {"document": None, "problem": ""}
+    assert "no such file" in _dimensions.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
+
+
+def test_hosts() -> None:
+    """Hosts with as many ranks each make two dimensions; others one."""
+    assert [row[:2] for row in _C.Topology.of_hosts([0, 1, 0, 1]).dimensions] == [("rail", 2), ("host", 2)]
+    assert _C.Topology.of_hosts([0, 1, 0, 1]).line(1, 1) == [1, 3]
+    assert [row[:2] for row in _C.Topology.of_hosts([0, 0, 1]).dimensions] == [("ranks", 3)]
+    with pytest.raises(InvalidArgumentError, match="make 4 ranks"):
+        _C.Topology([("a", 3, 0, 0, "")], 4)
