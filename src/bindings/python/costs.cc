@@ -3,7 +3,10 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -13,6 +16,7 @@
 #include "algorithms/emulate.h"
 #include "bindings/python/names.h"
 #include "choose/simulate.h"
+#include "codecs/codec.h"
 #include "group/topology.h"
 
 namespace py = pybind11;
@@ -199,9 +203,53 @@ py::dict simulated(const CostModel& model, const std::vector<const Job*>& given,
   return result;
 }
 
+// Nanoseconds of each of `rounds` runs of a task of the host, behind one that finds the memory.
+std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std::string& dtype,
+                               const std::string& codec, int rounds) {
+  if (count < 0 || count > (int64_t{1} << 32) || rounds < 1) {
+    throw Error(ErrorCode::InvalidArgument, "time_task: expected 0 to 2^32 elements and at least one round");
+  }
+  const auto task = named<Task::Kind>(kCosted, kind);
+  const auto type = named<DType>(kDTypes, dtype);
+  const bool coded = task == Task::Kind::Encode || task == Task::Kind::Decode;
+  const Codec* used = coded ? Codecs::instance().coding(codec).codec : nullptr;
+  if (task == Task::Kind::Issue || (coded && (used == nullptr || !used->accepts(type)))) {
+    throw Error(ErrorCode::InvalidArgument, "time_task: expected copy, combine, or encode or decode with a codec for " +
+                                                dtype + ", got " + kind + " '" + codec + "'");
+  }
+  Schedule schedule;
+  const auto memory = [&](int64_t bytes) {
+    auto* made = schedule.scratch(std::max<int64_t>(bytes, 1));
+    std::memset(made, 0, static_cast<std::size_t>(std::max<int64_t>(bytes, 1)));
+    return made;
+  };
+  const DType seen = coded ? coded_type(type) : type;
+  auto *from = memory(count * size_of(seen)), *to = memory(count * size_of(seen));
+  auto* encoded = memory(coded ? used->capacity(count, seen) : 0);
+  const int64_t length = coded ? used->encode(from, count, seen, encoded) : 0;
+  const Buffer in{from, count}, out{to, count};
+  if (task == Task::Kind::Copy) schedule.copy(out, in, type);
+  if (task == Task::Kind::Combine) schedule.combine(out, in, type, RedOp::SUM, {});
+  if (task == Task::Kind::Encode) schedule.encode({}, [=](Schedule&) { used->encode(from, count, seen, encoded); });
+  if (task == Task::Kind::Decode) {
+    schedule.decode({}, [=](Schedule&) { used->decode(encoded, length, to, count, seen); });
+  }
+  std::vector<int64_t> times;
+  for (int round = 0; round <= rounds; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    schedule.compute(0);
+    const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - start;
+    if (round > 0) times.push_back(taken.count());
+  }
+  return times;
+}
+
 }  // namespace
 
 void add_costs(py::module_& module) {
+  module.def("time_task", &time_task, py::arg("kind"), py::arg("count"), py::arg("dtype"), py::arg("codec") = "",
+             py::arg("rounds") = 1, py::call_guard<py::gil_scoped_release>(),
+             "Nanoseconds of runs of a copy, combine, encode or decode on this machine.");
   add_topology(module);
   add_schedule(module);
   add_model(module);
