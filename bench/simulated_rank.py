@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl.bench.ranks import bind
 
 Call = Callable[[], Any]
 
@@ -86,12 +85,9 @@ class _Way:
             self.processor.append(processor / self.calls)
 
 
-def measure(
-    parts: list[list[Any]], wholes: list[list[Any]], rounds: int, backends: list[str], output: str
-) -> None:
+def measure(parts: list[list[Any]], wholes: list[list[Any]], rounds: int, backends: list[str], output: str) -> None:
     """What each rank does: all ways of one size in turn, in another order each round."""
     mcr_dl.init_process_group(backends, passes=["compress"])
-    bind()
     found: dict[str, Any] = {}
     for nbytes in sorted({row[-1] for row in wholes}):
         ways = {

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated times against measured ones: striped, compressed and emulated calls on ranks of this machine.
+
+Measures the parts (native calls alone, copies, combinations, codecs), simulates whole calls with these costs, and
+measures them among the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import script
+import simulated_rank
+from markdown_text import size_text, table
+from mcr_dl import _C
+from mcr_dl.bench.ranks import run_local
+from simulated_schedules import FLOAT, Whole, compressed, cut, emulated, encoded_bytes, shares, striped
+
+SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22]
+UNIT = 1024  # of a core
+BACKENDS = ["mpi", "gloo", "gloo+mpi"]
+STRIPED = {"gloo+mpi": 50, "gloo+mpi:25": 25, "gloo+mpi:75": 75}
+CODECS = ("bf16", "int8")
+EMULATED = {"all_gather": ("float32", 4), "reduce_scatter": ("float32", 4), "all_reduce": ("bfloat16", 2)}
+Row = list[Any]
+
+INTRODUCTION = """\
+# Simulated and measured times
+
+`bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. The parts
+are native calls alone, and copies, combinations and codecs on one core; the schedules are walked by `simulate()` with
+these costs and nothing else: no constant is fitted. Resources are the host's cores (each library takes what it used of
+them alone) and each rank's thread, which runs one copy, combination or codec at a time. `least` compares the shortest
+rounds, which other programs on the machine disturb least.
+"""
+
+
+def wholes(sizes: list[int]) -> list[Row]:
+    """The calls: kind, name, bytes."""
+    names = [("striped", name) for name in STRIPED]
+    names += [("compressed", f"{backend}|{codec}") for backend in ("mpi", "gloo") for codec in CODECS]
+    names += [("emulated", f"{op} on gloo") for op in EMULATED]
+    return [[kind, name, nbytes] for nbytes in sizes for kind, name in names]
+
+
+def parts(sizes: list[int], ranks: int) -> list[Row]:
+    """The native calls that they are made of: operation, backend, bytes, and the size of the whole call."""
+    found = []
+    for nbytes in sizes:
+        for percent in STRIPED.values():
+            first, second = cut(nbytes, percent)
+            found += [["all_reduce", "gloo", first, nbytes], ["all_reduce", "mpi", second, nbytes]]
+        for codec in CODECS:
+            size = encoded_bytes(codec, shares(nbytes, ranks)) * ranks
+            found += [[op, name, size, nbytes] for op in ("all_to_all", "all_gather") for name in ("mpi", "gloo")]
+        found.append(["send", "gloo", nbytes, nbytes])
+    return found
+
+
+def host_costs(sizes: list[int], ranks: int, rounds: int) -> dict[str, dict[str, list[list[int]]]]:
+    """Nanoseconds of the host's tasks by size, median and least: by kind, and class of types or codec."""
+    counts = sorted({nbytes // FLOAT for nbytes in sizes} | {shares(nbytes, ranks) for nbytes in sizes})
+    tasks = [("copy", "float32", ""), ("combine", "float32", ""), ("combine", "bfloat16", "")]
+    tasks += [(kind, "float32", codec) for kind in ("encode", "decode") for codec in CODECS]
+    found: dict[str, dict[str, list[list[int]]]] = {"ns": {}, "least": {}}
+    for kind, dtype, codec in tasks:
+        element = 2 if dtype == "bfloat16" else FLOAT
+        for count in counts:
+            number = count * FLOAT // element
+            times = _C.time_task(kind, number, dtype, codec, rounds)
+            for way, value in (("ns", statistics.median_low(times)), ("least", min(times))):
+                types = "any" if kind == "copy" else _C.dtype_class(dtype)
+                found[way].setdefault(f"{kind} {types} {codec}", []).append([number * element, value])
+    return found
+
+
+def model_of(report: dict[str, Any], way: str, nbytes: int) -> _C.CostModel:
+    """The cost model of what was measured, from medians (``ns``) or the least times, for calls of one size."""
+    model = _C.CostModel()
+    capacity = (os.cpu_count() or 1) * UNIT
+    cores = model.add_resource("cores", "host", capacity)
+    thread = model.add_resource("thread", "rank", UNIT, 1)
+    for name, points in report["host"][way].items():
+        kind, types, codec = name.split(" ")
+        model.add_cost(kind, codec, types=types, demands=[(cores, UNIT), (thread, 0)], points=list(map(tuple, points)))
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    used: dict[tuple[str, str], list[float]] = {}
+    for op, backend, size, whole in report["parts"]:
+        timed = report["times"][json.dumps([op, backend, size])]
+        if whole == nbytes:
+            found.setdefault((op, backend), []).append((size, timed[way]))
+            used.setdefault((op, backend), []).append(timed["cores"])
+    for (op, backend), points in found.items():
+        share = min(capacity, round(statistics.mean(used[op, backend]) * UNIT))
+        model.add_cost("issue", backend, op, demands=[(cores, share)], points=points)
+    return model
+
+
+def schedule_of(kind: str, name: str, nbytes: int, ranks: int) -> Whole:
+    """The call's schedules."""
+    if kind == "striped":
+        first, second = name.partition(":")[0].split("+")
+        return striped(nbytes, ranks, first, second, STRIPED[name])
+    if kind == "compressed":
+        return compressed(nbytes, ranks, *name.split("|"))
+    op, backend = name.split(" on ")
+    return emulated(op, nbytes, ranks, backend, *EMULATED[op])
+
+
+def predicted(report: dict[str, Any], row: Row, way: str) -> int:
+    """Nanoseconds of a call by the model."""
+    kind, name, nbytes = row
+    ranks = report["ranks"]
+    whole = schedule_of(kind, name, nbytes, ranks)
+    pairs = [(part, 0) for part in whole.parts]
+    jobs = [_C.Job(each, rank, pairs, whole.codec) for rank, each in enumerate(whole.schedules)]
+    end: int = _C.simulate(model_of(report, way, nbytes), jobs, [list(range(ranks))], together=True)["end"]
+    return end
+
+
+def measured(ranks: int, sizes: list[int], rounds: int) -> dict[str, Any]:
+    """All times with one number of ranks."""
+    calls, native = wholes(sizes), parts(sizes, ranks)
+    host = host_costs(sizes, ranks, rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "found.json"
+        arguments = (native, calls, rounds, BACKENDS, str(output))
+        environment = {"MCR_DL_TUNING_TABLE": "none"}
+        with run_local(simulated_rank.measure, arguments, ranks, environment=environment) as run:
+            if not run.wait(900) or run.first_failure:
+                raise SystemExit(f"the ranks did not finish: {run.exit_codes()}")
+        report: dict[str, Any] = {
+            "ranks": ranks,
+            "host": host,
+            "parts": native,
+            "times": json.loads(output.read_text()),
+        }
+    report["calls"] = []
+    for row in calls:
+        timed = report["times"][json.dumps(row)]
+        entry: dict[str, Any] = {"call": row}
+        for way in ("ns", "least"):
+            entry[way] = {"predicted": predicted(report, row, way), "measured": timed[way]}
+        report["calls"].append(entry)
+    return report
+
+
+def _ratio(entry: dict[str, Any], way: str) -> float:
+    return float(entry[way]["predicted"] / entry[way]["measured"])
+
+
+def _summary(report: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for kind in dict.fromkeys(entry["call"][0] for entry in report["calls"]):
+        entries = [entry for entry in report["calls"] if entry["call"][0] == kind]
+        cells = []
+        for way in ("ns", "least"):
+            ratios = sorted(_ratio(entry, way) for entry in entries)
+            near = sum(0.9 <= ratio <= 1.1 for ratio in ratios)
+            cells += [
+                f"{near} of {len(ratios)}",
+                f"{statistics.median(ratios):.2f}",
+                f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+            ]
+        rows.append([f"{kind}, {report['ranks']} ranks", *cells])
+    return rows
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The report."""
+    lines = [INTRODUCTION.format(**document)]
+    header = ["calls", "within 10 %", "median predicted / measured", "range"]
+    summary = [row for report in document["reports"] for row in _summary(report)]
+    lines += table([*header, *(f"least: {text}" for text in header[1:])], summary)
+    for report in document["reports"]:
+        lines += [f"## {report['ranks']} ranks", ""]
+        rows = []
+        for entry in report["calls"]:
+            kind, name, nbytes = entry["call"]
+            times = [f"{entry['ns'][key] / 1000:.0f}" for key in ("predicted", "measured")]
+            ratios = [f"{_ratio(entry, way):.2f}" for way in ("ns", "least")]
+            rows.append([f"{kind} {name}".replace("|", "\\|"), size_text(nbytes), *times, *ratios])
+        lines += table(["call", "size", "predicted µs", "measured µs", "ratio", "least: ratio"], rows)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, simulate and report."""
+    parser = script.parser(__doc__, reports=True)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 3])
+    parser.add_argument("--rounds", type=int, default=15)
+    given = script.parse(parser, sizes=SIZES[:1], ranks=[2], rounds=2)
+    document = {
+        "date": str(date.today()),
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "rounds": given.rounds,
+        "reports": [measured(ranks, given.sizes, given.rounds) for ranks in given.ranks],
+    }
+    script.publish(given, "simulated", document, markdown(document))
+
+
+if __name__ == "__main__":
+    main()
