@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import tables as made
 from fuzzing import JUNK, damaged, edited, fuzz
 from harness import Pools
-from mcr_dl import _C, InvalidArgumentError, _documents
+from mcr_dl import _C, InvalidArgumentError, _dimensions, _documents
 from mcr_dl._console import Console
 from mcr_dl.passes.log import Record, RecordedGroup
 from mcr_dl.trace import _breakdown, _chrome, _configure, _files, _flight_recorder, _param, _show
@@ -140,6 +140,53 @@ def test_tables_reach_a_group(pools: Pools, folder: Path, document: Any) -> None
     variables = {"MCR_DL_TUNING_TABLE": str(path)}
     answers = pools.get("processes", 2).run(on_rank.start_with, variables, ["gloo", "mpi"], limit=30.0)
     assert answers in (["started"] * 2, ["InvalidArgumentError"] * 2)
+
+
+# ---- topologies
+
+TOPOLOGY = {
+    "format": "mcr-dl topology",
+    "version": 1,
+    "dimensions": [
+        {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"},
+        {"name": "host", "size": 2},
+    ],
+    "ranks": [0, 2, 1, 3],
+}
+
+
+def _use_topology(folder: Path, content: bytes) -> None:
+    path = folder / "topology.json"
+    path.write_bytes(content)
+    told = _dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    if told["problem"]:
+        assert str(path) in told["problem"]
+        assert "\n" not in told["problem"]
+        return
+    try:
+        document = _dimensions.decide([told, json.loads(json.dumps(told))], 4)
+        assert document is not None
+        _dimensions.check_backends(document, ["mpi"])
+        grid = _dimensions.grid_of(document, 4)
+    except InvalidArgumentError:
+        return
+    assert grid is not None
+    for rank in range(4):
+        assert all(rank in grid.line(rank, index) for index in range(len(grid.dimensions)))
+
+
+@fuzz(200)
+@given(document=edited(TOPOLOGY))
+def test_topologies(folder: Path, document: Any) -> None:
+    """A value that is another, gone or new: a topology of four ranks, or refused."""
+    _use_topology(folder, _bytes(document))
+
+
+@fuzz(100)
+@given(content=damaged(_bytes(TOPOLOGY)))
+def test_damaged_topologies(folder: Path, content: bytes) -> None:
+    """Lost, changed and repeated bytes."""
+    _use_topology(folder, content)
 
 
 # ---- traces
