@@ -95,7 +95,7 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
 
 std::shared_ptr<Work> nothing_to_do(Passage& passage) {
   auto work = make_work(passage, {});
-  work->poll();
+  work->begin();
   return work;
 }
 
@@ -150,7 +150,7 @@ class Issue {
       fail(lane);
     }
     auto work = make_work(passage_, lane.take());
-    work->poll();
+    work->begin();
     if (!work->settled()) watch(passage_, work);
     return work;
   }
@@ -351,6 +351,7 @@ std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call&
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
+  if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
   if (work.join()) return;
   if (work.poll()) return work.rethrow();

@@ -153,7 +153,7 @@ void pack(Call& call, Plan& plan) {
 
 void unflatten(const Call& call, Plan& plan) {
   if (!plan.out_blocks.empty()) {
-    Copies(call.device, call.dtype).spread_from(std::exchange(plan.out_blocks, {}), call.out.data, plan);
+    Copies(call.device, call.dtype).spread_from(plan.out_blocks.take(), call.out.data, plan);
   }
   if (plan.deliver == nullptr) return;
   auto deliver = std::exchange(plan.deliver, nullptr);

@@ -214,7 +214,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   executor->submit(run, issue);
   auto requests = requests_of(std::move(executor), run);
   requests.front() =
-      std::make_unique<Behind>(std::move(requests.front()), std::exchange(passage.plan.behind, {}), point, inward);
+      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, inward);
   requests.push_back(passed(point));  // the device still copies
   return hold(passage, std::move(requests), std::move(point));
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/call.h"
+#include "base/lazy_vector.h"
 #include "device/device.h"
 
 namespace mcr {
@@ -36,18 +37,18 @@ struct Names {
 inline constexpr Names kNames;
 
 /// What a call needs beside the backend's work: memory that lives as long as the operation, and what is left to do when
-/// the backend has finished. An ordinary call leaves it empty, which costs nothing.
+/// the backend has finished. An ordinary call leaves it empty, which costs nearly nothing.
 struct Plan {
-  const Names* names = &kNames;              // of use until the call has been issued, no longer
-  std::vector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
-  std::vector<std::vector<int64_t>> counts;  // what the Call's spans point to
-  std::vector<std::unique_ptr<std::byte[]>> scratch;
+  const Names* names = &kNames;             // of use until the call has been issued, no longer
+  LazyVector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
+  LazyVector<std::vector<int64_t>> counts;  // what the Call's spans point to
+  LazyVector<std::unique_ptr<std::byte[]>> scratch;
   // Of a device's call: copies in the order of its stream, before the operation and behind it.
-  std::vector<std::function<void(const Stream&)>> before, behind;
-  std::vector<std::function<void()>> finish;  // in order, once, on the thread that sees completion
-  std::vector<std::function<void()>> after;   // the same, of passes: behind all of `finish`, the last one first
-  std::function<void()> deliver;              // unflatten() puts it behind the copies of the lists' tensors
-  std::vector<std::shared_ptr<void>> owned;   // what else must live as long
+  LazyVector<std::function<void(const Stream&)>> before, behind;
+  LazyVector<std::function<void()>> finish;  // in order, once, on the thread that sees completion
+  LazyVector<std::function<void()>> after;   // the same, of passes: behind all of `finish`, the last one first
+  LazyVector<std::shared_ptr<void>> owned;   // what else must live as long
+  std::function<void()> deliver;             // unflatten() puts it behind the copies of the lists' tensors
   std::shared_ptr<void> (*keep)(void* keeper) = nullptr;  // makes `kept`, for calls that outlive their caller
   void* keeper = nullptr;                                 // of use as long as `names`
   std::shared_ptr<void> kept;                             // the caller's tensors
@@ -61,6 +62,8 @@ struct Plan {
     return keep_counts(std::move(displs));
   }
   void conclude() {
+    if (finish.empty() && after.empty()) [[likely]]
+      return;
     for (auto& step : finish) step();
     for (auto step = after.rbegin(); step != after.rend(); ++step) (*step)();
   }

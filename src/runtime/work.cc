@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/work.h"
 
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -31,11 +32,26 @@ std::string describe(const std::string& backend, std::string_view function, cons
   return backend + "." + std::string(function) + " (" + group + ")";
 }
 
-Work::Work(Context context, Plan plan) : context_(std::move(context)), plan_(std::move(plan)) {}
+Work::Callback Work::kNoMore{};
+
+Work::~Work() {
+  auto* callback = callbacks_.load(std::memory_order_acquire);
+  while (callback != nullptr && callback != &kNoMore) {
+    const std::unique_ptr<Callback> left(std::exchange(callback, callback->next));
+  }
+}
 
 std::string Work::what() const { return describe(*context_.backend, row(context_.op).name, *context_.group); }
 
 Subject Work::subject() const { return {*context_.group, context_.seq, row(context_.op).is(kPeer)}; }
+
+void Work::begin() noexcept {
+  try {
+    if (advance()) settled_.store(true, std::memory_order_release);
+  } catch (...) {
+    fail();
+  }
+}
 
 bool Work::poll() noexcept {
   if (settled()) return true;
@@ -76,16 +92,22 @@ void Work::keep_error() noexcept {
 }
 
 void Work::complete() noexcept {
-  bool awaited = false;
-  std::vector<std::function<void()>> callbacks;
-  {
-    std::lock_guard lock(callbacks_mutex_);
-    fence_.signal();
-    callbacks.swap(callbacks_);
-    awaited = awaited_;
+  fence_.signal();
+  if (auto* newest = callbacks_.exchange(&kNoMore, std::memory_order_acq_rel)) run_callbacks(newest);
+}
+
+// In the order in which they came.
+void Work::run_callbacks(Callback* newest) noexcept {
+  Callback* first = nullptr;
+  while (newest != nullptr) {
+    auto* const before = std::exchange(newest->next, first);
+    first = std::exchange(newest, before);
   }
-  if (awaited) context_.progress->relax();
-  for (auto& callback : callbacks) callback();
+  while (first != nullptr) {
+    const std::unique_ptr<Callback> callback(first);
+    first = callback->next;
+    callback->run();
+  }
 }
 
 bool Work::expire(ErrorCode code, const std::string& text) noexcept {
@@ -151,19 +173,22 @@ int Work::source() const {
 }
 
 void Work::set_awaited() {
-  std::lock_guard lock(callbacks_mutex_);
-  if (fence_.ready() || awaited_ || context_.progress == nullptr) return;
-  awaited_ = true;
-  context_.progress->hasten();
+  auto* const progress = context_.progress;
+  if (fence_.ready() || progress == nullptr || awaited_.test_and_set(std::memory_order_relaxed)) return;
+  progress->hasten();
+  on_done([progress] { progress->relax(); });
 }
 
 void Work::on_done(std::function<void()> callback) {
-  {
-    std::lock_guard lock(callbacks_mutex_);
-    if (!fence_.ready()) {
-      callbacks_.push_back(std::move(callback));
-      return;
+  if (!fence_.ready()) {
+    auto made = std::make_unique<Callback>(std::move(callback), callbacks_.load(std::memory_order_acquire));
+    while (made->next != &kNoMore) {
+      if (callbacks_.compare_exchange_weak(made->next, made.get(), std::memory_order_acq_rel)) {
+        made.release();
+        return;
+      }
     }
+    callback = std::move(made->run);
   }
   callback();
 }

@@ -5,10 +5,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -46,7 +46,8 @@ class Work {
     int64_t bytes = -1;               // the message's size; -1 where ranks may see different ones
   };
 
-  Work(Context context, Plan plan);
+  Work(Context&& context, Plan&& plan) : context_(std::move(context)), plan_(std::move(plan)) {}
+  ~Work();
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
@@ -65,6 +66,8 @@ class Work {
   /// the operation still held is given up where the stream's own order protects it.
   bool join();
 
+  /// The first step of progress, before the Work is shared.
+  void begin() noexcept;
   /// One step of progress; never waits. True once complete, be it with an error.
   bool poll() noexcept;
   /// Waits at most `limit`. False if the operation is still running then. Never throws.
@@ -94,6 +97,11 @@ class Work {
   /// Group rank that a receive came from which is complete, or back on its device; else -1.
   int source() const;
 
+  /// Complete, and waiting for it takes no further step.
+  bool over() const noexcept { return settled() && point_ == nullptr; }
+  /// The bindings' object that stands for it, or null. Theirs alone.
+  void*& handle() noexcept { return handle_; }
+
   /// The number of its record in the log, 0 if it has none.
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
@@ -110,6 +118,12 @@ class Work {
   void fail() noexcept;
   void keep_error() noexcept;
   void complete() noexcept;
+
+  struct Callback {
+    std::function<void()> run;
+    Callback* next;
+  };
+  void run_callbacks(Callback* newest) noexcept;
 
   const Context context_;
   Plan plan_;
@@ -130,9 +144,10 @@ class Work {
   };
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;
-  std::mutex callbacks_mutex_;
-  std::vector<std::function<void()>> callbacks_;  // guarded by callbacks_mutex_
-  bool awaited_ = false;                          // guarded by callbacks_mutex_
+  static Callback kNoMore;                       // ends the list for good
+  std::atomic<Callback*> callbacks_{nullptr};  // the newest first
+  std::atomic_flag awaited_ = ATOMIC_FLAG_INIT;
+  void* handle_ = nullptr;
 };
 
 }  // namespace mcr

@@ -17,6 +17,7 @@
 #include "bindings/python/objects.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/tensors.h"
+#include "bindings/python/work.h"
 #include "bindings/torch/named_backend.h"
 #include "engine/stream_call.h"
 

@@ -47,8 +47,6 @@ void end_batch();
 /// Runs Python's signal handlers from a thread that waits without the GIL; throws ErrorAlreadySet on Ctrl-C.
 void check_signals();
 
-/// Implemented beside the pybind11 classes (module.cc).
-PyObject* wrap(std::shared_ptr<Work> work);
 /// arguments.h; for a Python object that is no ReduceOp: none.
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction);
 

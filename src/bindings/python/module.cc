@@ -25,8 +25,8 @@
 #include "bindings/python/tuning.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/watch.h"
+#include "bindings/python/work.h"
 #include "bindings/torch/backend.h"
-#include "bindings/torch/completions.h"
 #include "bindings/torch/named_backend.h"
 #include "bindings/torch/profiler.h"
 #include "bindings/torch/store.h"
@@ -40,91 +40,6 @@ namespace mcr::python {
 namespace {
 
 using std::chrono::milliseconds;
-
-const KeptTensors* kept(const Work& work) { return static_cast<const KeptTensors*>(work.plan().kept.get()); }
-
-bool wait_for(const std::shared_ptr<Work>& work, std::optional<milliseconds> timeout) {
-  unlocked([&] { wait(*work, timeout && timeout->count() > 0 ? *timeout : work->limit(), check_signals); });
-  return true;
-}
-
-// The Python exception of a failed work, made but not raised.
-py::object exception_of(const Work& work) {
-  if (!work.failed()) return py::none();
-  try {
-    work.rethrow();
-  } catch (...) {
-    set_error();
-  }
-  const py::error_already_set error;
-  return error.value();
-}
-
-// On the caller's thread if the work is complete, so that its future is too.
-void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
-  if (work->completed()) {
-    callback();
-    return;
-  }
-  // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
-  auto owned = std::make_shared<py::function>(std::move(callback));
-  const Unlocked guard;
-  auto& completions = Completions::instance();
-  work->set_awaited();
-  work->on_done([&completions, owned = std::move(owned)] {
-    completions.run([owned] {
-      const Locked locked;
-      try {
-        (*owned)();
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("mcr_dl Work callback");
-      }
-      owned->release().dec_ref();
-    });
-  });
-}
-
-std::vector<at::Tensor> result_of(const Work& work) {
-  const auto* tensors = kept(work);
-  return tensors == nullptr ? std::vector<at::Tensor>{} : tensors->results();
-}
-
-std::optional<std::pair<int, int64_t>> stream_of(const Work& work) {
-  const auto* point = work.point();
-  if (point == nullptr || point->stream().device.type == DeviceType::CPU) return std::nullopt;
-  return std::pair(point->stream().device.index, point->stream().id);
-}
-
-void add_work(py::module_& module) {
-  py::class_<Work, std::shared_ptr<Work>>(module, "Work",
-                                          "The handle of an asynchronous operation (torch.distributed.Work).")
-      .def("wait", wait_for, py::arg("timeout") = py::none(),
-           "Waits until the operation is complete and returns True; of an operation on a device's streams, the current "
-           "stream waits, and not the host. Raises the operation's error, or "
-           "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
-           "running. Waiting again is allowed.")
-      .def(
-          "is_completed", [](Work& work) { return unlocked([&] { return work.poll(); }); },
-          "True once the operation is complete, be it with an error.")
-      .def(
-          "is_success", [](Work& work) { return unlocked([&] { return work.poll(); }) && !work.failed(); },
-          "True once the operation is complete without an error.")
-      .def("exception", exception_of, "The error of a failed operation, or None.")
-      .def(
-          "synchronize", [](const std::shared_ptr<Work>& work) { wait_for(work, std::nullopt); }, "The same as wait().")
-      .def("source_rank", &Work::source, "The group rank that a completed receive came from.")
-      .def("result", result_of, "The tensors that hold the result.")
-      .def(
-          "get_future",
-          [](const py::object& work) { return py::module_::import("mcr_dl._futures").attr("future_of")(work); },
-          "A torch.futures.Future of the tensors that hold the result.")
-      .def("_stream", stream_of,
-           "(device index, torch's stream id) of what a device does behind the operation; None for the host's.")
-      .def("_on_done", call_on_done, "Calls a function of no arguments once the operation is complete.")
-      .def("__repr__", [](const Work& work) {
-        return "<mcr_dl.Work " + work.what() + (work.completed() ? ": complete>" : ": running>");
-      });
-}
 
 uintptr_t foreign_of(const py::object& object) {
   if (object.is_none()) return 0;
@@ -348,14 +263,12 @@ std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
   return premul_factor(handle.cast<const c10d::ReduceOp&>());
 }
 
-PyObject* wrap(std::shared_ptr<Work> work) { return py::cast(std::move(work)).release().ptr(); }
-
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ core of MCR-DL.";
   module.attr("__version__") = MCR_DL_VERSION;
   try {
     add_devices();
-    add_work(module);
+    add_work(module.ptr());
     add_group(module);
     add_tables(module);
     add_tuning(module);

@@ -15,6 +15,7 @@
 #include "bindings/python/handles.h"
 #include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
+#include "bindings/python/work.h"
 #include "choose/select.h"
 #include "engine/dispatch.h"
 #include "engine/flatten.h"
@@ -258,12 +259,13 @@ Outcome PassedCall::outcome(const py::object& returned) {
                 "pass '" + pass_ + "': handle() must call proceed(), done() or hold(), and has called none of them");
   }
   if (!passage_->asynchronous) return outcome_;
-  if (!py::isinstance<Work>(returned)) {
+  auto work = work_of(returned.ptr());
+  if (work == nullptr) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ +
                                             "': handle() must return the Work of an asynchronous call, got " +
                                             std::string(py::str(py::type::of(returned).attr("__name__"))));
   }
-  return {returned.cast<std::shared_ptr<Work>>()};
+  return {std::move(work)};
 }
 
 }  // namespace mcr::python

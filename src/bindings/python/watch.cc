@@ -21,6 +21,7 @@
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/unlocked.h"
+#include "bindings/python/work.h"
 #include "group/group.h"
 #include "observe/activity.h"
 #include "observe/interrupt.h"
@@ -201,8 +202,8 @@ void add_watch(py::module_& module) {
   module.def("activities", activities);
   module.def("pending", pending, py::arg("most") = 1000);
   module.def("overdue", overdue, py::arg("grace"));
-  module.def("expire", [](Work& work, const std::string& text) {
-    return unlocked([&] { return work.expire(ErrorCode::Timeout, text); });
+  module.def("expire", [](const std::shared_ptr<Work>& work, const std::string& text) {
+    return unlocked([&] { return work->expire(ErrorCode::Timeout, text); });
   });
   module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
   module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
