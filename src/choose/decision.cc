@@ -33,7 +33,7 @@ Decision staged(const Communicator& communicator, const Call& call) {
 
 }  // namespace
 
-Decision Decision::of(const Communicator& communicator, const Call& call) {
+Decision Decision::worked_out(const Communicator& communicator, const Call& call) {
   const OpRow& op = row(call.op);
   if (call.vectored && !op.is(kVectored)) return {};
   if (op.is(kReduces) && !defined(call.dtype, call.red) && !takes_factor(call.dtype, call.red)) return {};

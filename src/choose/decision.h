@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -23,7 +25,19 @@ enum class Form : uint8_t {
 /// the passes ask it. A function of the communicator's tables and of the call's operation, types, reduction, device and
 /// counts that all ranks know, so all ranks decide alike.
 struct Decision {
-  static Decision of(const Communicator& communicator, const Call& call);
+  /// Small calls, which are made most often, are remembered by the communicator: one load answers then.
+  static Decision of(const Communicator& communicator, const Call& call) {
+    if (!memorable(call)) [[unlikely]]
+      return worked_out(communicator, call);
+    const auto key = key_of(call);
+    auto& word = communicator.remembered(static_cast<std::size_t>(call.op) + static_cast<std::size_t>(call.dtype));
+    const auto known = word.load(std::memory_order_relaxed);
+    if (known >> kBits == key) [[likely]]
+      return unpacked(known, call);
+    const auto decision = worked_out(communicator, call);
+    word.store(key << kBits | decision.packed(), std::memory_order_relaxed);
+    return decision;
+  }
 
   /// Whether the library does the call on the tensors' own memory.
   bool native() const { return form == Form::Native || form == Form::Stream || (form == Form::Staged && direct); }
@@ -36,6 +50,32 @@ struct Decision {
   bool direct = false;      // of Staged: the library takes the device's memory
   bool emulated = false;    // of Staged: the call on the copies is emulated
   ReductionForm reduction;  // of Native and Emulated
+
+ private:
+  // Below this many elements per rank, no count of any rank's call is too large for a library.
+  static constexpr int64_t kSmall = 1 << 15;
+  static constexpr int kBits = 32;  // of a word; the key has the others
+
+  static Decision worked_out(const Communicator& communicator, const Call& call);
+
+  static bool memorable(const Call& call) {
+    return call.in.count < kSmall && call.out.count < kSmall && call.root != kAnyRank && call.red != RedOp::PREMUL_SUM;
+  }
+  // Never 0.
+  static uint64_t key_of(const Call& call) {
+    const auto flags =
+        1u | (call.vectored ? 2u : 0u) | (call.device_idle ? 4u : 0u) | static_cast<unsigned>(call.device.type) << 3;
+    return static_cast<uint64_t>(call.op) | static_cast<uint64_t>(call.dtype) << 8 |
+           static_cast<uint64_t>(call.red) << 16 | static_cast<uint64_t>(flags) << 24;
+  }
+  uint64_t packed() const {
+    return static_cast<uint64_t>(reduction.packed()) << 8 | static_cast<uint64_t>(form) | (direct ? 16u : 0u) |
+           (emulated ? 32u : 0u);
+  }
+  static Decision unpacked(uint64_t word, const Call& call) {
+    return {static_cast<Form>(word & 15), (word & 16) != 0, (word & 32) != 0,
+            ReductionForm::unpacked(static_cast<uint32_t>(word) >> 8, call)};
+  }
 };
 
 }  // namespace mcr

@@ -4,6 +4,8 @@
 // of integers that order as the numbers do.
 #pragma once
 
+#include <cstdint>
+
 #include "base/call.h"
 #include "plugin/backend.h"
 #include "runtime/plan.h"
@@ -18,6 +20,22 @@ class ReductionForm {
   /// types and counts and of the communicator's tables: equal on all ranks. On bool, SUM is a logical or and PRODUCT a
   /// logical and, on every backend. Operations that reduce nothing stay as they are.
   static ReductionForm of(const Communicator& communicator, const Call& call);
+
+  /// As 24 bits, without the caller's own element type and reduction.
+  uint32_t packed() const {
+    return static_cast<uint32_t>(kind_) | (native_ ? kNativeBit : 0) | static_cast<uint32_t>(asked_dtype_) << 8 |
+           static_cast<uint32_t>(asked_red_) << 16;
+  }
+  static ReductionForm unpacked(uint32_t bits, const Call& given) {
+    ReductionForm form;
+    form.kind_ = static_cast<Kind>(bits & (kNativeBit - 1));
+    form.native_ = (bits & kNativeBit) != 0;
+    form.dtype_ = given.dtype;
+    form.red_ = given.red;
+    form.asked_dtype_ = static_cast<DType>(bits >> 8 & 0xff);
+    form.asked_red_ = static_cast<RedOp>(bits >> 16 & 0xff);
+    return form;
+  }
 
   /// Whether the communicator supports the reduction that it would be asked for.
   bool native() const { return native_; }
@@ -38,6 +56,7 @@ class ReductionForm {
   }
 
  private:
+  static constexpr uint32_t kNativeBit = 4;
   enum class Kind : uint8_t { Itself, Average, Premultiplied, Ordered };
 
   ReductionForm(Kind kind, const Call& given, const Call& asked, bool native)

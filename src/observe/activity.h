@@ -2,8 +2,10 @@
 // What the threads of this process are inside of: for whoever looks for calls that do not end.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +28,26 @@ class Activity {
     bool waits = false;     // for an asynchronous operation, and ends in time by itself
   };
 
-  explicit Activity(const What& what) noexcept;
+  explicit Activity(const What& what) noexcept {
+    auto* const mark = of_thread_ != nullptr ? of_thread_ : &make_mark();
+    const auto turn = mark->turn.load(std::memory_order_relaxed);
+    if (turn % 2 != 0) return;
+    mark_ = mark;
+    mark->label.store(what.label, std::memory_order_release);
+    mark->backend.store(what.backend, std::memory_order_release);
+    mark->seq.store(what.seq, std::memory_order_release);
+    mark->bytes.store(what.bytes, std::memory_order_release);
+    mark->limit.store(what.limit.count(), std::memory_order_release);
+    mark->kind.store(static_cast<uint32_t>(what.op) | (what.connects ? kConnects : 0) | (what.waits ? kWaits : 0),
+                     std::memory_order_release);
+    mark->turn.store(turn + 1, std::memory_order_release);
+  }
   Activity(const Activity&) = delete;
   Activity& operator=(const Activity&) = delete;
-  ~Activity();
+  ~Activity() {
+    if (mark_ == nullptr) return;
+    mark_->turn.store(mark_->turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
 
   /// One thread's, as others see it. `turn` tells the thread's activities apart.
   struct Reading {
@@ -41,7 +59,29 @@ class Activity {
   static std::vector<Reading> all();
 
  private:
-  void* mark_;  // the thread's, if this is its outermost activity
+  // A thread's mark. The turn is odd while the thread is inside; a reader checks that it has not changed meanwhile.
+  // (Releases and acquires instead of fences, which the thread sanitizer does not know.)
+  struct Mark {
+    Mark();
+    std::atomic<uint64_t> turn{0};
+    std::atomic<const std::string*> label{nullptr};
+    std::atomic<const std::string*> backend{nullptr};
+    std::atomic<int64_t> seq{0}, bytes{0}, limit{0};
+    std::atomic<uint32_t> kind{0};
+    const int64_t thread;
+  };
+  class List;
+  struct OfThread;
+  static constexpr uint32_t kConnects = 1u << 8;
+  static constexpr uint32_t kWaits = 1u << 9;
+
+  static Mark& make_mark();
+  static std::optional<Reading> read(const Mark& mark);
+
+  // A plain pointer: a thread-local object with a destructor costs a check on each use. (Eight bytes of what the loader
+  // reserves for libraries that are loaded late.)
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local Mark* of_thread_;
+  Mark* mark_ = nullptr;  // the thread's, if this is its outermost activity
 };
 
 }  // namespace mcr

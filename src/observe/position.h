@@ -14,7 +14,7 @@
 namespace mcr {
 
 /// A collective as all ranks of its group must have made it.
-struct Entered {
+struct alignas(64) Entered {             // one cache line
   int64_t seq = 0;                       // of the group's collectives, from 1 on; of messages: of this rank's own
   int64_t bytes = -1;                    // the message's size as tables have it; -1 where ranks may see different ones
   const std::string* backend = nullptr;  // the candidate that the call named; null: it named none. Never destroyed

@@ -3,8 +3,10 @@
 // for issuing, no logging and no Python: it turns a Call on raw buffers into library calls.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,7 +46,7 @@ struct GroupSpec {
 
 /// One per (group, backend). issue() may be called from any thread; calls on one communicator are issued in the same
 /// order on every rank. supports() is a function of op, vectored, dtype, reduction, device and counts that all ranks
-/// know, so that all ranks get the same answer.
+/// know, so that all ranks get the same answer; the core remembers it.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -95,8 +97,12 @@ class Communicator {
     abort();
   }
   bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
+  /// A word of the memo of decisions (choose/decision.h); 0 at first.
+  std::atomic<uint64_t>& remembered(std::size_t index) const noexcept { return decisions_[index % kRemembered]; }
 
  private:
+  static constexpr std::size_t kRemembered = 16;
+  mutable std::array<std::atomic<uint64_t>, kRemembered> decisions_{};
   std::atomic<unsigned> turns_{0};
   std::atomic<bool> given_up_{false};
 };

@@ -144,7 +144,7 @@ class Work {
   };
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;
-  static Callback kNoMore;                       // ends the list for good
+  static Callback kNoMore;                     // ends the list for good
   std::atomic<Callback*> callbacks_{nullptr};  // the newest first
   std::atomic_flag awaited_ = ATOMIC_FLAG_INIT;
   void* handle_ = nullptr;

@@ -27,7 +27,7 @@ namespace {
 
 // Never destroyed: at the end of the process a thread that is stuck in a library may still use it.
 std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
-thread_local PyObject* coalescing = nullptr;
+[[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
 thread_local std::unique_ptr<Batch> batch;
 
 // One call while its arguments become a Call and a Plan.
@@ -60,10 +60,7 @@ class Binder {
 
   PyObject* issue() {
     plan_.keeper = this;
-    plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
-      const auto& self = *static_cast<Binder*>(keeper);
-      return std::make_shared<KeptTensors>(self.tensors_.all(), self.results());
-    };
+    plan_.keep = [](void* keeper) -> std::shared_ptr<void> { return static_cast<Binder*>(keeper)->kept(); };
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
     const auto guard = tensors_.stream_guard();
     tensors_.place_factor(call_);
@@ -193,7 +190,14 @@ class Binder {
     if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(value));
   }
 
-  std::vector<at::Tensor> results() const { return out_ != nullptr ? std::vector{*out_} : out_list_; }
+  std::shared_ptr<KeptTensors> kept() const {
+    TensorList all;
+    if (out_ != nullptr) all.push_back(*out_);
+    all.append(out_list_.begin(), out_list_.end());
+    const auto results = all.size();
+    tensors_.append_all(all, out_);
+    return std::make_shared<KeptTensors>(std::move(all), results);
+  }
 
   // gatherv's output and scatterv's input exist on the root alone.
   bool optional_input() const { return on_root_alone(Extent::Scatter); }
@@ -255,7 +259,10 @@ class Binder {
     call_.out_counts = plan_.keep_counts(split_counts(out_splits_, names.out_counts, *out_, group_->size()));
   }
 
+  // The tensors are kept before the GIL goes: new references to objects of Python need it.
   std::shared_ptr<Work> start_call() {
+    plan_.kept = kept();
+    plan_.keep = nullptr;
     const Unlocked unlocked;
     auto work = start(*group_, chosen_, call_, plan_);
     if (tensors_.stream()) work->set_foreign();
@@ -376,7 +383,7 @@ void set_coalescing(PyObject* list) { coalescing = list; }
 
 std::vector<at::Tensor> KeptTensors::results() const {
   const std::lock_guard lock(mutex_);
-  std::vector<at::Tensor> found = results_;
+  std::vector<at::Tensor> found(all_.begin(), all_.begin() + results_);
   for (const auto& one : left_) {
     if (auto tensor = one.lock()) found.emplace_back(std::move(tensor));
   }
@@ -384,12 +391,11 @@ std::vector<at::Tensor> KeptTensors::results() const {
 }
 
 void KeptTensors::release() {
-  std::vector<at::Tensor> given_up;  // outlives the lock: freeing may run code of the allocator's
+  TensorList given_up;  // outlives the lock: freeing may run code of the allocator's
   const std::lock_guard lock(mutex_);
-  for (const auto& tensor : results_) left_.emplace_back(tensor.getIntrusivePtr());
+  for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
+  results_ = 0;
   given_up.swap(all_);
-  given_up.insert(given_up.end(), results_.begin(), results_.end());
-  results_.clear();
 }
 
 void begin_batch() { batch = std::make_unique<Batch>(); }

@@ -5,11 +5,13 @@
 #include <ATen/core/Tensor.h>
 #include <Python.h>
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "bindings/python/tensors.h"
 #include "engine/dispatch.h"
 
 namespace mcr::python {
@@ -17,8 +19,12 @@ namespace mcr::python {
 /// What a Work keeps for the caller: all tensors of the call, and those that hold its result.
 class KeptTensors {
  public:
-  KeptTensors(std::vector<at::Tensor> all, std::vector<at::Tensor> results)
-      : all_(std::move(all)), results_(std::move(results)) {}
+  /// The first `results` of `all` hold the result.
+  KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
+  KeptTensors(const TensorList& all, const std::vector<at::Tensor>& results)
+      : all_(results.begin(), results.end()), results_(results.size()) {
+    all_.append(all.begin(), all.end());
+  }
   /// Those that hold the result and are still there.
   std::vector<at::Tensor> results() const;
   /// From here on it keeps nothing alive.
@@ -26,7 +32,8 @@ class KeptTensors {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<at::Tensor> all_, results_;
+  TensorList all_;
+  std::size_t results_;
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> left_;
 };
 

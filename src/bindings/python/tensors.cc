@@ -270,11 +270,14 @@ void Tensors::check(const at::Tensor& tensor, const char* parameter) {
   }
 }
 
-std::vector<at::Tensor> Tensors::all() const {
-  std::vector<at::Tensor> result(made_.begin(), made_.end());
-  for (std::size_t i = 0; i < direct_count_; ++i) result.push_back(*direct_[i]);
-  if (factor_.defined()) result.push_back(factor_);
-  return result;
+void Tensors::append_all(TensorList& list, const at::Tensor* left_out) const {
+  for (const auto& tensor : made_) {
+    if (&tensor != left_out) list.push_back(tensor);
+  }
+  for (std::size_t i = 0; i < direct_count_; ++i) {
+    if (direct_[i] != left_out) list.push_back(*direct_[i]);
+  }
+  if (factor_.defined()) list.push_back(factor_);
 }
 
 }  // namespace mcr::python

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <Python.h>
+#include <c10/util/SmallVector.h>
 
 #include <list>
 #include <optional>
@@ -20,6 +21,9 @@ std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
 /// A tensor of one dimension on the same memory, which it does not own.
 at::Tensor view_of(const Buffer& buffer, DType dtype);
+
+/// Tensors that are kept; most calls have one or two.
+using TensorList = c10::SmallVector<at::Tensor, 2>;
 
 /// How an operation uses a tensor.
 enum class Use : uint8_t {
@@ -64,7 +68,13 @@ class Tensors {
   /// Makes that stream the current one for its lifetime.
   std::optional<StreamGuard> stream_guard() const;
   /// Everything that get() and list() returned, and a factor in device memory, to be kept while an operation runs.
-  std::vector<at::Tensor> all() const;
+  TensorList all() const {
+    TensorList list;
+    append_all(list, nullptr);
+    return list;
+  }
+  /// Appends these, without the one at `left_out`.
+  void append_all(TensorList& list, const at::Tensor* left_out) const;
 
  private:
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // the caller's tensor, what the operation gets

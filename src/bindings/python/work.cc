@@ -141,9 +141,8 @@ PyObject* result(PyObject* self, PyObject*) {
 }
 
 PyObject* get_future(PyObject* self, PyObject*) {
-  return method([&] {
-    return py::module_::import("mcr_dl._futures").attr("future_of")(py::handle(self)).release().ptr();
-  });
+  return method(
+      [&] { return py::module_::import("mcr_dl._futures").attr("future_of")(py::handle(self)).release().ptr(); });
 }
 
 PyObject* stream(PyObject* self, PyObject*) {
@@ -228,8 +227,7 @@ PyMethodDef methods[] = {
      "is_completed($self, /)\n--\n\nTrue once the operation is complete, be it with an error."},
     {"is_success", is_success, METH_NOARGS,
      "is_success($self, /)\n--\n\nTrue once the operation is complete without an error."},
-    {"exception", exception, METH_NOARGS,
-     "exception($self, /)\n--\n\nThe error of a failed operation, or None."},
+    {"exception", exception, METH_NOARGS, "exception($self, /)\n--\n\nThe error of a failed operation, or None."},
     {"synchronize", synchronize, METH_NOARGS, "synchronize($self, /)\n--\n\nThe same as wait()."},
     {"source_rank", source_rank, METH_NOARGS,
      "source_rank($self, /)\n--\n\nThe group rank that a completed receive came from."},
@@ -253,8 +251,8 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {"mcr_dl._C.Work", sizeof(WorkObject), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyType_Spec spec = {"mcr_dl._C.Work", sizeof(WorkObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                    slots};
 
 }  // namespace
 
