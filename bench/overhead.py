@@ -37,13 +37,14 @@ BLOCK_SECONDS = 0.008
 Blocks = dict[str, list[float]]
 
 
-def launch(arguments: list[str]) -> int:
-    """Start two ranks of this script under MPICH's mpiexec."""
+def launch(arguments: list[str], launcher: str) -> int:
+    """Start two ranks of this script under MPICH's mpiexec or torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich", "MCR_BENCH_RANK": "1"}
-    mpiexec = HERE / "bin" / "mpiexec"
-    return subprocess.run(
-        [mpiexec, "-n", "2", sys.executable, __file__, *arguments], env=environment, check=False
-    ).returncode
+    start = {
+        "mpiexec": [str(HERE / "bin" / "mpiexec"), "-n", "2", sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    }[launcher]
+    return subprocess.run([*start, __file__, *arguments], env=environment, check=False).returncode
 
 
 def compile_loop(folder: str) -> str:
@@ -276,6 +277,7 @@ def run(given: argparse.Namespace) -> None:
 
     pair = start(given.loop)
     report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}
+    report["launcher"] = given.launcher
     report["libraries"] = f"{mcr_dl.available_backends()['mpi'].removeprefix('ok: ')}, torch {pair.torch.__version__}"
     columns = ("measuring", BarColumn(), TimeRemainingColumn())
     with bars(Console(stderr=True), columns, disable=pair.rank != 0) as progress:
@@ -304,6 +306,7 @@ def main() -> int:
     parser = script.parser(__doc__, reports=True)
     parser.add_argument("--blocks", type=int, default=21, help="rounds of interleaved blocks for each size")
     parser.add_argument("--calls", type=int, default=1_000_000, help="blocking calls of the memory measurement")
+    parser.add_argument("--launcher", choices=("mpiexec", "torchrun"), default="mpiexec", help="what starts the ranks")
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     parser.set_defaults(sizes=SIZES, overlap_bytes=16 << 20, overlap_rounds=15)
     smoke = {"sizes": [4, 1024, 65536], "overlap_bytes": 1 << 16, "overlap_rounds": 3}
@@ -312,7 +315,7 @@ def main() -> int:
         run(given)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        return launch([*sys.argv[1:], "--loop", compile_loop(folder)])
+        return launch([*sys.argv[1:], "--loop", compile_loop(folder)], given.launcher)
 
 
 if __name__ == "__main__":
