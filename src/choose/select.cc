@@ -26,6 +26,7 @@ bool any_known(const std::vector<const CostCurve*>& curves) {
 void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   std::lock_guard lock(mutex_);
   slots_ = &slots;
+  for (auto& slot : slots) slot.communicator->forget_decisions();
   tuning_ = std::move(tuning);
   forget();
   if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());

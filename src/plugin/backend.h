@@ -97,8 +97,11 @@ class Communicator {
     abort();
   }
   bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
-  /// A word of the memo of decisions (choose/decision.h); 0 at first.
+  /// A word of the memo of decisions (choose/decision.h); 0 at first, and after forget_decisions().
   std::atomic<uint64_t>& remembered(std::size_t index) const noexcept { return decisions_[index % kRemembered]; }
+  void forget_decisions() noexcept {
+    for (auto& word : decisions_) word.store(0, std::memory_order_relaxed);
+  }
 
  private:
   static constexpr std::size_t kRemembered = 16;

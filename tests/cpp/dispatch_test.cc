@@ -147,9 +147,10 @@ TEST(average_becomes_sum_and_division) {
   CHECK(recorded.log.calls[0].red == RedOp::SUM && data == Floats({0.5, 1}));
   ranks::start(recorded.alone.group(), all_reduce(data, RedOp::AVG));
   CHECK(data == Floats({0.125, 0.25}));
-  recorded.log.average = true;
-  recorded.run(all_reduce(data, RedOp::AVG));
-  CHECK(recorded.log.calls.back().red == RedOp::AVG && data == Floats({0.125, 0.25}));
+  Recorded native(4);
+  native.log.average = true;
+  native.run(all_reduce(data, RedOp::AVG));
+  CHECK(native.log.calls.back().red == RedOp::AVG && data == Floats({0.125, 0.25}));
 }
 
 TEST(average_of_reduce_is_divided_on_the_root) {
