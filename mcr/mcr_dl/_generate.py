@@ -154,6 +154,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def timeout(self) -> timedelta:",
         "@property def _closed(self) -> bool:",
         "@property def _label(self) -> str:",
+        "@property def _any_form(self) -> bool:",
+        "def _set_any_form(self, any_form: bool) -> None:",
         "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
         "def _stage(self, shadow: Group, chunk: int) -> None:",
@@ -189,8 +191,9 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def after(self, step: Callable[[], None]) -> None:",
     ),
     "Options": (
-        "def __init__(self, backends: list[str]) -> None:",
+        "def __init__(self, backends: list[str] = ..., uniform: bool | None = ...) -> None:",
         "@property def backends(self) -> list[str]:",
+        "@property def uniform(self) -> bool | None:",
     ),
     "TorchBackend": (
         "def __init__(self, group: Group, backends: list[str]) -> None:",

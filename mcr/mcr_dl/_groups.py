@@ -199,8 +199,8 @@ def new_group(
         sort_ranks: False: group ranks follow the order of ``ranks``.
         mpi_comm: a communicator of mpi4py: its members call, its ranks and order are the group's, and mpi's operations
             run on a duplicate of it.
-        pg_options: ``mcr_dl.Options``, whose backends count where ``backend`` is not given; others are accepted as in
-            torch.
+        pg_options: ``mcr_dl.Options``, whose backends count where ``backend`` is not given, and whose ``uniform`` is
+            about torch.distributed's calls on the group; others are accepted as in torch.
         device_id: accepted as in torch; the default group's device and streams serve all groups.
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
@@ -215,7 +215,7 @@ def new_group(
     names = ([] if backend is None else _backends.parse_for_group(backend)) or list(current.backends)
     limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
-        return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit)
+        return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit, pg_options)
     members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
     if sort_ranks:
         members.sort()
@@ -226,7 +226,7 @@ def new_group(
         name = f"{group_desc or 'group'}-{current.groups_made}"
     if current.launch.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return _torch_groups.publish(_runtime.make_group(name, members, names, limit))
+    return _torch_groups.publish(_runtime.make_group(name, members, names, limit), pg_options)
 
 
 def _local_name(members: Sequence[int]) -> str:
@@ -234,7 +234,7 @@ def _local_name(members: Sequence[int]) -> str:
     return f"local-{digest}-{_runtime.state().count(digest)}"
 
 
-def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta) -> Any:
+def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta, options: Any) -> Any:
     if not hasattr(comm, "Get_group") or not hasattr(comm, "handle"):
         message = f"mpi_comm: expected an mpi4py communicator, got {type(comm).__name__}"
         raise InvalidTypeError(message)
@@ -248,7 +248,7 @@ def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta
     everyone = MPI.COMM_WORLD.Get_group()
     members = list(MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), everyone))
     return _torch_groups.publish(
-        _runtime.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle)
+        _runtime.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle), options
     )
 
 
@@ -312,7 +312,6 @@ def split_group(
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
     outside the parent. Source: torch.distributed.split_group.
     """
-    del pg_options
     _check_description(group_desc)
     parent = _group(parent_pg)
     if not split_ranks:
@@ -327,7 +326,7 @@ def split_group(
         if parent.rank() in part:
             name = f"{group_desc or parent.name()}/split-{made}-{index}"
             members = [parent.ranks[rank] for rank in sorted(part)]
-            result = _torch_groups.publish(_runtime.make_group(name, members, names, limit))
+            result = _torch_groups.publish(_runtime.make_group(name, members, names, limit), pg_options, parent)
     return result
 
 

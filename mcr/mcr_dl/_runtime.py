@@ -232,7 +232,7 @@ def init_process_group(
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
         pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` counts: the streams of
-            asynchronous calls then come first on the device.
+            asynchronous calls then come first on the device. Or ``mcr_dl.Options``, of which ``uniform`` counts.
         tuning_table: the file that ``auto`` goes by, or ``"none"``; by default the one that ``MCR_DL_TUNING_TABLE``
             names, else this machine's in the user's cache, else a shipped one of such a machine. Rank 0's counts.
         passes: what the calls of this and every later group go through, as for ``set_passes``; by default those that
@@ -260,7 +260,7 @@ def init_process_group(
     from mcr_dl import _torch_groups
 
     try:
-        _torch_groups.publish(state().groups["default"])
+        _torch_groups.publish(state().groups["default"], pg_options)
     except BaseException:
         forget()
         raise

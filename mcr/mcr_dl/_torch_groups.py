@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _backends, _runtime
+from mcr_dl import _C, _agreement, _backends, _runtime
 from mcr_dl._errors import InvalidArgumentError, NotInitializedError
 from mcr_dl._torch_backends import OURS
 
@@ -27,12 +29,16 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
         _expected = None
 
 
-def publish(group: _C.Group) -> torch_dist.ProcessGroup:
+def publish(
+    group: _C.Group, options: Any = None, parent: _C.Group | None = None
+) -> torch_dist.ProcessGroup:
     """Have torch make the process group that stands for ours: the default one, if torch has none yet.
 
-    Called by the members. Raises InvalidArgumentError where torch's default group is not of the same processes.
+    Called by the members. Options of ours and the group that it is a part of say what form its calls have. Raises
+    InvalidArgumentError where torch's default group is not of the same processes, or the ranks' options differ.
     """
     current = _runtime.state()
+    _agree_on_form(group, options, parent)
     with _standing_for(group):
         if not torch_dist.is_initialized():
             store = torch_dist.PrefixStore("torch", current.store)
@@ -88,11 +94,80 @@ def is_torch_default(group: _C.Group) -> bool:
     return default is not None and _C.group_of(default) is group
 
 
+# ---- the form of torch's calls: uniform, or any
+
+
+def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
+    """Have the members of a new group agree whether a call has one form on all ranks, and give it up if they do not.
+
+    Where the options do not say it, a part is as its parent, and any other group as MCR_DL_UNIFORM says.
+    """
+    asked = options.uniform if isinstance(options, _C.Options) else None
+    if asked is None and parent is not None:
+        asked = not parent._any_form
+    value = {"asked": asked, "variable": os.environ.get("MCR_DL_UNIFORM", "")}
+    try:
+        group._set_any_form(not _settle(group, "uniform", value, _uniform))
+    except BaseException:
+        on_abort(group)
+        raise
+
+
+def _settle(group: _C.Group, what: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    current = _runtime.state()
+    members = f"{what}/{group.name()}/{group.ranks[0]}"  # the parts of one group may have one name
+    store = torch_dist.PrefixStore("form", current.store)
+    return _agreement.settle(store, group.rank(), group.size(), f"{members}/{current.count(members)}", value, decide)
+
+
+def _uniform(values: list[Any]) -> bool:
+    wanted = []
+    for rank, value in enumerate(values):
+        if value["variable"] not in ("", "0", "1"):
+            message = f"MCR_DL_UNIFORM: expected 0 or 1, got {value['variable']!r} on rank {rank}"
+            raise InvalidArgumentError(message)
+        wanted.append(value["variable"] != "0" if value["asked"] is None else bool(value["asked"]))
+    _agreement.require_equal("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", wanted)
+    return wanted[0]
+
+
+def _notice_joins() -> None:
+    """Have every Join of torch's let its group's calls take any form.
+
+    In a Join the ranks that have no more inputs answer asynchronous calls of the others with blocking ones. All ranks
+    make the Join in the same place of their calls, which is compared.
+    """
+    from torch.distributed.algorithms.join import Join
+
+    make = Join.__init__
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def notice(join: Any, joinables: list[Any], *args: Any, **options: Any) -> None:
+        make(join, joinables, *args, **options)
+        group = _C.group_of(joinables[0].join_process_group or torch_dist.group.WORLD)
+        if group is not None and not group._any_form:
+            _settle(group, "join", _collectives(group), _one_place)
+            group._set_any_form(True)
+
+    Join.__init__ = notice
+
+
+def _collectives(group: _C.Group) -> int:
+    return next(int(each["collectives"]) for each in _C.positions() if each["label"] == group._label)
+
+
+def _one_place(counts: list[int]) -> None:
+    _agreement.require_equal("Join: collectives of the group before it", counts)
+
+
 # ---- what torch calls
 
 
 def create(options: Any, backend_options: Any) -> Any:
     """Make the backend of a process group that torch is making (torch.distributed.Backend.register_backend)."""
+    _notice_joins()
     wanted = list(backend_options.backends) if isinstance(backend_options, _C.Options) else []
     group = _expected if _expected is not None else _group_for(options, wanted, backend_options)
     return _C.TorchBackend(group, wanted)
@@ -116,11 +191,15 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             world_size=options.group_size,
             pg_options=pg_options,
         )
-        return _runtime.state().groups["default"]
+        group = _runtime.state().groups["default"]
+        _agree_on_form(group, pg_options)
+        return group
     if not ranks:
         return _default_group(options)
     names = _backends.parse_for_group(wanted) if wanted else list(_runtime.state().backends)
-    return _runtime.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
+    group = _runtime.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
+    _agree_on_form(group, pg_options)
+    return group
 
 
 def _default_group(options: Any) -> _C.Group:
@@ -150,11 +229,12 @@ def on_abort(group: _C.Group) -> None:
         _runtime.forget_group(group)
 
 
-def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta) -> Any:
+def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta, options: Any) -> Any:
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
     turn = _runtime.state().count(f"torch split {parent.group_name} {name}")
     members = [parent.ranks[rank] for rank in ranks]
     group = _runtime.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, parent.backends, timeout)
+    _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(parent.backends))
 
 

@@ -44,6 +44,12 @@ VARIABLES = (
         "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
         "devices.md#who-handles-the-streams-of-mpi",
     ),
+    Variable(
+        "MCR_DL_UNIFORM",
+        "`0`: in torch.distributed's groups a call may be blocking on some ranks and asynchronous on others; equal on "
+        "all ranks",
+        "integrations.md#one-form-on-all-ranks",
+    ),
     Variable("MCR_DL_DEEPSPEED", "`1`: DeepSpeed communicates through mcr_dl", "integrations.md#deepspeed"),
     Variable(
         "MCR_DL_STAGING_CHUNK", "bytes of a piece of a staged device tensor, or `off`; equal on all ranks", "devices.md"

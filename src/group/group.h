@@ -65,6 +65,10 @@ class Group : public std::enable_shared_from_this<Group> {
   Staging* staging() const { return staging_.get(); }
   /// How long later calls may take that do not say it themselves. Not beside calls of the group.
   void set_timeout(std::chrono::milliseconds timeout) { spec_.timeout = timeout; }
+  /// Whether a call through torch.distributed may be blocking on some ranks and asynchronous on others. Set in the same
+  /// place of the order of calls on all ranks.
+  void set_any_form(bool any_form) noexcept { any_form_.store(any_form, std::memory_order_relaxed); }
+  bool any_form() const noexcept { return any_form_.load(std::memory_order_relaxed); }
   /// Gives the communicators up: each is freed when its last running work is complete. Later calls fail.
   void close();
 
@@ -98,6 +102,7 @@ class Group : public std::enable_shared_from_this<Group> {
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
   std::atomic<bool> closed_{false};
+  std::atomic<bool> any_form_{false};
   std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
   std::list<Slot> slots_;

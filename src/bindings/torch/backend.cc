@@ -44,6 +44,13 @@ std::string name_in(const Options& options) {
   }
 }
 
+// A hook of this rank alone must not change the form of its calls.
+void run_hook(std::function<void()> hook, const TorchCall& call) {
+  HookRuns runs(std::move(hook), 1);
+  runs.run(call.what());
+  if (const auto error = runs.error()) std::rethrow_exception(error);
+}
+
 // What needs the runtime rather than the group.
 py::object runtime(const char* function) { return py::module_::import("mcr_dl._torch_groups").attr(function); }
 
@@ -52,6 +59,7 @@ py::object runtime(const char* function) { return py::module_::import("mcr_dl._t
 TorchBackend::TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Options> options)
     : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), options_(std::move(options)) {
   options_->timeout = group_->spec().timeout;
+  if (group_ == world()) TorchCall::block_in_this_thread();
 }
 
 void TorchBackend::setTimeout(milliseconds timeout) {
@@ -65,34 +73,36 @@ std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
   return std::make_unique<TorchCall>(*group_, op, timeout);
 }
 
+// What runs when a call that begins now is complete; null without a hook.
+std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
+  if (onCompletionHook_ == nullptr) return nullptr;
+  using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
+  return [hook = onCompletionHook_, type, sequence, start = Clock::now()] {
+    const auto end = Clock::now();
+    hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
+  };
+}
+
 TorchBackend::TorchWorkPtr TorchBackend::wrap(std::vector<std::shared_ptr<Work>> parts, OpType type,
                                               uint64_t sequence) {
-  std::function<void()> hook;
-  if (hasHooks()) {
-    using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
-    hook = [hook = onCompletionHook_, type, sequence, start = Clock::now()] {
-      const auto end = Clock::now();
-      hook(std::make_shared<c10d::WorkInfo>(type, sequence, start, end, end - start));
-    };
-  }
   return c10::make_intrusive<TorchWork>(
       std::move(parts),
       TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
-      std::move(hook));
+      hook(type, sequence));
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
   const uint64_t sequence = c10d::isP2POp(type) ? sequence_.load() : ++sequence_;
-  if (!asynchronous && !coalesced_ && !hasHooks()) {
+  if (!asynchronous && !coalesced_) {
+    auto hook = this->hook(type, sequence);
     call.run();
+    if (hook != nullptr) run_hook(std::move(hook), call);
     return nullptr;
   }
   auto work = call.start();
   if (coalesced_) coalesced_->push_back(work);
   auto wrapped = wrap({std::move(work)}, type, sequence);
-  if (asynchronous) return wrapped;
-  if (!coalesced_) wrapped->wait();
-  return nullptr;
+  return asynchronous ? wrapped : nullptr;
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
@@ -346,7 +356,7 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const Locked locked;
-  auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout);
+  auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout, py::cast(opts));
   return part.cast<c10::intrusive_ptr<TorchBackend>>();
 }
 
@@ -371,7 +381,8 @@ using Options = TorchBackend::Options;
 std::string represent(const Options& options) {
   std::string names;
   for (const auto& name : options.backends) names += (names.empty() ? "" : ", ") + name;
-  return "<mcr_dl.Options backends=[" + names + "]>";
+  const std::string uniform = options.uniform ? (*options.uniform ? " uniform=True" : " uniform=False") : "";
+  return "<mcr_dl.Options backends=[" + names + "]" + uniform + ">";
 }
 
 }  // namespace
@@ -379,9 +390,12 @@ std::string represent(const Options& options) {
 void add_torch_backend(py::module_& module) {
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
       .def(
-          py::init([](std::vector<std::string> backends) { return c10::make_intrusive<Options>(std::move(backends)); }),
-          py::arg("backends"))
+          py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
+            return c10::make_intrusive<Options>(std::move(backends), uniform);
+          }),
+          py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
       .def_readonly("backends", &Options::backends)
+      .def_readonly("uniform", &Options::uniform)
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);

@@ -18,7 +18,8 @@ namespace mcr::python {
 
 /// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has run to its end when its
 /// method returns, which then returns null, as torch's own backends do. From any thread; what is between
-/// startCoalescing() and endCoalescing() belongs to one.
+/// startCoalescing() and endCoalescing() belongs to one. Where the group's calls are uniform, such a call is the library's
+/// own blocking one; in a group of any form it is started and polled, as other ranks may have it asynchronous.
 class TorchBackend final : public c10d::Backend {
  public:
   using TorchWorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -27,9 +28,10 @@ class TorchBackend final : public c10d::Backend {
   using milliseconds = std::chrono::milliseconds;
 
   struct Options final : c10d::Backend::Options {
-    explicit Options(std::vector<std::string> names, milliseconds timeout = kBackendDefaultTimeout)
-        : c10d::Backend::Options("mcr", timeout), backends(std::move(names)) {}
+    explicit Options(std::vector<std::string> names, std::optional<bool> uniform = std::nullopt)
+        : c10d::Backend::Options("mcr"), backends(std::move(names)), uniform(uniform) {}
     std::vector<std::string> backends;  // what is underneath, in order of preference; empty: as the default group
+    std::optional<bool> uniform;        // whether a call has one form on all ranks; none: MCR_DL_UNIFORM decides
   };
 
   TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Options> options);
@@ -90,6 +92,7 @@ class TorchBackend final : public c10d::Backend {
  private:
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
   TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
+  std::function<void()> hook(c10d::OpType type, uint64_t sequence) const;
   TorchWorkPtr wrap(std::vector<std::shared_ptr<Work>> parts, c10d::OpType type, uint64_t sequence);
   std::unique_ptr<TorchCall> call(Op op, milliseconds timeout);
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/call.h"
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -15,6 +17,8 @@ namespace mcr::python {
 
 namespace {
 
+std::atomic<std::thread::id> blocking_thread;
+
 // Threads of torch that hold no GIL have no function of the program to name.
 void note_site() {
   Position::call_site() = nullptr;
@@ -26,9 +30,12 @@ void note_site() {
 TorchCall::TorchCall(Group& group, Op op, std::chrono::milliseconds timeout) : group_(group) {
   call_.op = op;
   plan_.names = &names_;
-  // torch's programs wait on some ranks where others do not (Join does), and call from several threads.
-  call_.any_form = true;
+  call_.any_form = group.any_form();
   if (timeout.count() > 0) call_.timeout = timeout;  // torch's kUnsetTimeout is negative
+}
+
+void TorchCall::block_in_this_thread() noexcept {
+  blocking_thread.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 // Errors name the call, as those of our own functions do.
@@ -37,9 +44,12 @@ auto TorchCall::named(Action action) {
   try {
     return action();
   } catch (const Error& error) {
-    throw Error(error.code(),
-                describe(std::string(group_.any_backend()), row(call_.op).name, *group_.label()) + ": " + error.what());
+    throw Error(error.code(), what() + ": " + error.what());
   }
+}
+
+std::string TorchCall::what() const {
+  return describe(std::string(group_.any_backend()), row(call_.op).name, *group_.label());
 }
 
 TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
@@ -130,6 +140,7 @@ Group::Slot* TorchCall::prepare() {
 
 void TorchCall::run() {
   if (Position::detail()) note_site();
+  if (blocking_thread.load(std::memory_order_relaxed) != std::this_thread::get_id()) call_.any_form = true;
   const UnlockedIfHeld guard;
   mcr::run(group_, prepare(), call_, plan_, check_signals);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
@@ -19,6 +20,11 @@ class TorchCall {
   using TensorList = std::vector<at::Tensor>;
 
   TorchCall(Group& group, Op op, std::chrono::milliseconds timeout);
+
+  /// From now on this thread alone runs calls inside the libraries; those of other threads are started and polled. A
+  /// library that lets one thread in at a time would else keep one thread waiting for a call that another, behind it,
+  /// has to make first. Programs have equal threads on all ranks.
+  static void block_in_this_thread() noexcept;
 
   /// Names are literals.
   TorchCall& in(const at::Tensor& tensor, const char* name = "input");
@@ -41,6 +47,8 @@ class TorchCall {
   std::shared_ptr<Work> start();
 
   Group& group() { return group_; }
+  /// How errors name the call.
+  std::string what() const;
   bool is_root() const { return call_.root == group_.rank(); }
 
  private:

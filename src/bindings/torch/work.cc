@@ -68,9 +68,6 @@ c10d::WorkResult outcome(const std::exception_ptr& error) {
 
 }  // namespace
 
-HookRuns::HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts)
-    : hook_(std::move(hook)), left_(parts.size()) {}
-
 HookRuns::~HookRuns() {
   if (!failure_ || told_) return;
   try {
@@ -119,7 +116,7 @@ std::exception_ptr HookRuns::error() const {
 TorchWork::TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook)
     : c10d::Work(context.rank, context.type), parts_(std::move(parts)), context_(context) {
   if (hook != nullptr) {
-    hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_);
+    hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_.size());
     for (const auto& part : parts_) part->on_done([runs = hook_runs_, call = part->what()] { runs->run(call); });
   }
   if (!context.timed) return;

@@ -13,11 +13,11 @@
 
 namespace mcr::python {
 
-/// The runs of a completion hook for the parts of one work. The work raises their first exception; where no caller asks
+/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception; where no caller asks
 /// for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
 class HookRuns {
  public:
-  HookRuns(std::function<void()> hook, const std::vector<std::shared_ptr<mcr::Work>>& parts);
+  HookRuns(std::function<void()> hook, std::size_t runs) : hook_(std::move(hook)), left_(runs) {}
   HookRuns(const HookRuns&) = delete;
   HookRuns& operator=(const HookRuns&) = delete;
   ~HookRuns();
