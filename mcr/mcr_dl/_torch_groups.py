@@ -29,9 +29,7 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
         _expected = None
 
 
-def publish(
-    group: _C.Group, options: Any = None, parent: _C.Group | None = None
-) -> torch_dist.ProcessGroup:
+def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None) -> torch_dist.ProcessGroup:
     """Have torch make the process group that stands for ours: the default one, if torch has none yet.
 
     Called by the members. Options of ours and the group that it is a part of say what form its calls have. Raises

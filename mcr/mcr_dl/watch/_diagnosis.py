@@ -11,7 +11,8 @@ from mcr_dl._pmi import host_identity
 from mcr_dl.watch._report import Report
 
 _NAMED = 8  # ranks that are told of one by one
-_COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "backend", "async")
+_COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "backend", "async")  # async last
+_FORMS = " (torch.distributed's calls may differ so in a group that is made with mcr_dl.Options(uniform=False))"
 
 
 def _some(texts: Sequence[str], what: str = "others") -> str:
@@ -116,7 +117,7 @@ def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
         call = calls[ranks[0]]
         at = f", called at {call['caller']}" if call["caller"] else ""
         texts.append(f"{call_text(call)} on {ranks_text(ranks)}{at}")
-    return ", but ".join(texts)
+    return ", but ".join(texts) + (_FORMS if len({form[:-1] for form in forms}) == 1 else "")
 
 
 def complete(text: str, label: str, told: str, *, timeout: bool) -> str:

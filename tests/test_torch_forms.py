@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocking calls of torch.distributed are the library's own where groups are uniform, and any form meets any elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import jobs
+from harness import Pools
+from harness.nursery import Nursery
+from ranks import session, torch_forms
+
+worlds = pytest.mark.parametrize("world", [2, 3])
+
+CASES: dict[str, Callable[[str], None]] = {
+    "forms": torch_forms.forms,
+    "meets ours": torch_forms.meets_ours,
+    "mixed": torch_forms.mixed,
+    "agreement": torch_forms.agreement,
+    "starts": torch_forms.starts,
+    "joins": torch_forms.joins,
+    "threads": torch_forms.threads,
+    "a hook on one rank": torch_forms.hook_on_one_rank,
+}
+
+
+@worlds
+@pytest.mark.parametrize("backend", session.BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
+    """What the function's docstring says."""
+    pools.get("processes", world).run(CASES[case], backend, limit=60)
+
+
+@pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])
+def test_forms_that_differ(detail: bool) -> None:
+    """Where a uniform group's calls have two forms on mpi, all ranks say so and which option lets them, and end."""
+    with Nursery() as nursery:
+        debug = "detail" if detail else "off"
+        ranks = jobs.start(nursery, "two_forms", [], 2, MCR_DL_BACKENDS="mpi", MCR_DL_DEBUG=debug)
+        jobs.end(nursery, ranks)
+        told = (
+            "collective 2 of group 'default' is all_reduce(SUM, float32, 12 bytes, mpi) on rank 0, but "
+            "all_reduce(SUM, float32, 12 bytes, mpi, async_op=True) on rank 1"
+        )
+        for rank in ranks:
+            assert told in rank.text, rank.text
+            assert "mcr_dl.Options(uniform=False)" in rank.text, rank.text
+            assert rank.code != 0
