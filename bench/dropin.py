@@ -52,14 +52,16 @@ def ratio(point: dict[str, list[float]]) -> float:
 
 def _row(nbytes: str, point: dict[str, list[float]]) -> list[str]:
     middle = {way: statistics.median(values) for way, values in point.items()}
+    adds = added(point, "torch", "ours")
     layers = added(point, "torch, null", "ours, null")
     return [
         size_text(int(nbytes)),
         *(f"{middle[way]:,.2f}" for way in ("ours", "torch", "gloo")),
-        f"{added(point, 'torch', 'ours'):.2f}",
+        f"{adds:.2f}",
+        "yes" if adds <= TARGET_MICROSECONDS else "no",
+        f"{added(point, 'torch, any form', 'ours'):.2f}",
         f"{layers:.2f}",
         f"{middle['torch, fake']:.2f}",
-        "yes" if layers <= TARGET_MICROSECONDS else "no",
         f"{ratio(point):.2f}",
     ]
 
@@ -67,7 +69,7 @@ def _row(nbytes: str, point: dict[str, list[float]]) -> list[str]:
 def markdown(found: dict[str, Any]) -> str:
     """The report."""
     points = [point for sizes in found.values() for point in sizes.values()]
-    within = sum(added(point, "torch, null", "ours, null") <= TARGET_MICROSECONDS for point in points)
+    within = sum(added(point, "torch", "ours") <= TARGET_MICROSECONDS for point in points)
     faster = sum(ratio(point) > 1 for point in points)
     lines = [
         "# Through torch.distributed",
@@ -77,15 +79,15 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         "Two ranks on one host, float32, blocking calls in turns; medians in µs. *mcr_dl* is our function on mpi,",
         "*torch* is torch.distributed's on the backend mcr over mpi, *gloo* is torch.distributed's on torch's gloo.",
-        "*Adds* is the median difference of torch to mcr_dl in the same round; torch's calls are started and polled,",
-        "as other ranks may make them asynchronously, so it has the difference between the library's two forms too.",
-        "*Layers* is the same difference on the backend that does nothing: torch's layers and ours alone; *fake* is",
-        "what a call takes on torch's own backend that does nothing: its layers without any of ours. (The cores change",
-        "their clock between points, by up to 1.7.) Targets: layers at most 4 µs; faster",
+        "*Adds* is the median difference of torch to mcr_dl in the same round; *any form* is that of a group made with",
+        "`uniform=False`, whose calls are started and polled, as other ranks may make them asynchronously. *Layers* is",
+        "the difference on the backend that does nothing: torch's layers and ours alone; *fake* is what a call takes",
+        "on torch's own backend that does nothing: its layers without any of ours. (The cores change their clock",
+        "between points, by up to 1.7.) Targets: torch adds at most 4 µs; faster",
         f"than gloo at every size. Met at {within} and at {faster} of {len(points)} points.",
         "",
     ]
-    header = ["size", "mcr_dl", "torch", "gloo", "adds", "layers", "fake", "at most 4 µs", "gloo / torch"]
+    header = ["size", "mcr_dl", "torch", "gloo", "adds", "at most 4 µs", "any form", "layers", "fake", "gloo / torch"]
     for operation, sizes in found.items():
         lines += [f"## {operation}", "", *table(header, [_row(nbytes, point) for nbytes, point in sizes.items()])]
     return "\n".join(lines)

@@ -60,6 +60,7 @@ def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> N
         mcr_dl.new_group(backend="null"),
         dist.new_group(backend="gloo"),
     )
+    any_form = dist.new_group(backend="mcr", pg_options=mcr_dl.Options([BACKEND], uniform=False))
     importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
     fake = dist.new_group(backend="fake")
     dist.barrier(gloo)
@@ -67,6 +68,7 @@ def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> N
     ways = {
         "ours": (mcr_dl, mine),
         "torch": (dist, mine),
+        "torch, any form": (dist, any_form),
         "gloo": (dist, gloo),
         "ours, null": (mcr_dl, null),
         "torch, null": (dist, null),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking calls of torch.distributed are the library's own where groups are uniform, and any form meets any elsewhere."""
+"""Blocking calls of torch.distributed are the library's own in uniform groups; elsewhere any form meets any other."""
 
 from __future__ import annotations
 
