@@ -21,10 +21,6 @@ class KeptTensors {
  public:
   /// The first `results` of `all` hold the result.
   KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
-  KeptTensors(const TensorList& all, const std::vector<at::Tensor>& results)
-      : all_(results.begin(), results.end()), results_(results.size()) {
-    all_.append(all.begin(), all.end());
-  }
   /// Those that hold the result and are still there.
   std::vector<at::Tensor> results() const;
   /// From here on it keeps nothing alive.

@@ -83,8 +83,7 @@ std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
   };
 }
 
-TorchBackend::TorchWorkPtr TorchBackend::wrap(std::vector<std::shared_ptr<Work>> parts, OpType type,
-                                              uint64_t sequence) {
+TorchBackend::TorchWorkPtr TorchBackend::wrap(TorchWork::Parts parts, OpType type, uint64_t sequence) {
   return c10::make_intrusive<TorchWork>(
       std::move(parts),
       TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
@@ -101,16 +100,18 @@ TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, boo
   }
   auto work = call.start();
   if (coalesced_) coalesced_->push_back(work);
-  auto wrapped = wrap({std::move(work)}, type, sequence);
+  TorchWork::Parts parts;
+  parts.push_back(std::move(work));
+  auto wrapped = wrap(std::move(parts), type, sequence);
   return asynchronous ? wrapped : nullptr;
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<TorchCall>> calls, OpType type,
                                                    bool asynchronous) {
   const uint64_t sequence = ++sequence_;
-  std::vector<std::shared_ptr<Work>> parts;
+  TorchWork::Parts parts;
   for (const auto& call : calls) parts.push_back(call->start());
-  if (coalesced_) coalesced_->insert(coalesced_->end(), parts.begin(), parts.end());
+  if (coalesced_) coalesced_->append(parts.begin(), parts.end());
   auto work = wrap(std::move(parts), type, sequence);
   if (asynchronous) return work;
   if (!coalesced_) work->wait();
@@ -389,11 +390,10 @@ std::string represent(const Options& options) {
 
 void add_torch_backend(py::module_& module) {
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
-      .def(
-          py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
-            return c10::make_intrusive<Options>(std::move(backends), uniform);
-          }),
-          py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
+      .def(py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
+             return c10::make_intrusive<Options>(std::move(backends), uniform);
+           }),
+           py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
       .def_readonly("backends", &Options::backends)
       .def_readonly("uniform", &Options::uniform)
       .def("__deepcopy__",

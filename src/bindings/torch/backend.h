@@ -18,8 +18,9 @@ namespace mcr::python {
 
 /// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has run to its end when its
 /// method returns, which then returns null, as torch's own backends do. From any thread; what is between
-/// startCoalescing() and endCoalescing() belongs to one. Where the group's calls are uniform, such a call is the library's
-/// own blocking one; in a group of any form it is started and polled, as other ranks may have it asynchronous.
+/// startCoalescing() and endCoalescing() belongs to one. Where the group's calls are uniform, such a call is the
+/// library's own blocking one; in a group of any form it is started and polled, as other ranks may have it
+/// asynchronous.
 class TorchBackend final : public c10d::Backend {
  public:
   using TorchWorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -93,14 +94,14 @@ class TorchBackend final : public c10d::Backend {
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
   TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
   std::function<void()> hook(c10d::OpType type, uint64_t sequence) const;
-  TorchWorkPtr wrap(std::vector<std::shared_ptr<Work>> parts, c10d::OpType type, uint64_t sequence);
+  TorchWorkPtr wrap(TorchWork::Parts parts, c10d::OpType type, uint64_t sequence);
   std::unique_ptr<TorchCall> call(Op op, milliseconds timeout);
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> timed_{false};
-  std::optional<std::vector<std::shared_ptr<Work>>> coalesced_;  // between startCoalescing() and endCoalescing()
+  std::optional<TorchWork::Parts> coalesced_;  // between startCoalescing() and endCoalescing()
 };
 
 void add_torch_backend(pybind11::module_& module);

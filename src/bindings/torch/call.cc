@@ -64,7 +64,6 @@ TorchCall& TorchCall::out(const at::Tensor& tensor, const char* name) {
   names_.out = name;
   const bool in_place = row(call_.op).extent == Extent::Same;
   named([&] { call_.out = tensors_.memory(tensors_.get(tensor, name), in_place ? Use::InPlace : Use::Receive); });
-  results_ = {tensor};
   return *this;
 }
 
@@ -77,7 +76,7 @@ TorchCall& TorchCall::in(const TensorList& list, const char* name) {
 TorchCall& TorchCall::out(const TensorList& list, const char* name) {
   names_.out = name;
   named([&] { plan_.out_blocks = tensors_.list(list, name, group_.size(), Use::Receive).blocks; });
-  results_ = list;
+  results_ = &list;
   return *this;
 }
 
@@ -126,13 +125,21 @@ TorchCall& TorchCall::out_counts(std::vector<int64_t> counts) {
   return *this;
 }
 
+TorchCall::TensorList TorchCall::results() const {
+  if (results_ != nullptr) return *results_;
+  return out_ == nullptr ? TensorList{} : TensorList{*out_};
+}
+
 Group::Slot* TorchCall::prepare() {
   tensors_.describe(call_, plan_);
   tensors_.place_factor(call_);
   plan_.keeper = this;
   plan_.keep = [](void* keeper) -> std::shared_ptr<void> {
     const auto& self = *static_cast<TorchCall*>(keeper);
-    return std::make_shared<KeptTensors>(self.tensors_.all(), self.results_);
+    const auto results = self.results();
+    python::TensorList all(results.begin(), results.end());
+    self.tensors_.append_all(all, self.out_);
+    return std::make_shared<KeptTensors>(std::move(all), results.size());
   };
   plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
   return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;

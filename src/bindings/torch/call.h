@@ -53,6 +53,7 @@ class TorchCall {
 
  private:
   Group::Slot* prepare();
+  TensorList results() const;
   template <class Action>
   auto named(Action action);
 
@@ -61,9 +62,9 @@ class TorchCall {
   Call call_;
   Plan plan_;
   Tensors tensors_;
-  TensorList results_;
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
+  const TensorList* results_ = nullptr;  // a list in place of out_
 };
 
 }  // namespace mcr::python

@@ -23,7 +23,7 @@ using c10::ivalue::Future;
 constexpr std::chrono::milliseconds kSlice{100};
 
 // The streams on which the operations end; empty unless all of them are a device's and have been given to it.
-std::vector<c10::Stream> streams_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
+std::vector<c10::Stream> streams_of(const TorchWork::Parts& parts) {
   std::vector<c10::Stream> streams;
   for (const auto& part : parts) {
     const auto* point = part->point();
@@ -34,7 +34,7 @@ std::vector<c10::Stream> streams_of(const std::vector<std::shared_ptr<mcr::Work>
 }
 
 // The first error among them, or the hook's; null if there is none.
-std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts, const HookRuns* hook_runs) {
+std::exception_ptr error_of(const TorchWork::Parts& parts, const HookRuns* hook_runs) {
   for (const auto& part : parts) {
     try {
       part->rethrow();
@@ -45,7 +45,7 @@ std::exception_ptr error_of(const std::vector<std::shared_ptr<mcr::Work>>& parts
   return hook_runs == nullptr ? nullptr : hook_runs->error();
 }
 
-std::vector<at::Tensor> results_of(const std::vector<std::shared_ptr<mcr::Work>>& parts) {
+std::vector<at::Tensor> results_of(const TorchWork::Parts& parts) {
   std::vector<at::Tensor> results;
   for (const auto& part : parts) {
     const auto* kept = static_cast<const KeptTensors*>(part->plan().kept.get());
@@ -113,7 +113,7 @@ std::exception_ptr HookRuns::error() const {
   return std::make_exception_ptr(*failure_);
 }
 
-TorchWork::TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook)
+TorchWork::TorchWork(Parts parts, Context context, std::function<void()> hook)
     : c10d::Work(context.rank, context.type), parts_(std::move(parts)), context_(context) {
   if (hook != nullptr) {
     hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_.size());

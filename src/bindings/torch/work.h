@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -13,8 +15,8 @@
 
 namespace mcr::python {
 
-/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception; where no caller asks
-/// for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
+/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception;
+/// where no caller asks for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
 class HookRuns {
  public:
   HookRuns(std::function<void()> hook, std::size_t runs) : hook_(std::move(hook)), left_(runs) {}
@@ -41,6 +43,7 @@ class HookRuns {
 /// What torch gets for one or several started operations of ours. From any thread, with or without the GIL.
 class TorchWork final : public c10d::Work {
  public:
+  using Parts = c10::SmallVector<std::shared_ptr<mcr::Work>, 1>;
   struct Context {
     int rank;
     c10d::OpType type;
@@ -50,7 +53,7 @@ class TorchWork final : public c10d::Work {
   };
 
   /// `hook`: called when a part is complete, once for each; null for none.
-  TorchWork(std::vector<std::shared_ptr<mcr::Work>> parts, Context context, std::function<void()> hook);
+  TorchWork(Parts parts, Context context, std::function<void()> hook);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -78,7 +81,7 @@ class TorchWork final : public c10d::Work {
   void when_done(std::function<void()> action);
   bool on_streams() const;
 
-  const std::vector<std::shared_ptr<mcr::Work>> parts_;
+  const Parts parts_;
   const Context context_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
