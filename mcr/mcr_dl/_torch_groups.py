@@ -149,7 +149,7 @@ def _notice_joins() -> None:
             _settle(group, "join", _collectives(group), _one_place)
             group._set_any_form(True)
 
-    Join.__init__ = notice
+    Join.__init__ = notice  # type: ignore[assignment, method-assign]
 
 
 def _collectives(group: _C.Group) -> int:
