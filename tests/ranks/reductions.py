@@ -13,7 +13,8 @@ import torch.distributed as torch_dist
 
 import mcr_dl
 import reference
-from calls import OPS
+from calls import OPS, SIGNATURES, kinds
+from mcr_dl import _C
 from ranks import session
 from ranks.expect import expect
 
@@ -22,16 +23,17 @@ SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1.5, 
 Op = torch_dist.ReduceOp | torch_dist.ReduceOp.RedOpType
 
 
-def _all_reduce(mine: torch.Tensor, op: Op, backend: str, asynchronous: bool) -> torch.Tensor:
-    result = mine.clone()
-    _wait(mcr_dl.all_reduce(result, op, backend=backend, async_op=asynchronous))
-    return result
+Call = Callable[[torch.Tensor, Op, str, bool], torch.Tensor]
 
 
-def _reduce(mine: torch.Tensor, op: Op, backend: str, asynchronous: bool) -> torch.Tensor:
-    result = mine.clone()
-    _wait(mcr_dl.reduce(result, 0, op, backend=backend, async_op=asynchronous))
-    return result
+def _in_place(name: str) -> Call:
+    def call(mine: torch.Tensor, op: Op, backend: str, asynchronous: bool) -> torch.Tensor:
+        result = mine.clone()
+        root = {"dst": 0} if OPS[name]["rooted"] else {}
+        _wait(getattr(mcr_dl, name)(result, op=op, backend=backend, async_op=asynchronous, **root))
+        return result
+
+    return call
 
 
 def _reduce_scatter(mine: torch.Tensor, op: Op, backend: str, asynchronous: bool) -> torch.Tensor:
@@ -56,40 +58,46 @@ def _wait(work: mcr_dl.Work | None) -> None:
         work.wait()
 
 
-CALLS: dict[str, Callable[[torch.Tensor, Op, str, bool], torch.Tensor]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
+CALLS: dict[str, Call] = {
+    **{name: _in_place(name) for name, row in OPS.items() if row["reduces"] and "tensor" in kinds(name)},
     "reduce_scatter": _reduce_scatter,
     "reduce_scatterv": _reduce_scatterv,
 }
 
 
-def _wanted(name: str, inputs: Sequence[torch.Tensor], reduced: torch.Tensor) -> torch.Tensor:
-    """The result of this rank, and of a rank that is not the root its own input."""
-    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    if name.startswith("reduce_scatter"):
-        block = reduced.numel() // size
-        return reduced[rank * block : (rank + 1) * block]
-    return inputs[rank] if OPS[name]["rooted"] and rank != 0 else reduced
+def _check(
+    name: str, inputs: Sequence[torch.Tensor], op: Op, red: str, backend: str, asynchronous: bool, factor: float = 1
+) -> None:
+    """One call against the reference, in which each input has the factor; a backend that lacks it must refuse it."""
+    rank, size, dtype = mcr_dl.get_rank(), mcr_dl.get_world_size(), inputs[0].dtype
+    call = partial(CALLS[name], inputs[rank], op, backend, asynchronous)
+    function = SIGNATURES[name]["op"]
+    world = _C.world()
+    assert world is not None
+    if world._support(backend, function, str(dtype).removeprefix("torch."), red, False) == "-":
+        if inputs[0].numel():
+            expect(mcr_dl.UnsupportedError, call, f"{backend}.{function}")
+        return
+    counts = [inputs[0].numel() // size] * size
+    want = reference.expected(function, [reference.wide(each) * factor for each in inputs], counts, 0, red, rank)
+    assert want is not None
+    want = inputs[rank] if OPS[function]["rooted"] and rank != 0 else want.to(dtype)
+    got, want = reference.wide(call()), reference.wide(want)
+    what = f"{backend} {name} {op} {'asynchronous' if asynchronous else 'blocking'}"
+    assert torch.equal(got.isnan(), want.isnan()), f"{what}: NaN in other places"
+    reference.assert_same(got.nan_to_num(), want.nan_to_num(), what)
 
 
 def orderings(backends: Sequence[str], dtype_name: str) -> int:
     """MIN and MAX of all combinations of special values over the ranks: a NaN wins, as in torch, whoever has it."""
     session.start(*session.BACKENDS, "gloo+mpi")
-    dtype, size, rank = reference.dtype_of(dtype_name), mcr_dl.get_world_size(), mcr_dl.get_rank()
+    dtype, size = reference.dtype_of(dtype_name), mcr_dl.get_world_size()
     rows = list(product(SPECIAL, repeat=size))
     rows += rows[: -len(rows) % size]
     inputs = [torch.tensor([row[other] for row in rows], dtype=torch.float64).to(dtype) for other in range(size)]
     calls = 0
     for backend, name, mode, red in product(backends, CALLS, (False, True), ("MIN", "MAX")):
-        reduced = reference.wide(inputs[0])
-        for other in inputs[1:]:
-            reduced = getattr(torch, f"{red.lower()}imum")(reduced, reference.wide(other))
-        got = CALLS[name](inputs[rank], getattr(mcr_dl.ReduceOp, red), backend, mode)
-        want = _wanted(name, inputs, reduced.to(dtype))
-        what = f"{backend} {name} {red} {'asynchronous' if mode else 'blocking'}"
-        assert torch.equal(reference.wide(got).isnan(), reference.wide(want).isnan()), f"{what}: NaN in other places"
-        reference.assert_same(reference.wide(got).nan_to_num(), reference.wide(want).nan_to_num(), what)
+        _check(name, inputs, getattr(mcr_dl.ReduceOp, red), red, backend, mode)
         calls += 1
     return calls
 
@@ -97,14 +105,12 @@ def orderings(backends: Sequence[str], dtype_name: str) -> int:
 def premultiplied(backends: Sequence[str], dtype_name: str, counts: Sequence[int]) -> int:
     """Sums with a factor, given as a number and as a tensor, in all operations that reduce."""
     session.start(*dict.fromkeys(part for backend in backends for part in (*backend.split("+"), backend)))
-    dtype, size, rank = reference.dtype_of(dtype_name), mcr_dl.get_world_size(), mcr_dl.get_rank()
+    dtype, size = reference.dtype_of(dtype_name), mcr_dl.get_world_size()
     calls = 0
     for backend, count, name, mode in product(backends, counts, CALLS, (False, True)):
         inputs = [reference.values(dtype, count * size, 7 + other, "SUM") for other in range(size)]
-        want = _wanted(name, inputs, (sum(reference.wide(tensor) for tensor in inputs) * 0.5).to(dtype))
         for factor in (0.5, torch.tensor([0.5], dtype=dtype)):
-            got = CALLS[name](inputs[rank], torch_dist._make_nccl_premul_sum(factor), backend, mode)
-            reference.assert_same(got, want, f"{backend} {name} {factor}")
+            _check(name, inputs, torch_dist._make_nccl_premul_sum(factor), "SUM", backend, mode, 0.5)
             calls += 1
     return calls
 

@@ -24,12 +24,12 @@ def expected(
         _values.fill(part, _values.pattern(dtype, red, rank, ranks, salt), start)
         return _around(part, codec)
 
-    source, start, length = segment
+    source, start, length, _ = segment
     if source is not None or red is None:
         return sent(0 if source is None else source, start, length)
     if op != "all_reduce":
-        return _values.combined(red, [sent(rank, start, length) for rank in range(ranks)])
+        return _values.combined(red, [sent(rank, start, length) for rank in range(ranks)], ranks)
     share = -(-length // ranks)
     places = [(at, min(share, length - at)) for at in range(0, length, share)]
-    sums = [_values.combined(red, [sent(rank, *place) for rank in range(ranks)]) for place in places]
+    sums = [_values.combined(red, [sent(rank, *place) for rank in range(ranks)], ranks) for place in places]
     return torch.cat([_around(each, codec) for each in sums])

@@ -46,11 +46,15 @@ def table() -> dict[str, Operation]:
 
 
 class Segment(NamedTuple):
-    """A piece of an output: elements of the message of rank `source` from `start` on; None: of all ranks' reduction."""
+    """A piece of an output: elements of the message of rank `source` from `start` on; None: of a reduction.
+
+    The reduction is over all ranks, or over ranks 0 to `last`.
+    """
 
     source: int | None
     start: int
     length: int
+    last: int | None = None
 
 
 @dataclass(frozen=True)

@@ -32,16 +32,9 @@ _COMPARABLE = {
 _TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 
 
-def _average(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = fold(torch.add, parts)
-    if total.dtype == torch.int64:
-        return torch.div(total, len(parts), rounding_mode="trunc")
-    return total / len(parts)
-
-
 _REDUCTIONS: dict[str, Callable[[Sequence[torch.Tensor]], torch.Tensor]] = {
     "SUM": lambda parts: fold(torch.add, parts),
-    "AVG": _average,
+    "AVG": lambda parts: fold(torch.add, parts),  # and a division
     "PRODUCT": lambda parts: fold(torch.mul, parts),
     "MIN": lambda parts: fold(torch.minimum, parts),
     "MAX": lambda parts: fold(torch.maximum, parts),
@@ -86,15 +79,22 @@ def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: in
     return values.double() if dtype.is_floating_point else values
 
 
-def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int) -> torch.Tensor:
-    """The patterns of all ranks combined. On bool a sum is "any" and a product is "all", as in torch."""
-    result = _REDUCTIONS[red]([pattern(dtype, red, rank, ranks, salt) for rank in range(ranks)])
+def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int, last: int | None = None) -> torch.Tensor:
+    """The patterns of all ranks combined, or of ranks 0 to `last`. On bool, SUM is "any" and PRODUCT "all", as in torch.
+
+    AVG divides by the number of all ranks.
+    """
+    combining = range(ranks if last is None else last + 1)
+    result = combined(red, [pattern(dtype, red, rank, ranks, salt) for rank in combining], ranks)
     return (result != 0).long() if dtype == torch.bool else result
 
 
-def combined(red: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts of all ranks, in rank order, as the reduction combines them in their own type."""
-    return _REDUCTIONS[red](parts)
+def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
+    """The parts, in rank order, as the reduction combines them in their own type; AVG divides by `ranks`."""
+    result = _REDUCTIONS[red](parts)
+    if red != "AVG":
+        return result
+    return torch.div(result, ranks, rounding_mode="trunc") if result.dtype == torch.int64 else result / ranks
 
 
 def _parts(flat: torch.Tensor, values: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

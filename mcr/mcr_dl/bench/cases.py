@@ -258,11 +258,11 @@ class Prepared:
         """How many elements of this rank's output are not as they must be after `fill` and one call."""
         dtype, ranks, done, count = dtype_of(self.case.dtype), self.group.size(), 0, 0
         for segment in self.part.expected:
-            source, start, length = segment
+            source, start, length, last = segment
             if self.case.codec:
                 values = _coded.expected(segment, self.row.op, self.case.codec, dtype, self._red, ranks, self._salt)
             elif source is None:
-                values = _values.reduced(dtype, self.case.red, ranks, self._salt)
+                values = _values.reduced(dtype, self.case.red, ranks, self._salt, last)
             else:
                 values = _values.pattern(dtype, self._red, source, ranks, self._salt)
             assert self.tensors.output is not None

@@ -30,47 +30,33 @@ struct Routine {
 #if MCR_MPI_VERSION >= 4
 using Count = MPI_Count;
 using Displ = MPI_Aint;
-inline constexpr Routine kBroadcast{"MPI_Bcast", MPI_Bcast_c, MPI_Ibcast_c};
-inline constexpr Routine kAllReduce{"MPI_Allreduce", MPI_Allreduce_c, MPI_Iallreduce_c};
-inline constexpr Routine kReduce{"MPI_Reduce", MPI_Reduce_c, MPI_Ireduce_c};
-inline constexpr Routine kAllGather{"MPI_Allgather", MPI_Allgather_c, MPI_Iallgather_c};
-inline constexpr Routine kAllGatherV{"MPI_Allgatherv", MPI_Allgatherv_c, MPI_Iallgatherv_c};
-inline constexpr Routine kReduceScatter{"MPI_Reduce_scatter_block", MPI_Reduce_scatter_block_c,
-                                        MPI_Ireduce_scatter_block_c};
-inline constexpr Routine kReduceScatterV{"MPI_Reduce_scatter", MPI_Reduce_scatter_c, MPI_Ireduce_scatter_c};
-inline constexpr Routine kAllToAll{"MPI_Alltoall", MPI_Alltoall_c, MPI_Ialltoall_c};
-inline constexpr Routine kAllToAllV{"MPI_Alltoallv", MPI_Alltoallv_c, MPI_Ialltoallv_c};
-inline constexpr Routine kGather{"MPI_Gather", MPI_Gather_c, MPI_Igather_c};
-inline constexpr Routine kGatherV{"MPI_Gatherv", MPI_Gatherv_c, MPI_Igatherv_c};
-inline constexpr Routine kScatter{"MPI_Scatter", MPI_Scatter_c, MPI_Iscatter_c};
-inline constexpr Routine kScatterV{"MPI_Scatterv", MPI_Scatterv_c, MPI_Iscatterv_c};
-inline constexpr auto kSend = MPI_Isend_c;
-inline constexpr auto kReceive = MPI_Irecv_c;
-inline constexpr auto kCreateOp = MPI_Op_create_c;
+#define MCR_MPI(name) MPI_##name##_c
 inline constexpr auto kElements = MPI_Get_elements_c;
 #else
 using Count = int;
 using Displ = int;
-inline constexpr Routine kBroadcast{"MPI_Bcast", MPI_Bcast, MPI_Ibcast};
-inline constexpr Routine kAllReduce{"MPI_Allreduce", MPI_Allreduce, MPI_Iallreduce};
-inline constexpr Routine kReduce{"MPI_Reduce", MPI_Reduce, MPI_Ireduce};
-inline constexpr Routine kAllGather{"MPI_Allgather", MPI_Allgather, MPI_Iallgather};
-inline constexpr Routine kAllGatherV{"MPI_Allgatherv", MPI_Allgatherv, MPI_Iallgatherv};
-inline constexpr Routine kReduceScatter{"MPI_Reduce_scatter_block", MPI_Reduce_scatter_block,
-                                        MPI_Ireduce_scatter_block};
-inline constexpr Routine kReduceScatterV{"MPI_Reduce_scatter", MPI_Reduce_scatter, MPI_Ireduce_scatter};
-inline constexpr Routine kAllToAll{"MPI_Alltoall", MPI_Alltoall, MPI_Ialltoall};
-inline constexpr Routine kAllToAllV{"MPI_Alltoallv", MPI_Alltoallv, MPI_Ialltoallv};
-inline constexpr Routine kGather{"MPI_Gather", MPI_Gather, MPI_Igather};
-inline constexpr Routine kGatherV{"MPI_Gatherv", MPI_Gatherv, MPI_Igatherv};
-inline constexpr Routine kScatter{"MPI_Scatter", MPI_Scatter, MPI_Iscatter};
-inline constexpr Routine kScatterV{"MPI_Scatterv", MPI_Scatterv, MPI_Iscatterv};
-inline constexpr auto kSend = MPI_Isend;
-inline constexpr auto kReceive = MPI_Irecv;
-inline constexpr auto kCreateOp = MPI_Op_create;
+#define MCR_MPI(name) MPI_##name
 inline constexpr auto kElements = MPI_Get_elements_x;
 #endif
+inline constexpr Routine kBroadcast{"MPI_Bcast", MCR_MPI(Bcast), MCR_MPI(Ibcast)};
+inline constexpr Routine kAllReduce{"MPI_Allreduce", MCR_MPI(Allreduce), MCR_MPI(Iallreduce)};
+inline constexpr Routine kReduce{"MPI_Reduce", MCR_MPI(Reduce), MCR_MPI(Ireduce)};
+inline constexpr Routine kAllGather{"MPI_Allgather", MCR_MPI(Allgather), MCR_MPI(Iallgather)};
+inline constexpr Routine kAllGatherV{"MPI_Allgatherv", MCR_MPI(Allgatherv), MCR_MPI(Iallgatherv)};
+inline constexpr Routine kReduceScatter{"MPI_Reduce_scatter_block", MCR_MPI(Reduce_scatter_block),
+                                        MCR_MPI(Ireduce_scatter_block)};
+inline constexpr Routine kReduceScatterV{"MPI_Reduce_scatter", MCR_MPI(Reduce_scatter), MCR_MPI(Ireduce_scatter)};
+inline constexpr Routine kAllToAll{"MPI_Alltoall", MCR_MPI(Alltoall), MCR_MPI(Ialltoall)};
+inline constexpr Routine kAllToAllV{"MPI_Alltoallv", MCR_MPI(Alltoallv), MCR_MPI(Ialltoallv)};
+inline constexpr Routine kGather{"MPI_Gather", MCR_MPI(Gather), MCR_MPI(Igather)};
+inline constexpr Routine kGatherV{"MPI_Gatherv", MCR_MPI(Gatherv), MCR_MPI(Igatherv)};
+inline constexpr Routine kScatter{"MPI_Scatter", MCR_MPI(Scatter), MCR_MPI(Iscatter)};
+inline constexpr Routine kScatterV{"MPI_Scatterv", MCR_MPI(Scatterv), MCR_MPI(Iscatterv)};
 inline constexpr Routine kBarrier{"MPI_Barrier", MPI_Barrier, MPI_Ibarrier};
+inline constexpr auto kSend = MCR_MPI(Isend);
+inline constexpr auto kReceive = MCR_MPI(Irecv);
+inline constexpr auto kCreateOp = MCR_MPI(Op_create);
+#undef MCR_MPI
 inline constexpr bool kSmallCounts = sizeof(Count) < sizeof(int64_t);
 
 /// Error(Backend) with the library's text, unless `code` says success.
