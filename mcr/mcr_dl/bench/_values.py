@@ -80,7 +80,7 @@ def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: in
 
 
 def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int, last: int | None = None) -> torch.Tensor:
-    """The patterns of all ranks combined, or of ranks 0 to `last`. On bool, SUM is "any" and PRODUCT "all", as in torch.
+    """The patterns of all ranks combined, or of ranks 0 to `last`. On bool, SUM is "any", PRODUCT "all", as in torch.
 
     AVG divides by the number of all ranks.
     """

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/add-*.md lead to. `make pages` runs this in the copy in which they have been followed, with its build."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import mcr_dl
+from follow import PAGES, ROOT, Block, Misplaced, blocks
+from harness import Pools, launchers
+from mcr_dl import _C
+from ranks import pages
+
+CORE = Path(_C.__file__).parent
+LIMIT = 120.0  # seconds for a command
+worlds = pytest.mark.parametrize("world", [2, 3])
+
+
+def run(*command: str, limit: float = LIMIT, code: int = 0, **variables: str) -> str:
+    """The output of a command in the copy, which must end in time with this exit code."""
+    environment = {**launchers.without_launcher(), "OMP_NUM_THREADS": "1", **variables}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"{shlex.join(command)}: still running after {limit:.0f} s\n{output}") from None
+    assert process.returncode == code, f"{shlex.join(command)}: exit code {process.returncode}\n{output}"
+    return output
+
+
+def make(arguments: list[str], limit: float) -> str:
+    """`make` as a page says it. The build is there already, in a folder of its own: `-o build` takes it as it is."""
+    scripts = Path(sysconfig.get_path("scripts"))
+    return run("make", "-o", "build", *arguments, f"PY={sys.executable}", f"VENV={scripts.parent}", limit=limit)
+
+
+def of(page: str, kind: str) -> list[Block]:
+    """The blocks of a kind; there must be some."""
+    found = [block for block in blocks(page) if block.kind == kind]
+    assert found
+    return found
+
+
+def test_this_is_the_copy() -> None:
+    """Its own build and sources are what is tested here."""
+    assert "pages" in CORE.parts
+    assert Path(mcr_dl.__file__).is_relative_to(CORE)
+    assert "scan" in {row["name"] for row in _C.ops()}
+    assert {"place", "program", "shell", "package"} == {block.kind for page in PAGES for block in blocks(page)}
+
+
+@worlds
+def test_program_of_add_an_op(pools: Pools, world: int) -> None:
+    """It ends on every rank with the results that it expects."""
+    for block in of("add-an-op", "program"):
+        pools.get("processes", world).run(pages.program, block.text)
+
+
+def test_commands_of_add_an_op() -> None:
+    """They write the generated files, find nothing to complain of, and run cases of every backend and type."""
+    commands = [shlex.split(line) for block in of("add-an-op", "shell") for line in block.text.splitlines()]
+    assert [command[:2] for command in commands] == [["make", "generate"], ["make", "lint"], ["make", "test-python"]]
+    stub, matrix = ROOT / "mcr/mcr_dl/_C.pyi", ROOT / "docs/support-matrix.md"
+    for path in (stub, matrix):
+        assert "scan" not in path.read_text()
+    make(commands[0][1:], LIMIT)
+    assert re.search(r"^def scan\(tensor: ArrayLike, op: .*async_op: bool = False", stub.read_text(), re.MULTILINE)
+    assert "Reduces the tensors of ranks 0 to i" in stub.read_text()
+    sections = dict(section.split("\n", 1) for section in matrix.read_text().split("\n## ")[1:])
+    assert re.search(r"^\| scan \| native \|$", sections["mpi"], re.MULTILINE)
+    assert re.search(r"^\| scan( \| -)+ \|$", sections["gloo"], re.MULTILINE)
+    make(commands[1][1:], 600)
+
+
+def test_suite_of_add_an_op() -> None:
+    """The suite of the copy has cases of it without another line of code; all of them pass, and none is skipped."""
+    lines = [line for block in of("add-an-op", "shell") for line in block.text.splitlines()]
+    (command,) = [line for line in lines if "test-python" in line]
+    text = make(shlex.split(command)[1:], 900)
+    summary = text.strip().splitlines()[-1]
+    passed = re.search(r"(\d+) passed", summary)
+    assert passed is not None, text
+    assert int(passed[1]) > 2 * len(_C.dtypes()), summary
+    assert not re.search(r"skipped|xfailed|failed|error|rerun", summary), text
+
+
+@worlds
+def test_what_refuses_it(pools: Pools, world: int) -> None:
+    """Backends that lack it, and codecs."""
+    pools.get("processes", world).run(pages.refused)
+
+
+@worlds
+def test_passes_leave_it_alone(pools: Pools, world: int) -> None:
+    """It has none of their traits."""
+    pools.get("processes", world).run(pages.left_alone)
+
+
+@worlds
+@pytest.mark.parametrize("red", ["SUM", "AVG", "MAX"])
+def test_mcr_bench(tmp_path: Path, world: int, red: str) -> None:
+    """It measures the operation on the backend that has it, with checked results."""
+    arguments = ["--ops", "scan", "--backends", "mpi", "--min", "4", "--max", "64K", "--factor", "16", "--redop", red]
+    for mode in ([], ["--async"]):
+        path = tmp_path / f"{len(mode)}.json"
+        run(sys.executable, "-m", "mcr_dl.bench", "-n", str(world), *arguments, "--json", str(path), *mode)
+        rows = json.loads(path.read_text())["rows"]
+        assert rows
+        assert {row["operation"] for row in rows} == {"scan"}
+        assert {row["wrong"] for row in rows} == {0}
+
+
+def test_mcr_bench_without_the_operation() -> None:
+    """On a backend that lacks it, it says so."""
+    text = run(sys.executable, "-m", "mcr_dl.bench", "--ops", "scan", "--backends", "gloo", "--max", "4", code=2)
+    assert "gloo: scan(float32, SUM) is not supported" in text
+
+
+def test_mcr_tune(tmp_path: Path) -> None:
+    """The table that it writes has a curve for it, and `auto` goes by that."""
+    path = tmp_path / "table.json"
+    given = ["--quick", "-n", "2", "--ops", "scan", "--backends", "mpi,gloo", "--max", "1K", "--output", str(path)]
+    run(sys.executable, "-m", "mcr_dl.tuning", *given)
+    text = path.read_text()
+    assert '"scan"' in text
+    assert "scan" in run(sys.executable, "-m", "mcr_dl.tuning", "show", str(path))
+
+
+def test_programs_of_add_a_backend(pools: Pools) -> None:
+    """They end with the results that they expect."""
+    for block in of("add-a-backend", "program"):
+        pools.get("processes", 1).run(pages.program, block.text)
+
+
+def test_the_new_backend(pools: Pools) -> None:
+    """It is listed, does every operation on one rank, and refuses what it is not made for."""
+    assert mcr_dl.available_backends()["self"] == "ok: copies in one process"
+    pools.get("processes", 1).run(pages.alone)
+    pools.get("processes", 2).run(pages.too_many)
+
+
+def test_mcr_bench_on_the_new_backend(tmp_path: Path) -> None:
+    """Every operation that a rank can do alone is measured, with checked results."""
+    path = tmp_path / "rows.json"
+    names = [row["name"] for row in _C.ops() if not row["peer"] and row["name"] != "scan"]
+    given = ["--ops", ",".join(names), "--backends", "self", "--max", "4K", "--factor", "32", "--json", str(path)]
+    run(sys.executable, "-m", "mcr_dl.bench", "-n", "1", *given)
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["operation"] for row in rows} == set(names)
+    assert {row["wrong"] for row in rows} == {0}
+
+
+def test_a_backend_in_a_package_of_its_own(tmp_path: Path) -> None:
+    """The page's compiler command makes the module, and the page's entry point names it."""
+    (block,) = of("add-a-backend", "shell")
+    scripts = sysconfig.get_path("scripts")
+    run("bash", "-ec", block.text, PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    (ROOT / "self.so").rename(tmp_path / "self.so")
+    (tmp_path / "my_package.py").write_text(f"def module_path():\n    return {str(tmp_path / 'self.so')!r}\n")
+    (points,) = of("add-a-backend", "package")
+    section, entry = points.text.splitlines()
+    group = re.fullmatch(r'\[project\.entry-points\."(.+)"\]', section)
+    assert group is not None
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group[1]}]\n{entry.replace(chr(34), '')}\n")
+    assert list(importlib.metadata.distributions(path=[str(tmp_path)]))
+    program = "import mcr_dl, torch; mcr_dl.init('alone'); mcr_dl.all_reduce(torch.ones(3)); mcr_dl.finalize()"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
+    run(sys.executable, "-c", program, PYTHONPATH=path)
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("`src/a.cc`, after `no such line`:", "expected 'no such line' in src/a.cc"),
+        ("`src/a.cc`, after `int`:", "'int' is 2 times in src/a.cc"),
+        ("`src/a.cc`, in `void g`, before `int`:", "behind 'void g'"),
+        ("`src/a.cc`, somewhere:", "cannot tell where"),
+    ],
+)
+def test_pages_that_cannot_be_followed(tmp_path: Path, page: str, problem: str) -> None:
+    """A place that is not there, or not clear, is an error that names it."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n{page}\n\n```cpp\nint x;\n```\n")
+    with pytest.raises(Misplaced, match=re.escape(problem)):
+        next(blocks("page", tmp_path)).applied("int a;\nint b;\nvoid g() {}\n")
