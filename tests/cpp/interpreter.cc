@@ -120,10 +120,15 @@ class Run {
 
   std::string go() {
     while (problem_.empty()) {
-      auto ready = candidates();
-      if (ready.empty()) break;
-      const auto [rank, id] = ready[std::uniform_int_distribution<std::size_t>(0, ready.size() - 1)(generator_)];
-      advance(rank, id);
+      const auto ready = candidates();
+      const auto choices = ready.size() + met_.size();
+      if (choices == 0) break;
+      const auto choice = std::uniform_int_distribution<std::size_t>(0, choices - 1)(generator_);
+      if (choice < ready.size()) {
+        advance(ready[choice].first, ready[choice].second);
+      } else {
+        perform_met(choice - ready.size());
+      }
     }
     if (!problem_.empty()) return problem_;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -212,16 +217,26 @@ class Run {
     ranks_[from].states[sent] = ranks_[to].states[received] = State::Done;
   }
 
-  // Performs the oldest collective of a communicator if all ranks have issued it.
+  // Collectives of a communicator match in the order in which each rank has issued them. They are performed later and
+  // in any order: a started one is over when the library says so.
   void meet(Channel channel) {
     if (std::ranges::any_of(ranks_, [&](Rank& rank) { return rank.collectives[channel].empty(); })) return;
-    std::vector<Call> calls;
+    auto& ids = met_.emplace_back();
     for (auto& rank : ranks_) {
       auto& issued = rank.collectives[channel];
-      calls.push_back(rank.schedule->tasks()[issued.front()].call);
-      rank.states[issued.front()] = State::Done;
+      ids.push_back(issued.front());
       issued.pop_front();
     }
+  }
+
+  void perform_met(std::size_t index) {
+    std::vector<Call> calls;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const auto id = met_[index][rank];
+      calls.push_back(task(rank, id).call);
+      ranks_[rank].states[id] = State::Done;
+    }
+    met_.erase(met_.begin() + static_cast<std::ptrdiff_t>(index));
     for (const auto& call : calls) {
       if (call.op != calls[0].op || call.dtype != calls[0].dtype || call.red != calls[0].red) {
         problem_ = "the ranks issue different collectives";
@@ -234,6 +249,7 @@ class Run {
   std::mt19937 generator_;
   std::vector<Rank> ranks_;
   std::map<std::tuple<Channel, std::size_t, std::size_t>, Wire> messages_;
+  std::vector<std::vector<uint32_t>> met_;  // of each collective that all ranks have issued, its task on each rank
   std::string problem_;
 };
 

@@ -17,7 +17,8 @@ namespace interpreter {
 void perform(const std::vector<mcr::Call>& calls);
 
 /// Runs `schedules[i]` as rank i's. Tasks that are ready run in an order that `seed` decides; a message is taken from
-/// the sender's memory when both sides are there, and collectives when all ranks are. Returns what went wrong, or "".
+/// the sender's memory when both sides are there, and a collective is performed at some time after all ranks have
+/// issued it. Returns what went wrong, or "".
 std::string run(std::span<mcr::Schedule> schedules, uint32_t seed);
 
 }  // namespace interpreter

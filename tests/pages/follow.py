@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("add-an-op", "add-a-backend")
+PAGES = ("add-an-op", "add-a-backend", "add-an-algorithm")
 KINDS = {"on every rank:": "program", "In a shell:": "shell", "of your package:": "package"}
 
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -122,7 +122,22 @@ def test_passes_leave_it_alone(pools: Pools, world: int) -> None:
 @pytest.mark.parametrize("red", ["SUM", "AVG", "MAX"])
 def test_mcr_bench(tmp_path: Path, world: int, red: str) -> None:
     """It measures the operation on the backend that has it, with checked results."""
-    arguments = ["--ops", "scan", "--backends", "mpi", "--min", "4", "--max", "64K", "--factor", "16", "--redop", red]
+    arguments = [
+        "--ops",
+        "scan",
+        "--backends",
+        "mpi",
+        "--min",
+        "4",
+        "--max",
+        "64K",
+        "--factor",
+        "16",
+        "--redop",
+        red,
+        "--budget",
+        "0.1",
+    ]
     for mode in ([], ["--async"]):
         path = tmp_path / f"{len(mode)}.json"
         run(sys.executable, "-m", "mcr_dl.bench", "-n", str(world), *arguments, "--json", str(path), *mode)
@@ -134,8 +149,8 @@ def test_mcr_bench(tmp_path: Path, world: int, red: str) -> None:
 
 def test_mcr_bench_without_the_operation() -> None:
     """On a backend that lacks it, it says so."""
-    text = run(sys.executable, "-m", "mcr_dl.bench", "--ops", "scan", "--backends", "gloo", "--max", "4", code=2)
-    assert "gloo: scan(float32, SUM) is not supported" in text
+    text = run(sys.executable, "-m", "mcr_dl.bench", "--ops", "scan", "--backends", "gloo", "--max", "4")
+    assert "Not measured: gloo: scan(float32, SUM) is not supported" in text
 
 
 def test_mcr_tune(tmp_path: Path) -> None:
@@ -145,7 +160,7 @@ def test_mcr_tune(tmp_path: Path) -> None:
     run(sys.executable, "-m", "mcr_dl.tuning", *given)
     text = path.read_text()
     assert '"scan"' in text
-    assert "scan" in run(sys.executable, "-m", "mcr_dl.tuning", "show", str(path))
+    assert "scan" in run(sys.executable, "-m", "mcr_dl.tuning", "show", "--table", str(path), "scan")
 
 
 def test_programs_of_add_a_backend(pools: Pools) -> None:
@@ -165,7 +180,20 @@ def test_mcr_bench_on_the_new_backend(tmp_path: Path) -> None:
     """Every operation that a rank can do alone is measured, with checked results."""
     path = tmp_path / "rows.json"
     names = [row["name"] for row in _C.ops() if not row["peer"] and row["name"] != "scan"]
-    given = ["--ops", ",".join(names), "--backends", "self", "--max", "4K", "--factor", "32", "--json", str(path)]
+    given = [
+        "--ops",
+        ",".join(names),
+        "--backends",
+        "self",
+        "--max",
+        "4K",
+        "--factor",
+        "32",
+        "--budget",
+        "0.1",
+        "--json",
+        str(path),
+    ]
     run(sys.executable, "-m", "mcr_dl.bench", "-n", "1", *given)
     rows = json.loads(path.read_text())["rows"]
     assert {row["operation"] for row in rows} == set(names)
@@ -191,6 +219,41 @@ def test_a_backend_in_a_package_of_its_own(tmp_path: Path) -> None:
     program = "import mcr_dl, torch; mcr_dl.init('alone'); mcr_dl.all_reduce(torch.ones(3)); mcr_dl.finalize()"
     path = f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"
     run(sys.executable, "-c", program, PYTHONPATH=path)
+
+
+def algorithms_test(folder: Path, *sources: Path) -> tuple[int, str]:
+    """Compile the test of algorithms against the copy's core, with these sources in place of the core's; run it."""
+    tests = [ROOT / "tests/cpp" / f"{name}.cc" for name in ("algorithms_test", "interpreter", "check")]
+    program = folder / "algorithms_test"
+    paths = [str(path) for path in (*tests, *sources, CORE / "libmcr_dl_core.so")]
+    run(
+        "c++",
+        "-std=c++20",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Isrc",
+        *paths,
+        f"-Wl,-rpath,{CORE}",
+        "-o",
+        str(program),
+    )
+    done = subprocess.run([program], capture_output=True, text=True, timeout=LIMIT, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_new_algorithm(tmp_path: Path) -> None:
+    """It gives the reference result on all ranks, and the page's test finds that it does not without its dependency."""
+    tests = (ROOT / "tests/cpp/algorithms_test.cc").read_text().count("\nTEST(")
+    assert algorithms_test(tmp_path) == (0, f"{tests} tests, 0 failures\n")
+    source = (ROOT / "src/algorithms/rabenseifner.cc").read_text()
+    assert source.count(", {scattered}") == 1
+    wrong = tmp_path / "wrong.cc"
+    wrong.write_text(source.replace("const auto scattered = ", "").replace(", {scattered}", ""))
+    code, text = algorithms_test(tmp_path, wrong)
+    assert code == 1
+    assert "algorithm:0: failed: all_reduce SUM of 64 " in text
 
 
 @pytest.mark.parametrize(

@@ -253,8 +253,7 @@ def refuse(case: Case) -> None:
         return  # nothing to do, which every backend can
     note(f"refused: {case}")
     prepared = prepare(case, ranks.index(mcr_dl.get_rank()), len(ranks))
-    red = {("bool", "SUM"): "MAX", ("bool", "PRODUCT"): "MIN"}.get((case.dtype, case.red), case.red)
-    words = (case.dtype, red) if OPS[case.op]["reduces"] else (case.dtype,)
+    words = (case.dtype, case.red) if OPS[case.op]["reduces"] else (case.dtype,)
     expect(mcr_dl.UnsupportedError, spell(case, dict(prepared.arguments)), f"{case.backend}.{case.op}", *words)
 
 
