@@ -78,6 +78,7 @@ def test_program_of_add_an_op(pools: Pools, world: int) -> None:
         pools.get("processes", world).run(pages.program, block.text)
 
 
+@pytest.mark.timeout(900)
 def test_commands_of_add_an_op() -> None:
     """They write the generated files, find nothing to complain of, and run cases of every backend and type."""
     commands = [shlex.split(line) for block in of("add-an-op", "shell") for line in block.text.splitlines()]
@@ -94,6 +95,7 @@ def test_commands_of_add_an_op() -> None:
     make(commands[1][1:], 600)
 
 
+@pytest.mark.timeout(1200)
 def test_suite_of_add_an_op() -> None:
     """The suite of the copy has cases of it without another line of code; all of them pass, and none is skipped."""
     lines = [line for block in of("add-an-op", "shell") for line in block.text.splitlines()]
@@ -244,7 +246,11 @@ def algorithms_test(folder: Path, *sources: Path) -> tuple[int, str]:
 
 
 def test_the_new_algorithm(tmp_path: Path) -> None:
-    """It gives the reference result on all ranks, and the page's test finds that it does not without its dependency."""
+    """It gives the reference result on all ranks, and the page's test finds that it does not without its dependency.
+
+    `make test-cpp` would build all C++ tests twice, with sanitizers: here it is the test of algorithms alone.
+    """
+    assert [block.text for block in of("add-an-algorithm", "shell")] == ["make test-cpp\n"]
     tests = (ROOT / "tests/cpp/algorithms_test.cc").read_text().count("\nTEST(")
     assert algorithms_test(tmp_path) == (0, f"{tests} tests, 0 failures\n")
     source = (ROOT / "src/algorithms/rabenseifner.cc").read_text()
