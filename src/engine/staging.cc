@@ -213,8 +213,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   auto executor = executor_of(passage);
   executor->submit(run, issue);
   auto requests = requests_of(std::move(executor), run);
-  requests.front() =
-      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, inward);
+  requests.front() = std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, inward);
   requests.push_back(passed(point));  // the device still copies
   return hold(passage, std::move(requests), std::move(point));
 }

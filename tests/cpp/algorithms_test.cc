@@ -174,7 +174,8 @@ void check_values(Op op, DType dtype, RedOp red, const Algorithm& algorithm) {
   }
 }
 
-// An algorithm for the operation, with every type that it takes, reduction, number of ranks and size, even and vectored.
+// An algorithm for the operation, with every type that it takes, reduction, number of ranks and size, even and
+// vectored.
 void check_algorithm(Op op, const Algorithm& algorithm, const std::vector<DType>& types = {}) {
   for (std::size_t d = 0; d < kDTypes.size(); ++d) {
     const auto dtype = static_cast<DType>(d);

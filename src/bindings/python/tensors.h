@@ -67,8 +67,8 @@ class Tensors {
   std::optional<uintptr_t> stream() const { return stream_; }
   /// Makes that stream the current one for its lifetime.
   std::optional<StreamGuard> stream_guard() const;
-  /// Appends everything that get() and list() returned, and a factor in device memory, which an operation needs while it
-  /// runs; without the tensor at `left_out`.
+  /// Appends everything that get() and list() returned, and a factor in device memory, which an operation needs while
+  /// it runs; without the tensor at `left_out`.
   void append_all(TensorList& list, const at::Tensor* left_out) const;
 
  private:
