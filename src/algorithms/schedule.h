@@ -42,7 +42,10 @@ class Schedule {
   using Id = uint32_t;
   using Ids = std::vector<Id>;
 
-  Schedule() = default;
+  Schedule() {
+    tasks_.reserve(kUsual);
+    edges_.reserve(kUsual);
+  }
   Schedule(Schedule&&) = default;
   Schedule& operator=(Schedule&&) = default;
   Schedule(const Schedule&) = delete;
@@ -89,6 +92,7 @@ class Schedule {
   bool poll(Id id) const { return waits_[tasks_[id].function](); }
 
  private:
+  static constexpr std::size_t kUsual = 8;  // tasks
   static Call operands(Buffer out, Buffer in, DType dtype);
   Id add(Task::Kind kind, const Call& call, const Ids& after);
 

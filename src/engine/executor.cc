@@ -223,7 +223,7 @@ void Executor::tell(bool pending) {
   if (ordered_) set_pending(pending);
   if (progress_ == nullptr || hastened_ == pending) return;
   hastened_ = pending;
-  pending ? progress_->hasten() : progress_->relax();
+  pending ? progress_->look_often() : progress_->relax();
 }
 
 void Executor::submit(std::shared_ptr<Run> run, const Start& first) {

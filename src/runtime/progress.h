@@ -30,6 +30,8 @@ class Progress {
 
   /// Somebody sleeps until a work that is watched is complete, and cannot poll: until relax(), this thread looks often.
   void hasten();
+  /// The same from the end of its present nap on: the caller goes on to wait, or has other work for the core.
+  void look_often() noexcept { hurried_.fetch_add(1, std::memory_order_relaxed); }
   void relax() noexcept { hurried_.fetch_sub(1, std::memory_order_relaxed); }
 
   /// For works whose device signals them: nobody is served by looking often, and looking costs the device's library.

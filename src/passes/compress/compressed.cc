@@ -153,17 +153,16 @@ std::function<void(Schedule&)> Compressed::encoder() const {
   };
 }
 
-// The calls that depend on sizes are set when these are there.
+// Calls that depend on sizes are set when the sizes are there.
 Compressed::Id Compressed::exchange(Schedule& schedule, const std::shared_ptr<Transfer>& transfer, int64_t number,
                                     Id encoded) const {
+  if (codec_.fixed()) return schedule.issue(transfer->data_call(), {encoded});
   Call like;
   like.op = transfer->op;
   const Id first = static_cast<Id>(schedule.tasks().size()) + 1;
-  const auto prepare = [transfer, number, first, fixed = codec_.fixed()](Schedule& made) {
-    made.set_call(first, fixed ? transfer->data_call() : transfer->size_call(number));
-  };
+  const auto prepare = [transfer, number, first](Schedule& made) { made.set_call(first, transfer->size_call(number)); };
   const Id issued = schedule.issue(like, {schedule.encode(like, prepare, {encoded})});
-  if (codec_.fixed() || sends_sizes_first()) return issued;
+  if (sends_sizes_first()) return issued;
   const auto sized = [transfer, data = issued + 2](Schedule& made) {
     transfer->take_sizes(made.source());
     made.set_call(data, transfer->data_call());
