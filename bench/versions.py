@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times calls with two versions of mcr_dl, in turns: versions.py BEFORE, the Python interpreter that has the other one.
+"""Times calls with two versions of mcr_dl, in turns, on two ranks of this machine.
 
-The later version is that of the interpreter which runs this script. Two ranks on this machine.
+The later version is that of the interpreter which runs this script.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+import script
 from mcr_dl._console import Console
 
 RANK = Path(__file__).with_name("versions_rank.py")
@@ -47,24 +48,27 @@ def run(python: str, seconds: float) -> dict[str, float]:
 
 def main() -> None:
     """Run the rounds and print the table."""
-    if len(sys.argv) not in (2, 4):
-        sys.exit("expected: versions.py BEFORE [ROUNDS SECONDS_PER_CALL]")
-    before = sys.argv[1]
-    rounds, seconds = (int(sys.argv[2]), float(sys.argv[3])) if len(sys.argv) == 4 else (5, 0.3)
+    parser = script.parser(__doc__)
+    parser.add_argument("--before", default=sys.executable, help="the interpreter that has the earlier version")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each version (5)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each call in a run (0.3)")
+    given = script.parse(parser, rounds=1, seconds=0.001)
+    before, rounds, seconds = given.before, given.rounds, given.seconds
     taken: dict[str, list[tuple[float, float]]] = {}
     console = Console(stderr=True)
     for turn in range(rounds):
         console.say(f"round {turn + 1} of {rounds}")
-        order = (before, sys.executable) if turn % 2 == 0 else (sys.executable, before)
-        results = {python: run(python, seconds) for python in order}
-        for name, earlier in results[before].items():
-            taken.setdefault(name, []).append((earlier, results[sys.executable][name]))
+        first, second = (before, sys.executable) if turn % 2 == 0 else (sys.executable, before)
+        results = [run(first, seconds), run(second, seconds)]
+        earlier, later = results if turn % 2 == 0 else results[::-1]
+        for name, time in earlier.items():
+            taken.setdefault(name, []).append((time, later[name]))
     table = Table("call", "before, µs", "after, µs", "after / before", "range")
     for name, pairs in taken.items():
-        earlier, later = (statistics.median(side) for side in zip(*pairs, strict=True))
+        medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
         ratios = sorted(after / first for first, after in pairs)
         spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-        table.add_row(name, f"{earlier:.2f}", f"{later:.2f}", f"{statistics.median(ratios):.2f}", spread)
+        table.add_row(name, f"{medians[0]:.2f}", f"{medians[1]:.2f}", f"{statistics.median(ratios):.2f}", spread)
     Console().print_whole(table, 100)
 
 

@@ -154,14 +154,24 @@ def test_a_rank_gives_up_first(nursery: Nursery) -> None:
     ), ranks[0].text
 
 
-@backends
-def test_a_late_rank_through_torch(nursery: Nursery, backend: str) -> None:
+@pytest.mark.parametrize(("backend", "uniform"), [("mpi", "0"), ("gloo", "0"), ("gloo", "1")])
+def test_a_late_rank_through_torch(nursery: Nursery, backend: str, uniform: str) -> None:
     """The same limits and words for a program that knows torch.distributed alone."""
-    ranks = jobs.start(nursery, "troubles", ["late_through_torch", backend], 3)
+    ranks = jobs.start(nursery, "troubles", ["late_through_torch", backend], 3, MCR_DL_UNIFORM=uniform)
     jobs.end(nursery, [ranks[0], ranks[2]])
     for rank in (ranks[0], ranks[2]):
         assert rank.code == jobs.REPORTED, rank.text
         assert rank.text.count("RAISED") == 2, rank.text
+        assert re.search(r"Not arrived: rank 1 has made 1 collective .* in late_through_torch", rank.text), rank.text
+
+
+def test_a_late_rank_inside_of_mpi_through_torch(nursery: Nursery) -> None:
+    """A blocking call of a uniform group is a blocking call of MPI: the time limit ends the process, and says why."""
+    ranks = jobs.start(nursery, "troubles", ["late_through_torch", "mpi"], 3)
+    jobs.end(nursery, [ranks[0], ranks[2]])
+    for rank in (ranks[0], ranks[2]):
+        assert rank.code == jobs.ENDED, rank.text
+        assert rank.text.count("RAISED") == 1, rank.text  # of the asynchronous call before it
         assert re.search(r"Not arrived: rank 1 has made 1 collective .* in late_through_torch", rank.text), rank.text
 
 

@@ -205,7 +205,13 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "bench/faults.py": [faults],
 }
 # Their own tests, below; or no texts but their own.
-OTHERS = {"mcr/mcr_dl/examples/program.py", "bench/lab/cli.py", "bench/overhead.py", "bench/soak.py"}
+OTHERS = {
+    "mcr/mcr_dl/examples/program.py",
+    "bench/lab/cli.py",
+    "bench/overhead.py",
+    "bench/soak.py",
+    "bench/versions.py",
+}
 GLOOS_WORDS = r"\[/\S+\.cc:\d+\] \w+"  # they begin with a path in brackets, which rich would take for markup
 
 

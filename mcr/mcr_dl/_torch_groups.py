@@ -153,7 +153,8 @@ def _notice_joins() -> None:
 
 
 def _collectives(group: _C.Group) -> int:
-    return next(int(each["collectives"]) for each in _C.positions() if each["label"] == group._label)
+    # Earlier groups of the same name may live on: the newest is the last one.
+    return [int(each["collectives"]) for each in _C.positions() if each["label"] == group._label][-1]
 
 
 def _one_place(counts: list[int]) -> None:

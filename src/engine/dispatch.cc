@@ -110,7 +110,7 @@ class Issue {
 
   int run() {
     Stopwatch stopwatch;
-    // Point-to-point calls, emulations and torch's calls are started and polled, so that other threads may use the
+    // Point-to-point calls, schedules and calls of any form are started and polled, so that other threads may use the
     // library meanwhile.
     Lane lane(true);
     try {

@@ -78,6 +78,10 @@ Run::Run(std::shared_ptr<Schedule> schedule, Start later)
       later_(std::move(later)),
       steps_(schedule_->tasks().size()),
       late_(std::ranges::any_of(schedule_->tasks(), [](const Task& task) { return task.stage != 0; })) {
+  if (late_ && later_ == nullptr) {
+    throw Error(ErrorCode::InvalidArgument,
+                "schedule: expected Issues that wait for no other, as there are no stages, got a late one");
+  }
   const auto issues = [](const Task& task) { return task.kind == Task::Kind::Issue; };
   const auto tasks = schedule_->tasks();
   unissued_ = static_cast<std::size_t>(std::ranges::count_if(tasks, issues));

@@ -27,7 +27,8 @@ using Start = std::function<void(const Task&, Requests&)>;
 /// Executor, and from issued() on the one that polls its requests.
 class Run {
  public:
-  /// `later` starts the late Issues, on whatever thread drives.
+  /// `later` starts the late Issues, on whatever thread drives. Throws InvalidArgument if it is null and there are
+  /// some.
   explicit Run(std::shared_ptr<Schedule> schedule, Start later = nullptr);
 
   /// Starts what is ready, in the order of the tasks; `first` gets the Issues. Throws what a task throws. What was

@@ -170,6 +170,14 @@ TEST(a_task_may_throw_anything) {
   }
 }
 
+TEST(late_issues_need_stages) {
+  Bench bench;
+  auto schedule = std::make_shared<Schedule>();
+  schedule->issue(bench.call(), {schedule->issue(bench.call())});
+  const auto got = ranks::failure([&] { Run run(schedule); });
+  CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "late"));
+}
+
 TEST(what_runs_beside_a_failure_is_polled_to_its_end) {
   Bench bench;
   auto schedule = std::make_shared<Schedule>();

@@ -49,7 +49,8 @@ auto TorchCall::named(Action action) {
 }
 
 std::string TorchCall::what() const {
-  return describe(std::string(group_.any_backend()), row(call_.op).name, *group_.label());
+  const auto backend = slot_ == nullptr ? group_.any_backend() : std::string_view(slot_->name);
+  return describe(std::string(backend), row(call_.op).name, *group_.label());
 }
 
 TorchCall& TorchCall::in(const at::Tensor& tensor, const char* name) {
@@ -142,7 +143,8 @@ Group::Slot* TorchCall::prepare() {
     return std::make_shared<KeptTensors>(std::move(all), results.size());
   };
   plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
-  return NamedBackend::any() ? named([&] { return NamedBackend::slot(group_); }) : nullptr;
+  if (NamedBackend::any()) slot_ = named([&] { return NamedBackend::slot(group_); });
+  return slot_;
 }
 
 void TorchCall::run() {

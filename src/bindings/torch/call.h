@@ -58,6 +58,7 @@ class TorchCall {
   auto named(Action action);
 
   Group& group_;
+  Group::Slot* slot_ = nullptr;  // the candidate that the program names
   Names names_;
   Call call_;
   Plan plan_;
