@@ -76,9 +76,10 @@ class Staged {
     }
   }
 
-  std::shared_ptr<Work> start(const Call& given, const std::shared_ptr<void>& memory) const {
+  // The works keep the memory alone: a thread of the library that lets go of one must not end up destroying the group.
+  std::shared_ptr<Work> start(const Call& given) const {
     Plan plan;
-    plan.owned.push_back(memory);
+    plan.owned.push_back(memory_);
     Call call = given;
     auto slot = place_.slot;
     return mcr::start(*place_.shadow, &slot, call, plan);
@@ -89,7 +90,6 @@ class Staged {
     Call call;                    // on host memory, or on the device's if direct
     std::byte* device = nullptr;  // where its output lies
     PooledEvent arrived;
-    std::vector<std::shared_ptr<void>> memory;
   };
 
   int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
@@ -121,18 +121,18 @@ class Staged {
   // Host memory in place of the device's, and the copies to it.
   void bring_out() {
     auto& runtime = DeviceRuntime::of(call_.device.type);
-    const auto host_copy = [&](Piece& piece, Buffer& buffer, bool copied) {
+    const auto host_copy = [&](Buffer& buffer, bool copied) {
       if (buffer.data == nullptr || buffer.count == 0) return;
-      auto* host = piece.memory.emplace_back(runtime.allocate_pinned(call_.device, bytes(buffer.count))).get();
+      auto* host = memory_->emplace_back(runtime.allocate_pinned(call_.device, bytes(buffer.count))).get();
       if (copied) runtime.copy(host, buffer.data, bytes(buffer.count), CopyKind::ToHost, place_.outward);
       buffer.data = host;
     };
     for (auto& piece : pieces_) {
       piece.call.device = {};
-      host_copy(piece, piece.call.in, true);
-      host_copy(piece, piece.call.out, output_.to_host);
+      host_copy(piece.call.in, true);
+      host_copy(piece.call.out, output_.to_host);
       Buffer factor{const_cast<void*>(piece.call.factor_data), 1};
-      host_copy(piece, factor, true);
+      host_copy(factor, true);
       piece.call.factor_data = factor.data;
       piece.arrived = mark(place_.outward);
     }
@@ -155,6 +155,8 @@ class Staged {
   const Call call_;  // its spans point into the plan, which the Work keeps
   const Direction output_;
   std::vector<Piece> pieces_;
+  const std::shared_ptr<std::vector<std::shared_ptr<void>>> memory_ =
+      std::make_shared<std::vector<std::shared_ptr<void>>>();
 };
 
 // The end of a staged call: what its stream does behind the last copy, also after an error.
@@ -207,7 +209,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   const auto schedule = std::make_shared<Schedule>();
   Staged::build(staged, *schedule);
   const auto issue = [staged](const Task& task, Requests& requests) {
-    requests.push_back(request_of(staged->start(task.call, staged)));
+    requests.push_back(request_of(staged->start(task.call)));
   };
   const auto run = std::make_shared<Run>(schedule, issue);
   auto executor = executor_of(passage);
