@@ -69,8 +69,7 @@ class Schedule {
   /// The call of an Issue that has not been issued: sizes that a task before it has found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }
 
-  /// The group rank that the first Issue, a receive, has got its message from; else -1. Whoever runs the schedule sets
-  /// it.
+  /// The group rank that sent the message of the first Issue, a receive; else -1. The executor sets it.
   int source() const { return source_; }
   void set_source(int rank) { source_ = rank; }
 

@@ -38,7 +38,7 @@ Side side_of(const Buffer& buffer, bool per_rank, std::span<const int64_t> count
 
 bool has_blocks(Extent extent, Extent one_sided) { return extent == one_sided || extent == Extent::Exchange; }
 
-// What one part has of a side: pieces of its blocks, where they lie or packed in memory of their own.
+// One part's pieces of the blocks of a side, in the caller's memory or packed in scratch memory.
 class Piece {
  public:
   Piece(const Side& side, DType dtype, int part, const Stripes& stripes, bool packed, Schedule& schedule)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tasks cost, in whole numbers: equal inputs give equal times on every rank.
+// The costs of tasks, in whole numbers: equal inputs give equal times on every rank.
 #pragma once
 
 #include <array>

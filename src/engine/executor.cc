@@ -145,8 +145,7 @@ void Run::take(Schedule::Id id, const Start& start) {
     --unissued_;
     start(task, step.requests);
     if (step.requests.empty()) step.state = State::Done;
-    if (!hurried_.load(std::memory_order_relaxed)) return;
-    for (const auto& request : step.requests) request->hurry();
+    hurry(step);
   } else if (task.kind == Task::Kind::Wait) {
     if (schedule_->poll(id)) step.state = State::Done;
   } else {
@@ -155,14 +154,19 @@ void Run::take(Schedule::Id id, const Start& start) {
   }
 }
 
+// Once for each step: a request passes it on to what it starts later, and a poll must stay cheap.
+void Run::hurry(Step& step) const {
+  if (step.hurried || !hurried_.load(std::memory_order_relaxed)) return;
+  step.hurried = true;
+  for (const auto& request : step.requests) request->hurry();
+}
+
 void Run::poll_requests(Schedule::Id id) {
   auto& step = steps_[id];
-  const bool hurried = hurried_.load(std::memory_order_relaxed);
+  hurry(step);
   while (step.next < step.requests.size()) {
-    auto& request = *step.requests[step.next];
-    if (hurried) request.hurry();
     try {
-      if (!request.poll()) return;
+      if (!step.requests[step.next]->poll()) return;
     } catch (...) {
       ++step.next;
       throw;

@@ -55,6 +55,7 @@ class Run {
   enum class State : uint8_t { Waiting, Running, Done };
   struct Step {
     State state = State::Waiting;
+    bool hurried = false;
     std::size_t next = 0;  // requests before it are complete
     Requests requests;
   };
@@ -63,6 +64,7 @@ class Run {
   void visit(Schedule::Id id, const Start& start);
   void take(Schedule::Id id, const Start& start);
   void poll_requests(Schedule::Id id);
+  void hurry(Step& step) const;
   void fail() noexcept;
   void pass_over_done();
 
