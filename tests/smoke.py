@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,23 +24,10 @@ def results() -> dict[Path, int]:
 def run(*command: str, launcher: Sequence[str] = (), limit: float = LIMIT, **variables: str) -> str:
     """Run ``python LAUNCHER bench/COMMAND --smoke``, which must succeed and keep no results. Returns its output."""
     before = results()
-    process = subprocess.Popen(
-        [sys.executable, *launcher, str(BENCH / command[0]), *command[1:], "--smoke"],
-        cwd=ROOT,
-        env=launchers.environment(MCR_DL_TUNING_TABLE="none", **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        text, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-        raise AssertionError(f"{' '.join(command)} has not ended after {limit:.0f} s:\n{text}") from None
-    assert process.returncode == 0, text
+    script = [sys.executable, *launcher, str(BENCH / command[0]), *command[1:], "--smoke"]
+    environment = launchers.environment(MCR_DL_TUNING_TABLE="none", **variables)
+    code, text = launchers.finish(script, ROOT, environment, limit)
+    assert code == 0, text
     assert SMOKE in text, f"the smoke mode of bench/script.py was not used:\n{text}"
     assert results() == before
     return text

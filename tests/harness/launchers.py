@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -118,3 +119,24 @@ def start(
             )
             for command, extra in commands
         ]
+
+
+def finish(command: Sequence[str], folder: Path, variables: Mapping[str, str], limit: float) -> tuple[int, str]:
+    """The exit code and output of a command; AssertionError, with the output, if it does not end in time."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"{' '.join(command)}: still running after {limit:.0f} s\n{output}") from None
+    return process.returncode, output

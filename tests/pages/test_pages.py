@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -30,23 +29,8 @@ worlds = pytest.mark.parametrize("world", [2, 3])
 def run(*command: str, limit: float = LIMIT, code: int = 0, **variables: str) -> str:
     """The output of a command in the copy, which must end in time with this exit code."""
     environment = {**launchers.without_launcher(), "OMP_NUM_THREADS": "1", **variables}
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"{shlex.join(command)}: still running after {limit:.0f} s\n{output}") from None
-    assert process.returncode == code, f"{shlex.join(command)}: exit code {process.returncode}\n{output}"
+    got, output = launchers.finish(command, ROOT, environment, limit)
+    assert got == code, f"{shlex.join(command)}: exit code {got}\n{output}"
     return output
 
 
