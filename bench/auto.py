@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near `auto` comes to the best candidate, and how it compares with mpi4py and torch.distributed.
+"""How close `auto` comes to the best candidate, and how it compares with mpi4py and torch.distributed.
 
 After ``mcr-tune --quick``: for every operation and size, `auto` and every candidate in interleaved rounds in one pair
-of ranks. For all_reduce also `auto`, mpi4py and torch.distributed's gloo, each alone in ranks of its own, one after the
-other. Several passes, each in fresh ranks; ratios are taken inside a pass, and their medians reported. Writes
+of ranks. For all_reduce also `auto`, mpi4py and torch.distributed's gloo, each alone in its own ranks, in sequence.
+Several passes, each in new ranks; ratios are taken within a pass, and their medians reported. Writes
 ``docs/results/auto.{json,md}`` and ``docs/images/auto.png``.
 """
 
@@ -32,7 +32,7 @@ PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 
 
 def one_pass(operations: list[str], sizes: list[int], table: str | None, budget: float) -> dict[str, Any]:
-    """Fresh ranks; what rank 0 found."""
+    """Run new ranks; returns rank 0's results."""
     with tempfile.TemporaryDirectory() as folder:
         output = f"{folder}/pass.json"
         with run_local(auto_rank.measure_all, (operations, sizes, table, budget, output)) as ranks:
@@ -44,7 +44,7 @@ def one_pass(operations: list[str], sizes: list[int], table: str | None, budget:
 
 
 def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> dict[str, dict[str, float]]:
-    """all_reduce in each way alone, one after the other in random order: bytes -> who -> µs."""
+    """all_reduce in each way alone, in random order: bytes -> way -> µs."""
     mpiexec, peer = Path(sys.prefix) / "bin" / "mpiexec", str(Path(__file__).with_name("auto_peer_rank.py"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MCR_DL_MPI_LIB": "mpich"}
     result: dict[str, dict[str, float]] = {}
@@ -74,7 +74,7 @@ def ratios(passes: list[Times]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def compared(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """By bytes: median times, and the median over passes of each other's time over that of `auto`."""
+    """By bytes: median times, and the median over passes of each other way's time over `auto`'s."""
     result = {}
     for nbytes in passes[0]:
         points = [each[nbytes] for each in passes]
@@ -86,7 +86,7 @@ def compared(passes: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, f
 
 
 def main() -> None:
-    """Measure, report, and say whether the aims are met."""
+    """Measure, report, and print whether the targets are met."""
     parser = script.parser(__doc__, reports=True)
     parser.set_defaults(sizes=SIZES)
     parser.add_argument("--table", help="the tuning table (this machine's in the user's cache)")

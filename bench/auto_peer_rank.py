@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One way to make an all_reduce, in ranks of its own, as its users start it: for auto.py.
+"""One way to make an all_reduce, in its own ranks, as its users start it: for auto.py.
 
     mpiexec -n 2 python auto_peer_rank.py auto|mpi4py|gloo TABLE STORE BYTES...
 
-Rank 0 prints a JSON object of medians in µs by bytes. Called back to back on one buffer, each way alone in its
-processes: none is disturbed by what the others leave in the caches or set in the MPI library.
+Rank 0 prints a JSON object of medians in µs by bytes. Calls run back to back on one buffer, each way alone in its
+processes: nothing that another way leaves in the caches or sets in the MPI library disturbs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Way = tuple[Callable[[torch.Tensor], Callable[[], object]], Callable[[float], fl
 
 
 def way(name: str, table: str, store: str) -> Way:
-    """What makes an all_reduce of a tensor ready to be called, the maximum of a number over ranks, and this rank."""
+    """A function that prepares an all_reduce of a tensor, the maximum of a number over ranks, and this rank."""
     if name == "mpi4py":
         from mpi4py import MPI
 
@@ -58,7 +58,7 @@ def way(name: str, table: str, store: str) -> Way:
 
 
 def batch(call: Callable[[], object], calls: int) -> float:
-    """Seconds per call; one more before them brings the ranks together."""
+    """Seconds per call; an extra call before them synchronizes the ranks."""
     call()
     begin = time.perf_counter()
     for _ in range(calls):

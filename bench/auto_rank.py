@@ -14,12 +14,12 @@ from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import TorchControl, measure
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
-PEER = "all_reduce"  # the operation that others are measured on too
-Times = dict[str, dict[int, dict[str, float]]]  # operation -> bytes -> who -> median µs
+PEER = "all_reduce"  # the operation that is also measured on other libraries
+Times = dict[str, dict[int, dict[str, float]]]  # operation -> bytes -> candidate -> median µs
 
 
 def candidates(group: Any, operation: str) -> list[str]:
-    """Those that `auto` compares for this operation."""
+    """The candidates that `auto` compares for this operation."""
     return list(group._explain(operation, 0, "float32", "SUM", "cpu")["candidates"])
 
 
@@ -36,7 +36,7 @@ def _measure_point(operation: str, nbytes: int, group: Any, control: TorchContro
 
 
 def measure_all(operations: list[str], sizes: list[int], table: str | None, budget: float, output: str) -> None:
-    """What each rank does in one pass."""
+    """One pass on each rank."""
     mcr_dl.init_process_group("auto", tuning_table=table)
     group = _C.world()
     control = TorchControl()

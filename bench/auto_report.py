@@ -74,7 +74,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """all_reduce: time over size, `auto` beside what others give, and the candidates that it has."""
+    """all_reduce: time over size, for `auto`, the other libraries and the candidates of `auto`."""
     from matplotlib import pyplot
 
     rows = {int(nbytes): row for nbytes, row in document["points"]["all_reduce"].items()}

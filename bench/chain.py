@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of passes: blocking calls of groups with different chains, on the backend that does nothing.
+"""The cost of passes: blocking calls of groups with different chains, on the backend without communication.
 
 Part of overhead.py.
 """
@@ -19,16 +19,16 @@ CALLS, SMOKE_CALLS = 50_000, 100  # of each in a round
 
 
 class HandsOn:
-    """The least that a pass in Python can do."""
+    """The smallest possible pass in Python."""
 
     name = "hands_on"
 
     def handle(self, call: Any) -> Any:
-        """Hand the call on."""
+        """Pass the call on."""
         return call.proceed()
 
 
-# In one process, so that these are all that differs; "taken away" has had passes before.
+# In one process, so that only the chains differ; "taken away" has had passes before.
 CHAINS = {"no pass": None, "taken away": [], "log": ["log"], "fuse": ["fuse"], "one in Python": ["hands_on"]}
 
 

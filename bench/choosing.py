@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of choosing: calls that name their backend, and calls that leave it to `auto`, on the backend that does
-nothing. Part of overhead.py.
+"""The cost of choosing: calls that name their backend, and calls that leave it to `auto`, on the backend without
+communication. Part of overhead.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mcr_dl.tuning.host import host, software
 from timers import medians
 
 CALLS, SMOKE_CALLS = 100_000, 100  # of each in a round
-# Interleaved; "auto" in the paper's spelling and torch's, each next to the same spelling with a name.
+# Interleaved; "auto" in the paper's spelling and torch's, each next to the same spelling with a backend's name.
 WAYS = {
     "named": 'f("null", x)',
     "auto": 'f("auto", x)',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs: speed and error, an all_reduce with each and without, and the bandwidth below which each pays."""
+"""Codecs: speed and error, an all_reduce with each and without, and the bandwidth below which each one pays off."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Predicted speed-up of a large all_reduce over the bandwidth of a link."""
+    """Predicted speedup of a large all_reduce over the bandwidth of a link."""
     from matplotlib import pyplot
 
     ranks = 8

@@ -21,7 +21,7 @@ _SECONDS_PER_POINT = 6.0
 
 
 def gradients(count: int) -> torch.Tensor:
-    """Normal values of a scale that changes along the tensor, as between the layers of a model."""
+    """Normal values whose scale changes along the tensor, as between the layers of a model."""
     generator = torch.Generator().manual_seed(1)
     scales = torch.exp(torch.randn(-(-count // 4096), generator=generator)).repeat_interleave(4096)[:count]
     return torch.randn(count, generator=generator) * scales * 1e-2
@@ -50,7 +50,7 @@ def throughput(codec: str, count: int) -> dict[str, float]:
 
 
 def _once(tensor: torch.Tensor, codec: str, clock: torch.Tensor) -> float:
-    """Seconds of one call on the rank where it takes longest."""
+    """Seconds of one call on the slowest rank."""
     mcr_dl.barrier()
     start = time.perf_counter()
     mcr_dl.all_reduce(tensor, codec=codec)
@@ -60,14 +60,14 @@ def _once(tensor: torch.Tensor, codec: str, clock: torch.Tensor) -> float:
 
 
 def _point(nbytes: int, codecs: list[str]) -> dict[str, Any]:
-    """Median times of interleaved calls, and the median of each one's time over that without a codec, by round."""
+    """Median times of interleaved calls, and the median over rounds of each time relative to no codec."""
     values, clock, order = gradients(nbytes // 4), torch.zeros(1, dtype=torch.float64), random.Random(1)
     taken: dict[str, list[float]] = {codec: [] for codec in codecs}
     begun = time.perf_counter()
     for number in range(_ROUNDS + 1):
         for codec in order.sample(codecs, len(codecs)):
             elapsed = _once(values.clone(), codec, clock)
-            if number > 0:  # the first round finds the memory
+            if number > 0:  # the first round allocates the memory
                 taken[codec].append(elapsed)
         clock[0] = time.perf_counter() - begun
         mcr_dl.all_reduce(clock, mcr_dl.ReduceOp.MAX)
@@ -83,7 +83,7 @@ def _point(nbytes: int, codecs: list[str]) -> dict[str, Any]:
 
 
 def measure(codecs: list[str], sizes: list[int], backend: str, output: str) -> None:
-    """What each rank does."""
+    """The measurement on each rank."""
     mcr_dl.init_process_group([backend], passes=["compress"])
     bind()
     found = {str(nbytes): _point(nbytes, ["none", *codecs]) for nbytes in sizes}

@@ -3,8 +3,8 @@
 
     .venv-integrations/bin/python bench/deepspeed.py
 
-The ranks of all three live through the whole measurement and take turns, case by case; ratios are taken inside a turn.
-Writes docs/results/deepspeed.{json,md}.
+The ranks of all three ways live through the whole measurement and take turns, case by case; ratios are taken within a
+turn. Writes docs/results/deepspeed.{json,md}.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from markdown_text import table
 
 WHO = ("gloo", "mpi", "auto")
 AIM = 2.0
-DISTURBED = 0.1  # share of the machine that others may have during a measurement
+DISTURBED = 0.1  # share of the machine that other processes may use during a measurement
 PATIENCE = 180.0  # seconds
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "MCR_DL_MPI_LIB": "mpich"}
 
 
 class Ranks:
-    """Two ranks that communicate in one way, sleeping between orders."""
+    """Two ranks that communicate in one way, and sleep between orders."""
 
     def __init__(self, who: str, folder: Path, warm_up: int) -> None:
         with socket.socket() as probe:
@@ -56,7 +56,7 @@ class Ranks:
         self.facts = [self.read(f"ready-{rank}") for rank in range(2)]
 
     def read(self, name: str) -> Any:
-        """What a rank leaves in a file, when it is there."""
+        """Wait for a file of a rank, and read it."""
         path = self.folder / f"{self.who}-{name}"
         end = time.monotonic() + PATIENCE
         while not path.exists():
@@ -66,7 +66,7 @@ class Ranks:
         return json.loads(path.read_text())
 
     def order(self, case: str, steps: int) -> None:
-        """Have a case done for so many steps; 0: end."""
+        """Order a case with this many steps; 0: end."""
         part = self.folder / f"{self.who}.part"
         part.write_text(json.dumps([case, steps]))
         part.rename(self.folder / f"{self.who}-order-{self.orders}")
@@ -78,48 +78,48 @@ class Ranks:
         return statistics.median(self.read(f"times-{self.orders - 1}"))
 
     def end(self) -> dict[str, float]:
-        """End them; by case, a loss on their last weights."""
+        """End the ranks; by case, a loss on their last weights."""
         self.order("", 0)
         losses: dict[str, float] = self.read("losses")
         self.process.wait(PATIENCE)
         return losses
 
     def seconds(self) -> float:
-        """Processor time that both have used."""
+        """Processor time that both ranks have used."""
         return sum(processor_time(each["pid"]) for each in self.facts)
 
 
 def processor_time(pid: int) -> float:
-    """Of one process, with all its threads."""
+    """Processor time of one process, with all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Elsewhere:
-    """How busy the machine is with others than the ranks."""
+    """The load of processes other than the ranks."""
 
     def __init__(self, ranks: list[Ranks]) -> None:
         self.ranks = ranks
         self.before = self.read()
 
     def read(self) -> tuple[float, float]:
-        """Seconds of others, and of the clock times the cores."""
+        """Processor seconds of other processes, and elapsed seconds times the cores."""
         ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         total, idle = sum(ticks), ticks[3] + ticks[4]
         mine = sum(each.seconds() for each in self.ranks)
         return (total - idle) / os.sysconf("SC_CLK_TCK") - mine, total / os.sysconf("SC_CLK_TCK")
 
     def share(self) -> float:
-        """Of all cores since the last time, 0 to 1."""
+        """The share of all cores since the last call, 0 to 1."""
         now, before = self.read(), self.before
         self.before = now
         return max(now[0] - before[0], 0.0) / max(now[1] - before[1], 1e-9)
 
 
 def rounds(ranks: list[Ranks], given: argparse.Namespace) -> tuple[dict[str, list[dict[str, float]]], int]:
-    """By case, of each round: step times by who, one after the other in random order; how many were disturbed.
+    """By case, for each round: step times by way, in random order; and the number of disturbed measurements.
 
-    What others have disturbed is measured again, as often as --retries allows.
+    Disturbed measurements are repeated, at most --retries times.
     """
     shuffle = random.Random(1)
     found: dict[str, list[dict[str, float]]] = {case: [] for case in ranks[0].facts[0]["cases"]}
@@ -185,7 +185,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = script.parser(__doc__, reports=True)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=30)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER WARM_UP``; it works on orders that come as files."""
+"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER WARM_UP``; it takes orders from files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.remove(str(Path(__file__).parent))  # where bench/deepspeed.py hides the real one
+sys.path.remove(str(Path(__file__).parent))  # bench/deepspeed.py there hides the real package
 import deepspeed
 import deepspeed.comm as dist
 import torch
@@ -26,7 +26,7 @@ MOE_WIDTH = 128
 
 
 def config(stage: int) -> dict[str, Any]:
-    """A configuration that has nothing to compile."""
+    """A configuration that needs no compilation."""
     return {
         "train_micro_batch_size_per_gpu": BATCH,
         "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
@@ -99,13 +99,13 @@ def step_times(engine: Any, width: int, steps: int) -> list[float]:
 
 
 def loss_of(engine: Any, width: int) -> float:
-    """What the weights have come to."""
+    """The loss with the final weights."""
     with torch.no_grad():
         return float(engine(torch.ones(BATCH, width)).square().mean())
 
 
 def start(who: str) -> str:
-    """Start DeepSpeed's communication; the table that `auto` goes by."""
+    """Start DeepSpeed's communication; returns the table that `auto` uses."""
     if who == "gloo":
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]  # inference only
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
@@ -117,13 +117,13 @@ def start(who: str) -> str:
 
 
 def write(path: Path, what: Any) -> None:
-    """Leave a file whole or not at all."""
+    """Write a file atomically."""
     path.with_suffix(".part").write_text(json.dumps(what))
     path.with_suffix(".part").rename(path)
 
 
 def main() -> None:
-    """Build all engines, then do what the parent orders, sleeping in between: a case and a number of steps."""
+    """Build all engines, then follow the parent's orders, sleeping in between: a case and a number of steps."""
     who, folder, warm_up = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     table = start(who)
     engines = {}

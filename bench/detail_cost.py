@@ -4,7 +4,7 @@
     python bench/detail_cost.py                           # two ranks on this machine
     torchrun --nproc-per-node 4 bench/detail_cost.py
 
-With --json FILE the figures go there too.
+With --json FILE, also writes the figures there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAYS = {
 
 
 def life(mode: str, most: int) -> dict[str, float]:
-    """Mean µs per call in one life of the runtime, by way, over at most so many calls."""
+    """Mean µs per call in one life of the runtime, by way, over at most ``most`` calls."""
     os.environ["MCR_DL_DEBUG"] = mode
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")
     found = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a call through torch.distributed's backend "mcr", compared with mcr_dl's functions and torch's gloo.
 
-Two ranks on one host. Each operation and size is called in three ways that take turns: our function on mpi,
-torch.distributed's on a group of ours on mpi, and torch.distributed's on torch's gloo; the first two also on the
-backend that does nothing, where the difference is torch's own layers and ours in between. Writes
+Two ranks on one host. Each operation and size is called in three ways that take turns: mcr_dl's function on mpi,
+torch.distributed's on an mcr_dl group on mpi, and torch.distributed's on torch's gloo; the first two also on the
+backend without communication, where the difference is the layers of torch and mcr_dl in between. Writes
 docs/results/dropin.md and dropin.json.
 """
 
@@ -29,7 +29,7 @@ TARGET_MICROSECONDS = 4.0
 
 
 def measure(sizes: list[int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Samples of fresh ranks."""
+    """Samples of new ranks."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
         with run_local(dropin_rank.measure_all, (sizes, rounds, seconds, str(output)), 2) as running:
@@ -46,7 +46,7 @@ def added(point: dict[str, list[float]], to: str, base: str) -> float:
 
 
 def ratio(point: dict[str, list[float]]) -> float:
-    """Of gloo's time to ours through torch: the median of the rounds'."""
+    """The median over the rounds of gloo's time relative to mcr_dl's through torch."""
     return statistics.median(a / b for a, b in zip(point["gloo"], point["torch"], strict=True))
 
 

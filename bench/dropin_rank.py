@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of bench/dropin.py: the same calls through our functions, through torch.distributed, and on torch's gloo."""
+"""One rank of bench/dropin.py: the same calls through mcr_dl, through torch.distributed, and on torch's gloo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WARM_UP = 5
 
 
 def _arguments(operation: str, nbytes: int) -> tuple[Any, ...]:
-    """Of torch's function and of ours: they are the same."""
+    """The arguments, equal for torch's function and mcr_dl's."""
     mine = torch.zeros(nbytes // 4)
     everyones = torch.zeros(nbytes // 4 * dist.get_world_size())
     return {
@@ -36,7 +36,7 @@ def _arguments(operation: str, nbytes: int) -> tuple[Any, ...]:
 
 
 def _time(call: Callable[[], Any], count: int) -> float:
-    """Microseconds of one of so many calls."""
+    """Microseconds per call over ``count`` calls."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(count):
@@ -45,7 +45,7 @@ def _time(call: Callable[[], Any], count: int) -> float:
 
 
 def _count(call: Callable[[], Any], seconds: float) -> int:
-    """How many calls fit into the time; the same on all ranks."""
+    """The number of calls that fit into the time; equal on all ranks."""
     _time(call, _WARM_UP)
     count = torch.tensor([max(3, min(5000, int(seconds * 1e6 / _time(call, _WARM_UP))))])
     dist.all_reduce(count, dist.ReduceOp.MIN)
@@ -61,7 +61,7 @@ def measure_all(sizes: list[int], rounds: int, seconds: float, output: str) -> N
         dist.new_group(backend="gloo"),
     )
     any_form = dist.new_group(backend="mcr", pg_options=mcr_dl.Options([BACKEND], uniform=False))
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     fake = dist.new_group(backend="fake")
     dist.barrier(gloo)
     bind()  # after gloo has made its threads, which stay free

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults at random moments, by the hundred: do the other ranks raise or end, how soon, and does anything stay behind?
+"""Hundreds of faults at random moments: do the other ranks raise or end, how soon, and does anything stay behind?
 
     python bench/faults.py --faults 200
 
-Each is a job of three ranks of its own, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
-blocking collective or in a storm of asynchronous ones, on mpi or gloo. With --json FILE the figures go there too.
+Each fault has its own job of three ranks, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
+blocking collective or in many asynchronous ones, on mpi or gloo. With --json FILE, also writes the figures there.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from harness.nursery import Child, Nursery
 from mcr_dl._console import Console, bars
 
 BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
-LIMIT = 1.0  # seconds that the calls have
-BOUND = LIMIT + 2.0  # what docs/reliability.md promises
+LIMIT = 1.0  # timeout of the calls, in seconds
+BOUND = LIMIT + 2.0  # the guarantee of docs/reliability.md
 
 
 def shared_memory() -> set[str]:
-    """Segments of MPI libraries."""
+    """Shared-memory segments of MPI libraries."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "ucx"))}
 
 
 @dataclass
 class Outcome:
-    """How one fault ended: ``ok`` or what was wrong, and two times in seconds."""
+    """The outcome of one fault: ``ok`` or the problem, and two times in seconds."""
 
     result: str
-    call: float = 0.0  # the longest of the calls that met the fault, until its exception or the end of its process
+    call: float = 0.0  # the longest call that met the fault, until its exception or the end of its process
     end: float = 0.0  # from the fault to the end of the last survivor
 
 
 def moment(rank: Child, what: str) -> float | None:
-    """When that was, as the rank has printed it."""
+    """The time of an event, as the rank printed it."""
     told = re.search(rf"^{what} ([\d.]+)$", rank.text, re.MULTILINE)
     return float(told[1]) if told else None
 
 
 def wrong(rank: Child, fault: str, took: float, bound: float) -> str | None:
-    """The promise that a survivor broke, whose call took so long; a call may take ``bound`` seconds."""
+    """The guarantee that a survivor broke, if any; its call took ``took`` seconds and may take ``bound``."""
     if rank.code not in (jobs.REPORTED, jobs.ENDED):
         return f"code {rank.code}"
     if not re.search(jobs.LOST[fault], rank.text):
@@ -65,7 +65,7 @@ def wrong(rank: Child, fault: str, took: float, bound: float) -> str | None:
 
 
 def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float, bound: float) -> Outcome:
-    """One fault."""
+    """Inject one fault."""
     ranks = jobs.start(nursery, "faulty", [backend, phase, fault], 3, FAULTY_DELAY=str(delay), FAULTY_LIMIT=str(LIMIT))
     survivors = [ranks[0], ranks[2]]
     ended = nursery.wait(survivors, 60)

@@ -2,8 +2,8 @@
 """Tensor fusion: batches of asynchronous all_reduces, fused and not, two ranks on one host.
 
 256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then
-all are waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer
-sizes and times instead, and prints which is best: that is where the defaults of mcr_dl.passes.fuse come from.
+waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer sizes and
+times instead, and prints the best ones: the defaults of mcr_dl.passes.fuse come from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mcr_dl.passes.fuse import DEFAULTS
 
 
 def measure(entry: Callable[..., None], *arguments: Any) -> dict[str, Any]:
-    """Samples of fresh ranks."""
+    """Samples of new ranks."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
         with run_local(entry, (*arguments, str(output)), 2) as running:
@@ -82,7 +82,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Speed-up by tensor size."""
+    """Speedup by tensor size."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -123,7 +123,7 @@ def explore(budget: float) -> None:
 
 
 def explore_time() -> None:
-    """How long to hold: 64 calls of 1 KiB with pauses of computing, waited for at the end."""
+    """How long to hold: 64 calls of 1 KiB with pauses for computation, waited for at the end."""
     holds = {f"{hold} µs": {"hold_microseconds": hold} for hold in (50, 100, 200, 500, 1000, 2000)}
     rows = []
     for pause in (5, 20, 100):
@@ -135,7 +135,7 @@ def explore_time() -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = script.parser(__doc__, reports=True)
     parser.set_defaults(points=fusion_rank.SWEEP, models=True)
     parser.add_argument("--budget", type=float, default=1.0, help="seconds per point")

@@ -35,7 +35,7 @@ def resnet50() -> list[int]:
 
 
 def gpt2_small() -> list[int]:
-    """The same of a GPT-2 with 12 layers of 768 features."""
+    """Elements of the parameters of a GPT-2 with 12 layers of 768 features, in the same order."""
     width = 768
     layer = [width, width, 3 * width * width, 3 * width, width * width, width]
     layer += [width, width, 4 * width * width, 4 * width, 4 * width * width, width]
@@ -46,7 +46,7 @@ MODELS = {"ResNet-50": resnet50, "GPT-2 small": gpt2_small}
 
 
 def _batch(tensors: list[torch.Tensor], group: Any, backend: str, pause: float = 0.0) -> float:
-    """Microseconds from the first call to the end of the last, with so many seconds of computing between calls."""
+    """Microseconds from the first call to the end of the last, with ``pause`` seconds of computation between calls."""
     mcr_dl.barrier(group, backend="mpi")
     begin = time.perf_counter()
     works = []
@@ -60,14 +60,14 @@ def _batch(tensors: list[torch.Tensor], group: Any, backend: str, pause: float =
 
 
 def _measure(sizes: list[int], groups: dict[str, Any], backend: str, budget: float) -> dict[str, list[float]]:
-    """Interleaved batches; rank 0 says when there have been enough."""
+    """Interleaved batches; rank 0 decides when there are enough."""
     tensors = [torch.zeros(size) for size in sizes]
     times: dict[str, list[float]] = {name: [] for name in groups}
     more = torch.ones(1)
     begin = time.perf_counter()
     while more.item():
         rounds = len(next(iter(times.values())))
-        # Each order as often as the other: who comes second finds warmer caches.
+        # Alternate the order: the second one finds warmer caches.
         for name in list(groups) if rounds % 2 else reversed(groups):
             times[name].append(_batch(tensors, groups[name], backend))
         more.fill_(rounds < 6 or (rounds < 60 and time.perf_counter() - begin < budget))

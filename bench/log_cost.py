@@ -4,7 +4,7 @@
     python bench/log_cost.py                              # one process, the backend that does nothing
     torchrun --nproc-per-node 2 bench/log_cost.py         # the same, and 4 bytes over mpi
 
-With --json FILE the figures go there too.
+With --json FILE, also writes the figures there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WAYS = {
 
 
 def measure(backends: list[str], rounds: int, most: int) -> dict[str, tuple[float, float]]:
-    """Median ns per call without and with the log, by way, over rounds of at most so many calls."""
+    """Median ns per call without and with the log, by way, over rounds of at most ``most`` calls."""
     names = {"_f": mcr_dl.all_reduce, "_x": torch.ones(1)}
     ways = {name: way for name, way in _WAYS.items() if name.partition(",")[0] in backends}
     timers = {name: timeit.Timer(statement, "f = _f; x = _x", globals=names) for name, (statement, _) in ways.items()}

@@ -13,6 +13,6 @@ def size_text(nbytes: int) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """A Markdown table whose first column is text and whose others are numbers."""
+    """A Markdown table whose first column holds text and whose other columns hold numbers."""
     align = ["---"] + ["---:"] * (len(header) - 1)
     return ["| " + " | ".join(cells) + " |" for cells in (header, align, *rows)] + [""]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost that MCR-DL adds to a call of the MPI library.
 
-One pair of processes, one MPI library, interleaved blocks: a C loop of MPI calls, mcr_dl, mpi4py, and (apart, as it has
-threads of its own) torch.distributed on gloo. Medians over blocks; the cost is the median of the differences of
-neighbouring blocks. Run by ``make bench``; writes ``docs/results/overhead.{json,md}``.
+One pair of processes, one MPI library, interleaved blocks: a C loop of MPI calls, mcr_dl, mpi4py, and (separately, as
+it has its own threads) torch.distributed on gloo. Medians over blocks; the cost is the median of the differences of
+neighboring blocks. Run by ``make bench``; writes ``docs/results/overhead.{json,md}``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def launch(arguments: list[str], launcher: str) -> int:
 
 
 def compile_loop(folder: str) -> str:
-    """Compile the C loop against the MPI headers beside this Python."""
+    """Compile the C loop against the MPI headers of this Python's environment."""
     library = f"{folder}/mpi_loop.so"
     compiler = os.environ.get("CC", "cc")
     source = str(Path(__file__).with_name("mpi_loop.c"))
@@ -62,7 +62,7 @@ def timed(call: Callable[[], object], calls: int) -> float:
 
 
 def timed_statement(statement: str, names: dict[str, Any]) -> Callable[[int], float]:
-    """A loop around a statement whose names are local variables: what a user's own loop would cost, and no more."""
+    """A loop around a statement whose names are local variables: the cost of a user's own loop, and no more."""
     setup = "\n".join(f"{name} = _{name}" for name in names)
     timer = timeit.Timer(statement, setup, globals={f"_{name}": value for name, value in names.items()})
     return lambda calls: timer.timeit(calls) / calls
@@ -142,7 +142,7 @@ def measure(pair: Pair, op: str, nbytes: int, blocks: int) -> Blocks:
 
 
 def measure_gloo(pair: Pair, sizes: list[int], blocks: int) -> dict[int, Blocks]:
-    """An all_reduce by torch.distributed's gloo and by ours, interleaved."""
+    """An all_reduce by torch.distributed's gloo and by mcr_dl's, interleaved."""
     import torch.distributed as torch_dist
 
     torch, mcr = pair.torch, pair.mcr
@@ -165,7 +165,7 @@ def measure_gloo(pair: Pair, sizes: list[int], blocks: int) -> dict[int, Blocks]
 
 
 def measure_overlap(pair: Pair, nbytes: int, rounds: int) -> dict[str, dict[str, float]]:
-    """How much of an asynchronous all_reduce hides behind a matrix product that takes about as long."""
+    """How much of an asynchronous all_reduce overlaps with a matrix product that takes about as long."""
     torch, mcr = pair.torch, pair.mcr
     result = {}
     tensor = torch.ones(nbytes // 4)
@@ -201,7 +201,7 @@ def resident() -> int:
 
 
 def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
-    """Growth of resident memory over many calls, and what operations under way cost."""
+    """Growth of resident memory over many calls, and the memory of pending operations."""
     torch, mcr = pair.torch, pair.mcr
     tensor = torch.ones(1)
     warm_up = min(calls, 10_000)
@@ -271,7 +271,7 @@ def measure_small(given: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """One rank."""
+    """Run one rank."""
     import mcr_dl
     from mcr_dl._console import Console, bars
 

@@ -22,7 +22,7 @@ level.
 
 
 def summarize(blocks: dict[str, list[float]]) -> dict[str, float | None]:
-    """Median µs of each way, and what ours and mpi4py add to the C loop of the same round."""
+    """Median µs of each way, and the overhead of mcr_dl and mpi4py over the C loop of the same round."""
     row: dict[str, float | None] = {name: statistics.median(values) * 1e6 for name, values in blocks.items()}
     for name in ("mcr_dl", "mpi4py"):
         added = statistics.median(x - c for x, c in zip(blocks[name], blocks["C"], strict=True))
@@ -34,7 +34,7 @@ def summarize(blocks: dict[str, list[float]]) -> dict[str, float | None]:
 
 
 def verdict(row: dict[str, float], nbytes: int) -> str:
-    """Whether the target holds at this size; empty where there is none."""
+    """Whether the target is met at this size; empty if there is none."""
     if nbytes <= 1024:
         return "yes" if row["mcr_dl added"] <= 0.15 else "no"
     if nbytes >= 65536:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl._backends).
 
-Starts 4 ranks twice, with what MCR-DL sets there and with MPICH's own choice, and prints µs per call on rank 0.
+Starts 4 ranks twice, with MCR-DL's settings and with MPICH's own choice, and prints µs per call on rank 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CALLS = 300
 
 
 def rank(number: int) -> None:
-    """One rank, which makes so many calls of each operation."""
+    """One rank, which makes ``number`` calls of each operation."""
     import torch
 
     import mcr_dl

@@ -22,7 +22,7 @@ SMOKE = "smoke mode: the figures mean nothing"
 
 
 def parser(text: str | None, *, program: str | None = None, reports: bool = False) -> argparse.ArgumentParser:
-    """The options of every script; with ``reports`` those of scripts that write one."""
+    """The options of every script; with ``reports``, also those of scripts that write a report."""
     style = argparse.RawDescriptionHelpFormatter
     result = argparse.ArgumentParser(prog=program, description=text, formatter_class=style)
     result.add_argument("--smoke", action="store_true", help="run all parts in seconds, and keep no results")
@@ -43,7 +43,7 @@ def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None = None, **s
 
 
 def with_ranks(count: int) -> None:
-    """Start this script again as that many ranks under torchrun and end with its exit code, unless it is a rank."""
+    """Restart this script as ``count`` ranks under torchrun and exit with its exit code, unless this is a rank."""
     if not launched():
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *sys.argv]
         sys.exit(subprocess.run(command, check=False).returncode)

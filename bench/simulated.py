@@ -21,24 +21,24 @@ import simulated_rank
 from markdown_text import size_text, table
 from mcr_dl import _C
 from mcr_dl.bench.ranks import run_local
-from simulated_schedules import FLOAT, Whole, compressed, cut, emulated, encoded_bytes, shares, striped
+from simulated_schedules import EMULATED, whole
 
 SIZES = [1 << 16, 1 << 18, 1 << 20, 1 << 22]
 UNIT = 1024  # of a core
-BACKENDS = ["mpi", "gloo", "gloo+mpi"]
-STRIPED = {"gloo+mpi": 50, "gloo+mpi:25": 25, "gloo+mpi:75": 75}
+BACKENDS = ["mpi", "gloo", "stripe(gloo,mpi)"]
+STRIPED = ("stripe(gloo,mpi)", "stripe(gloo,mpi,25)", "stripe(gloo,mpi,75)")
 CODECS = ("bf16", "int8")
-EMULATED = {"all_gather": ("float32", 4), "reduce_scatter": ("float32", 4), "all_reduce": ("bfloat16", 2)}
 Row = list[Any]
 
 INTRODUCTION = """\
 # Simulated and measured times
 
 `bench/simulated.py` on {date}: {machine}. Medians of {rounds} interleaved rounds, the slowest rank of each. The parts
-are native calls alone, and copies, combinations and codecs on one core; the schedules are walked by `simulate()` with
-these costs and nothing else: no constant is fitted. Resources are the host's cores (each library takes what it used of
-them alone) and each rank's thread, which runs one copy, combination or codec at a time. `least` compares the shortest
-rounds, which other programs on the machine disturb least.
+are native calls alone, in the non-blocking form in which schedules issue them, and copies, combinations and codecs on
+all ranks at once; the engine's schedules are walked by `simulate()` with these costs and nothing else: no constant is
+fitted. Resources are the host's cores (each library takes what it used of them alone) and each rank's thread, which
+runs one copy, combination or codec at a time. `least` compares the shortest rounds, which other programs on the machine
+disturb least.
 """
 
 
@@ -51,76 +51,65 @@ def wholes(sizes: list[int]) -> list[Row]:
 
 
 def parts(sizes: list[int], ranks: int) -> list[Row]:
-    """The native calls that they are made of: operation, backend, bytes, and the size of the whole call."""
+    """The native calls that they consist of: operation, backend, bytes, and the size of the whole call."""
     found = []
-    for nbytes in sizes:
-        for percent in STRIPED.values():
-            first, second = cut(nbytes, percent)
-            found += [["all_reduce", "gloo", first, nbytes], ["all_reduce", "mpi", second, nbytes]]
-        for codec in CODECS:
-            size = encoded_bytes(codec, shares(nbytes, ranks)) * ranks
-            found += [[op, name, size, nbytes] for op in ("all_to_all", "all_gather") for name in ("mpi", "gloo")]
-        found.append(["send", "gloo", nbytes, nbytes])
+    for row in wholes(sizes):
+        for op, backend, nbytes in whole(*row, ranks).issues():
+            entry = [op, backend, nbytes, row[2]]
+            if entry not in found:
+                found.append(entry)
     return found
 
 
-def host_costs(sizes: list[int], ranks: int, rounds: int) -> dict[str, dict[str, list[list[int]]]]:
-    """Nanoseconds of the host's tasks by size, median and least: by kind, and class of types or codec."""
-    counts = sorted({nbytes // FLOAT for nbytes in sizes} | {shares(nbytes, ranks) for nbytes in sizes})
-    tasks = [("copy", "float32", ""), ("combine", "float32", ""), ("combine", "bfloat16", "")]
-    tasks += [(kind, "float32", codec) for kind in ("encode", "decode") for codec in CODECS]
-    found: dict[str, dict[str, list[list[int]]]] = {"ns": {}, "least": {}}
-    for kind, dtype, codec in tasks:
-        element = 2 if dtype == "bfloat16" else FLOAT
-        for count in counts:
-            number = count * FLOAT // element
-            times = _C.time_task(kind, number, dtype, codec, rounds)
-            for way, value in (("ns", statistics.median_low(times)), ("least", min(times))):
-                types = "any" if kind == "copy" else _C.dtype_class(dtype)
-                found[way].setdefault(f"{kind} {types} {codec}", []).append([number * element, value])
+def host_tasks(sizes: list[int], ranks: int) -> list[Row]:
+    """The host's tasks that they consist of: kind, element type, codec, bytes, and the size of the whole call."""
+    found = []
+    for row in wholes(sizes):
+        made = whole(*row, ranks)
+        dtype = EMULATED[row[1].partition(" ")[0]][0] if row[0] == "emulated" else "float32"
+        for kind, nbytes in made.host_tasks():
+            codec = made.codec if kind in ("encode", "decode") else ""
+            entry = [kind, "float32" if kind == "copy" else dtype, codec, nbytes, row[2]]
+            if entry not in found:
+                found.append(entry)
     return found
 
 
 def model_of(report: dict[str, Any], way: str, nbytes: int) -> _C.CostModel:
-    """The cost model of what was measured, from medians (``ns``) or the least times, for calls of one size."""
+    """The cost model of the measurements, from medians (``ns``) or minima, for calls of one size."""
     model = _C.CostModel()
     capacity = (os.cpu_count() or 1) * UNIT
     cores = model.add_resource("cores", "host", capacity)
     thread = model.add_resource("thread", "rank", UNIT, 1)
-    for name, points in report["host"][way].items():
-        kind, types, codec = name.split(" ")
-        model.add_cost(kind, codec, types=types, demands=[(cores, UNIT), (thread, 0)], points=list(map(tuple, points)))
+    tasks: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for kind, dtype, codec, size, length in report["tasks"]:
+        if length == nbytes:
+            types = "any" if kind == "copy" else _C.dtype_class(dtype)
+            timed = report["times"][json.dumps([kind, dtype, codec, size])]
+            tasks.setdefault((kind, types, codec), []).append((size, timed[way]))
+    for (kind, types, codec), points in tasks.items():
+        model.add_cost(kind, codec, types=types, demands=[(cores, UNIT), (thread, 0)], points=sorted(points))
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     used: dict[tuple[str, str], list[float]] = {}
-    for op, backend, size, whole in report["parts"]:
+    for op, backend, size, length in report["parts"]:
         timed = report["times"][json.dumps([op, backend, size])]
-        if whole == nbytes:
+        if length == nbytes:
             found.setdefault((op, backend), []).append((size, timed[way]))
-            used.setdefault((op, backend), []).append(timed["cores"])
+            # A message has a task at either end, and each rank is at both ends of one.
+            used.setdefault((op, backend), []).append(timed["cores"] / (2 if op == "send" else 1))
     for (op, backend), points in found.items():
         share = min(capacity, round(statistics.mean(used[op, backend]) * UNIT))
         model.add_cost("issue", backend, op, demands=[(cores, share)], points=points)
     return model
 
 
-def schedule_of(kind: str, name: str, nbytes: int, ranks: int) -> Whole:
-    """The call's schedules."""
-    if kind == "striped":
-        first, second = name.partition(":")[0].split("+")
-        return striped(nbytes, ranks, first, second, STRIPED[name])
-    if kind == "compressed":
-        return compressed(nbytes, ranks, *name.split("|"))
-    op, backend = name.split(" on ")
-    return emulated(op, nbytes, ranks, backend, *EMULATED[op])
-
-
 def predicted(report: dict[str, Any], row: Row, way: str) -> int:
-    """Nanoseconds of a call by the model."""
+    """Nanoseconds of a call according to the model."""
     kind, name, nbytes = row
     ranks = report["ranks"]
-    whole = schedule_of(kind, name, nbytes, ranks)
-    pairs = [(part, 0) for part in whole.parts]
-    jobs = [_C.Job(each, rank, pairs, whole.codec) for rank, each in enumerate(whole.schedules)]
+    made = whole(kind, name, nbytes, ranks)
+    pairs = [(part, 0) for part in made.parts]
+    jobs = [_C.Job(each, rank, pairs, made.codec) for rank, each in enumerate(made.schedules)]
     end: int = _C.simulate(model_of(report, way, nbytes), jobs, [list(range(ranks))], together=True)["end"]
     return end
 
@@ -128,17 +117,17 @@ def predicted(report: dict[str, Any], row: Row, way: str) -> int:
 def measured(ranks: int, sizes: list[int], rounds: int) -> dict[str, Any]:
     """All times with one number of ranks."""
     calls, native = wholes(sizes), parts(sizes, ranks)
-    host = host_costs(sizes, ranks, rounds)
+    tasks = host_tasks(sizes, ranks)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "found.json"
-        arguments = (native, calls, rounds, BACKENDS, str(output))
+        arguments = (native, tasks, calls, rounds, BACKENDS, str(output))
         environment = {"MCR_DL_TUNING_TABLE": "none"}
         with run_local(simulated_rank.measure, arguments, ranks, environment=environment) as run:
             if not run.wait(900) or run.first_failure:
                 raise SystemExit(f"the ranks did not finish: {run.exit_codes()}")
         report: dict[str, Any] = {
             "ranks": ranks,
-            "host": host,
+            "tasks": tasks,
             "parts": native,
             "times": json.loads(output.read_text()),
         }

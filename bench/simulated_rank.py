@@ -14,33 +14,37 @@ from typing import Any
 import torch
 
 import mcr_dl
+from mcr_dl import _C
 
 Call = Callable[[], Any]
 
 
 def _part(op: str, backend: str, nbytes: int) -> Call:
+    """A native call in the form that schedules issue: started, and polled by the waiting thread."""
     size = mcr_dl.get_world_size()
     if op == "all_reduce":
         tensor = torch.zeros(nbytes // 4)
-        return lambda: mcr_dl.all_reduce(tensor, backend=backend)
+        return lambda: mcr_dl.all_reduce(tensor, backend=backend, async_op=True).wait()
     each = torch.zeros(nbytes // size, dtype=torch.uint8)
     everyone = torch.zeros(nbytes // size * size, dtype=torch.uint8)
     if op == "all_gather":
-        return lambda: mcr_dl.all_gather_into_tensor(everyone, each, backend=backend)
+        return lambda: mcr_dl.all_gather_into_tensor(everyone, each, backend=backend, async_op=True).wait()
     if op == "all_to_all":
         other = torch.zeros_like(everyone)
-        return lambda: mcr_dl.all_to_all_single(everyone, other, backend=backend)
-    return _ping_pong(backend, torch.zeros(nbytes, dtype=torch.uint8))
+        return lambda: mcr_dl.all_to_all_single(everyone, other, backend=backend, async_op=True).wait()
+    return _exchange(backend, torch.zeros(nbytes, dtype=torch.uint8))
 
 
-def _ping_pong(backend: str, tensor: torch.Tensor) -> Call:
+def _exchange(backend: str, tensor: torch.Tensor) -> Call:
+    """Ranks 0 and 1 send to each other at the same time, as emulated operations do."""
+    other = torch.zeros_like(tensor)
+
     def both() -> None:
         rank = mcr_dl.get_rank()
-        for sender in (0, 1):
-            if rank == sender:
-                mcr_dl.send(tensor, 1 - rank, backend=backend)
-            elif rank < 2:
-                mcr_dl.recv(tensor, 1 - rank, backend=backend)
+        if rank < 2:
+            works = [mcr_dl.irecv(other, 1 - rank, backend=backend), mcr_dl.isend(tensor, 1 - rank, backend=backend)]
+            for work in works:
+                work.wait()
 
     return both
 
@@ -67,10 +71,9 @@ def _whole(kind: str, name: str, nbytes: int) -> Call:
 class _Way:
     """One call and its samples on this rank: wall and processor seconds of one call."""
 
-    def __init__(self, call: Call, nbytes: int, calls: int = 1) -> None:
+    def __init__(self, call: Call, nbytes: int) -> None:
         self.call = call
         self.repeats = max(1, min(10, (2 << 20) // max(nbytes, 1)))
-        self.calls = calls * self.repeats
         self.wall: list[float] = []
         self.processor: list[float] = []
 
@@ -81,20 +84,35 @@ class _Way:
             self.call()
         wall, processor = time.perf_counter() - start, time.process_time() - used
         if keep:
-            self.wall.append(wall / self.calls)
-            self.processor.append(processor / self.calls)
+            self.wall.append(wall / self.repeats)
+            self.processor.append(processor / self.repeats)
 
 
-def measure(parts: list[list[Any]], wholes: list[list[Any]], rounds: int, backends: list[str], output: str) -> None:
-    """What each rank does: all ways of one size in turn, in another order each round."""
+class _Task(_Way):
+    """A task of the host, which all ranks do at the same time."""
+
+    def __init__(self, kind: str, dtype: str, codec: str, nbytes: int) -> None:
+        count = max(1, nbytes // getattr(torch, dtype).itemsize)
+        super().__init__(lambda: _C.time_task(kind, count, dtype, codec, 3), nbytes)
+
+    def sample(self, keep: bool) -> None:
+        mcr_dl.barrier(backend="gloo")
+        seconds = statistics.median(self.call()) / 1e9
+        if keep:
+            self.wall.append(seconds)
+            self.processor.append(seconds)
+
+
+Rows = list[list[Any]]
+
+
+def measure(parts: Rows, tasks: Rows, wholes: Rows, rounds: int, backends: list[str], output: str) -> None:
+    """The measurement on each rank: all ways of one size in turn, in another order each round."""
     mcr_dl.init_process_group(backends, passes=["compress"])
     found: dict[str, Any] = {}
     for nbytes in sorted({row[-1] for row in wholes}):
-        ways = {
-            json.dumps(row[:-1]): _Way(_part(*row[:-1]), row[2], 2 if row[0] == "send" else 1)
-            for row in parts
-            if row[-1] == nbytes
-        }
+        ways = {json.dumps(row[:-1]): _Way(_part(*row[:-1]), row[2]) for row in parts if row[-1] == nbytes}
+        ways.update({json.dumps(row[:-1]): _Task(*row[:-1]) for row in tasks if row[-1] == nbytes})
         ways.update({json.dumps(row): _Way(_whole(*row), nbytes) for row in wholes if row[-1] == nbytes})
         order = random.Random(1)
         for turn in range(rounds + 1):

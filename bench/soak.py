@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes random calls for a long time and checks their results: is anything wrong, does anything hang, does memory grow?
+"""Makes random calls for a long time and checks their results: are any wrong, does any hang, does memory grow?
 
-Operations, backends, types, sizes, groups and passes are mixed at random, blocking and not, equal on all ranks by one
-seed. Every call is checked. A line each ten seconds says how far it is; then comes a table, and with --json a file.
+Operations, backends, types, sizes, groups and passes are mixed at random, blocking and not, equally on all ranks by one
+seed. Every call is checked. A line every ten seconds shows the progress; then comes a table, and with --json a file.
 Exit code 1: something was wrong.
 """
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def _table(results: list[dict[str, Any]]) -> Table:
-    """A row for each number of ranks. Memory is that of the rank that has most."""
+    """A row for each number of ranks. The memory is the largest of any rank."""
     grid = Table(title="Soak", title_justify="left")
     for name in ("ranks", "calls", "checked", "asynchronous", "cases", "seconds", "RSS at 15, 55 and 95 % (MiB)"):
         grid.add_column(name, justify="right")
@@ -57,7 +57,7 @@ def _run(ranks: int, settings: Settings) -> list[dict[str, Any]] | None:
 
 
 def main() -> int:
-    """Run it at each number of ranks."""
+    """Run the test at each number of ranks."""
     parser = script.parser(__doc__)
     parser.add_argument("-n", default="2,3", help="numbers of ranks (2,3)")
     parser.add_argument("--calls", type=int, default=500_000, help="calls at each number of ranks (500000)")

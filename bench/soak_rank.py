@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of bench/soak.py: random calls from a pool of prepared ones, part of which is new all the time.
+"""One rank of bench/soak.py: random calls from a pool of prepared ones, part of which is constantly replaced.
 
-A new case is compared with plain torch. When it is drawn again, its memory is put back to what it was, and must be
-afterwards what it was when it was right: that costs so little that every call is checked.
+A new case is compared with plain torch. When it is drawn again, its memory is reset to its initial content, and must
+afterwards equal its content after the correct call: that costs so little that every call is checked.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ranks import operations, session
 SIZES = (0, 1, 1, 3, 3, 64, 64, 64, 1000, 1000, 5000, 40_000)
 MIXES: tuple[tuple[str, ...], ...] = ((), ("log",), ("fuse",), ("log", "fuse"), ("compress",), ("log", "compress"))
 POOL, NEW, WINDOW = 400, 0.005, 40
-AGREE = 2000  # calls from one look at the clock to the next
+AGREE = 2000  # calls from one check of the clock to the next
 
 
 class Settings(NamedTuple):
-    """What all ranks do. ``patience`` is how much longer they may take before they are thought to hang."""
+    """The settings of all ranks. ``patience`` is how much longer they may take before they count as hung."""
 
     calls: int
     seconds: float
@@ -41,13 +41,13 @@ class Settings(NamedTuple):
 
 
 def rss() -> int:
-    """Bytes of memory that this process has now."""
+    """Bytes of memory that this process uses now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @dataclass
 class _Template:
-    """A call that can be made again and again, and what was in its memory before and after it was made rightly."""
+    """A call that can be made again and again, and the content of its memory before and after a correct call."""
 
     case: Case
     halves: list[operations.Prepared]
@@ -74,7 +74,7 @@ class _Template:
         for tensor, want in zip(self.memory, self.after, strict=True):
             if not torch.equal(_bits(tensor), _bits(want)):
                 for half in self.halves:
-                    half.check()  # says what is wrong; an average may differ in its last places
+                    half.check()  # names the error; an average may differ in its last bits
                 if self.case.red != "AVG":
                     raise AssertionError(f"{self.case}: other memory than the first time")
 
@@ -90,7 +90,7 @@ def _template(case: Case) -> _Template | None:
         return None
     rank = ranks.index(me)
     halves = [operations.prepare(case, rank, len(ranks))]
-    if OPS[case.op]["peer"]:  # the other half goes first, as it must not block
+    if OPS[case.op]["peer"]:  # the counterpart goes first, as it must not block
         other = next(n for n, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"})
         half = replace(case, function=other, asynchronous=False, style="keywords")
         halves.insert(0, operations.prepare(half, rank, len(ranks)))
@@ -140,7 +140,7 @@ class _Run:
         self.drawn = 0
 
     def choose(self) -> int:
-        """The place of the next call's template; equal on all ranks."""
+        """The index of the next call's template; equal on all ranks."""
         if len(self.cases) < POOL:
             self.cases.append(_draw(self.common, self.drawn, self.world, self.settings.gloo))
             self.templates.append(None)
@@ -181,14 +181,14 @@ class _Run:
             self.pending.pop(self.mine.randrange(len(self.pending))).finish()
 
     def over(self, elapsed: float) -> bool:
-        """Whether rank 0's clock says that it is enough."""
+        """Whether rank 0's clock has reached the end."""
         flag = torch.tensor([elapsed > self.settings.seconds])
         mcr_dl.broadcast(flag, 0, backend="mpi")
         return bool(flag)
 
 
 def soak(settings: Settings, folder: str) -> int:
-    """Make the calls, and write what they came to."""
+    """Make the calls, and write the results."""
     torch.set_num_threads(1)
     mcr_dl.init_process_group(["mpi", "gloo"])
     _groups(mcr_dl.get_world_size())

@@ -10,7 +10,7 @@ _ROUNDS = 21
 
 
 def medians(timers: dict[str, Timer], calls: int, rounds: int = _ROUNDS) -> dict[str, float]:
-    """Median ns per call of each, over rounds in which each makes so many calls."""
+    """Median ns per call of each way, over rounds in which each way makes ``calls`` calls."""
     taken: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
         for name, timer in timers.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times calls with two versions of mcr_dl, in turns, on two ranks of this machine.
 
-The later version is that of the interpreter which runs this script.
+The later version is the one of the interpreter that runs this script.
 """
 
 from __future__ import annotations

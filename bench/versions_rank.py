@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of versions.py: times the calls and prints the medians. It uses what every version of mcr_dl has."""
+"""One rank of versions.py: times the calls and prints the medians. It uses only features of every version of mcr_dl."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch.distributed
 import mcr_dl
 
 KIB = 1024
+STRIPED = "gloo+mpi"  # the spelling of stripe(gloo,mpi) that every version reads
 
 
 def floats(nbytes: int) -> torch.Tensor:
@@ -50,7 +51,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "mpi: compressed (bf16), 1 KiB": compressed(small),
         "mpi: compressed (bf16), 64 KiB": compressed(middle),
         "mpi: compressed (bf16), 1 MiB": compressed(large),
-        "gloo+mpi: 1 MiB": lambda: named(large, backend="gloo+mpi"),
+        "stripe(gloo,mpi): 1 MiB": lambda: named(large, backend=STRIPED),
         "mpi: 16 fused calls of 64 B": fused,
         "torch: blocking, 8 B": lambda: torch.distributed.all_reduce(tiny),
         "torch: broadcast, 16 MiB": lambda: torch.distributed.broadcast(huge, 0),
@@ -59,19 +60,19 @@ def calls() -> dict[str, Callable[[], object]]:
 
 
 def measure(seconds: float) -> dict[str, float]:
-    """Median microseconds per call of each, over 7 batches that take about so long together."""
+    """Median microseconds per call of each way, over 7 batches that together take about ``seconds``."""
     taken: dict[str, float] = {}
     for name, call in calls().items():
         mcr_dl.barrier(backend="mpi")
         once = torch.tensor([min(timeit.repeat(call, number=3, repeat=3)) / 3])
-        mcr_dl.all_reduce(once, op=mcr_dl.ReduceOp.MAX, backend="mpi")  # all ranks make as many calls
+        mcr_dl.all_reduce(once, op=mcr_dl.ReduceOp.MAX, backend="mpi")  # all ranks make equally many calls
         number = max(1, int(seconds / 7 / float(once)))
         taken[name] = statistics.median(timeit.repeat(call, number=number, repeat=7)) / number * 1e6
     return taken
 
 
 if __name__ == "__main__":
-    mcr_dl.init_process_group(["mpi", "gloo", "gloo+mpi", "null"])
+    mcr_dl.init_process_group(["mpi", "gloo", STRIPED, "null"])
     result = measure(float(sys.argv[1]))
     if os.environ["RANK"] == "0":
         print(json.dumps(result))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns a case (operation, sizes, layout, spelling) into the arguments of a public function, by its op table row.
 
-Nothing here knows a function by name: parameters are filled by their kinds, as `_C.signatures()` lists them.
+No code here knows a function by name: parameters are filled by their kinds, as `_C.signatures()` lists them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Case:
     seed: int = 0
     device: str = "cpu"  # where its tensors are
     through_torch: bool = False  # torch.distributed's function of that name, on the same groups
-    form: str = "tensors"  # what its tensors are handed over as: forms.FORMS
+    form: str = "tensors"  # the form of its tensors: forms.FORMS
 
     @property
     def op(self) -> str:
@@ -60,7 +60,7 @@ def layouts(function: str, through_torch: bool = False) -> list[str]:
     """The ways to lay out the memory of a function's tensors."""
     has = kinds(function)
     if has & {"inputs", "outputs"}:
-        # Uneven lists are of all_to_all; torch, which has no other form for them, takes them without a root.
+        # Only all_to_all has uneven lists; torch, which has no other form for them, takes them without a root.
         row = OPS[SIGNATURES[function]["op"]]
         uneven = not row["rooted"] if through_torch else row["name"] == "all_to_all"
         return ["separate", "adjacent", "single", *(["uneven"] if uneven else [])]
@@ -81,11 +81,11 @@ def can_alias(function: str) -> bool:
 
 @dataclass
 class Side:
-    """The input or the output of one rank: blocks somewhere in a base tensor, or tensors of their own."""
+    """The input or the output of one rank: blocks in a base tensor, or separate tensors."""
 
     base: torch.Tensor
     places: list[tuple[int, int]]  # offset and length of each block in the base
-    tensors: list[torch.Tensor] = field(default_factory=list)  # where the blocks are, if not in the base
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the blocks, if they are not in the base
     shape: tuple[int, ...] | None = None
 
     def whole(self) -> torch.Tensor:
@@ -97,7 +97,7 @@ class Side:
         return self.tensors or [self.base[start : start + count] for start, count in self.places]
 
     def content(self) -> torch.Tensor:
-        """The base as it would be if the blocks were in it."""
+        """The base with the blocks' content in it."""
         result = self.base.clone()
         for (start, count), block in zip(self.places, self.blocks(), strict=True):
             result[start : start + count] = block.reshape(-1)
@@ -111,7 +111,7 @@ class Side:
 
 
 def place(counts: Sequence[int], layout: str, fill: Callable[[int], torch.Tensor]) -> Side:
-    """Memory for blocks of these sizes; `fill` makes a base with something in it that must survive."""
+    """Memory for blocks of these sizes; `fill` makes a base whose other content must survive."""
     if layout == "gaps":
         starts, end = [], 1
         for index, count in enumerate(counts):
@@ -138,7 +138,7 @@ def spell(case: Case, arguments: dict[str, Any]) -> Callable[[], Any]:
     """The call itself in the case's spelling; `arguments` are by parameter name, without the backend."""
     function = getattr(torch.distributed if case.through_torch else mcr_dl, case.function)
     if case.through_torch:
-        if "async_op" not in inspect.signature(function).parameters:  # of messages
+        if "async_op" not in inspect.signature(function).parameters:  # point-to-point
             assert not arguments.pop("async_op", False)
         return partial(_in_block, case.backend or "auto", partial(function, **arguments))
     if case.style == "keywords":

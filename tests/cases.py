@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of the table-driven suite: op x dtype x reduction x count x layout x in place x asynchronous, with groups,
-roots and spellings in turn. The lists of all of them come from the op table. Needs no pytest (bench/gpu/suite.py).
+"""The cases of the table-driven suite: op x dtype x reduction x count x layout x in place x asynchronous; groups, roots
+and spellings vary from case to case. All lists come from the op table. Needs no pytest (bench/gpu/suite.py).
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from ranks import session
 COUNTS = (0, 1, 17, 1001)
 LARGE = 100_003
 LARGE_DTYPES = ("float32", "bfloat16", "uint8")
-# In one buffer for both sides of all_to_all: layouts in which that makes sense.
+# Layouts that make sense with one buffer for both sides of all_to_all.
 SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
 
 
-# torch's functions of these names mean the same; it has neither vectored forms nor MPI's names.
+# torch's functions with the same meaning; torch has neither vectored forms nor MPI's names.
 IN_TORCH = [name for name in SIGNATURES if hasattr(torch_dist, name)]
 
 
 def torch_takes(case: Case) -> bool:
-    """torch's Python layer wants lists where we take one tensor too, has no async_op for messages, and reduces complex
-    numbers by SUM alone."""
+    """torch's Python layer requires lists where mcr_dl also takes one tensor, has no async_op for sends and receives,
+    and reduces complex numbers only by SUM."""
     if case.layout == "single" or (OPS[case.op]["peer"] and case.asynchronous):
         return False
     return not (OPS[case.op]["reduces"] and case.dtype == "complex64" and case.red != "SUM")
 
 
 def reductions(function: str, dtype: str) -> list[str]:
-    """The reductions to try: those that mean something for the type."""
+    """The reductions to try: those that are defined for the type."""
     if not OPS[SIGNATURES[function]["op"]]["reduces"]:
         return ["SUM"]
     return [red for red in _C.reductions() if _C.reduction_defined(dtype, red)]
 
 
 def memories(function: str, through_torch: bool = False) -> Iterator[tuple[str, bool]]:
-    """Layouts, each with the input beside the output and inside it."""
+    """Layouts, each with the input next to the output and inside it."""
     for layout in layouts(function, through_torch):
         yield layout, False
         if can_alias(function) and (SIGNATURES[function]["op"] != "all_to_all" or layout in SHARED_LAYOUTS):
@@ -50,7 +50,7 @@ def memories(function: str, through_torch: bool = False) -> Iterator[tuple[str, 
 
 
 def modes(function: str) -> tuple[bool, ...]:
-    """With async_op and without, where there is a choice."""
+    """With and without async_op, where the function has it."""
     return (False,) if SIGNATURES[function]["starts"] else (False, True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: the pools of rank processes; the tests that run once more where they fail."""
+"""Fixtures: the pools of rank processes, and the tests that rerun once after a failure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from harness import Pools
 
-# In these tests ranks must notice a fault within seconds, which a busy machine may not grant. One that fails runs once
+# In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
 # more; pytest's summary counts and names it as a rerun.
 TIMED = {"test_exit", "test_faults", "test_reports", "test_start", "test_torch_debug", "test_user_code", "test_watch"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them."""
+    """Mark the timed tests."""
     for item in items:
         if item.path.stem in TIMED:
             item.add_marker(pytest.mark.flaky(reruns=1))
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """Pools of ranks by launcher and size; a pool that a failure has ended is replaced by a fresh one."""
+    """Pools of ranks by launcher and size; a pool that a failure has ended is replaced by a new one."""
     session = Pools()
     yield session
     session.close()

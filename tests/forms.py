@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tensors of a call can be handed over as: arrays of other libraries, and tensors in another order."""
+"""Forms in which a call takes its tensors: arrays of other libraries, and tensors in another order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class DLPack:
-    """An object that is an array by DLPack alone."""
+    """An object that is an array only by DLPack."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -24,7 +24,7 @@ class DLPack:
 
 
 def columns(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, those of each column one behind the other; vectors become two rows."""
+    """The same elements, column by column; vectors become two rows."""
     if tensor.dim() == 1 and tensor.numel() % 2 == 0:
         tensor = tensor.view(2, -1)
     strides = [1]
@@ -35,11 +35,11 @@ def columns(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:
-    """As it is."""
+    """The tensor unchanged."""
     return tensor
 
 
-# The order of a tensor, in turn, and what it is handed over as.
+# The orders of a tensor, used in turn, and the conversion of the tensor.
 FORMS: dict[str, tuple[tuple[Callable[[torch.Tensor], torch.Tensor], ...], Callable[[torch.Tensor], Any]]] = {
     "tensors": ((rows,), rows),
     "numpy": ((rows,), torch.Tensor.numpy),
@@ -52,7 +52,7 @@ ARRAYS = ("numpy", "dlpack", "numpy in Fortran's order")
 
 
 def handed_over(form: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """The arguments in this form, and a function that brings the results back into the tensors that they come from."""
+    """The arguments in this form, and a function that copies the results back into the original tensors."""
     orders, pack = FORMS[form]
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     order: Iterator[Callable[[torch.Tensor], torch.Tensor]] = cycle(orders)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fuzz tests share: how many examples, and texts and documents that are nearly right.
+"""Common parts of the fuzz tests: the number of examples, and texts and documents that are nearly valid.
 
 ``make test`` runs the same examples every time. ``HYPOTHESIS_PROFILE=long`` runs new ones, FACTOR times as many.
 """
@@ -24,7 +24,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def fuzz(examples: int) -> Callable[[Any], Any]:
-    """Settings for a test of so many examples; in a long run many times as many, and others each time."""
+    """Settings for a test with this many examples; a long run has many times as many, different each time."""
     phases = (Phase.explicit, Phase.generate, Phase.shrink)
     return settings(
         max_examples=examples * FACTOR,
@@ -39,7 +39,7 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
 
 @st.composite
 def near(draw: st.DrawFn, valid: Sequence[str], pieces: Sequence[str]) -> str:
-    """A valid text after some edits, or pieces in any order, or anything at all."""
+    """A valid text after some edits, or pieces in any order, or any text."""
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return draw(st.text(max_size=40))
@@ -64,7 +64,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def edited(draw: st.DrawFn, document: Any, junk: Sequence[Any] = JUNK, most: int = 3) -> Any:
-    """A copy of a JSON document in which some values are others, gone, there twice, or new."""
+    """A copy of a JSON document in which some values are changed, removed, duplicated or new."""
     import copy
 
     document = copy.deepcopy(document)
@@ -92,7 +92,7 @@ def edited(draw: st.DrawFn, document: Any, junk: Sequence[Any] = JUNK, most: int
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes of a file after some are lost, changed, or there twice."""
+    """The bytes of a file after some are lost, changed or duplicated."""
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(data)))
         end = min(len(data), begin + draw(st.integers(0, 30)))

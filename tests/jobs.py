@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ranks that end, for tests of what happens when something goes wrong."""
+"""Jobs of ranks that end, for tests of failures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness import launchers
 from harness.nursery import Child, Nursery
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-LIMIT = 40.0  # seconds for a job to end: a hang, where one is not
-REPORTED = 3  # a program's own code, where it has got an exception
-ENDED = 70  # that of a process which is ended inside a library
+LIMIT = 40.0  # seconds for a job to end; longer means a hang
+REPORTED = 3  # a program's own code after an exception
+ENDED = 70  # the code of a process that is ended inside a library
 
-# What the others say of rank 1, by what has become of it. It may be before the call that they wait in, or gone since it
-# made that call: in a storm both happen. No other rank's words may come in between.
+# The other ranks' text on rank 1, by what happened to it. Rank 1 may be before the call that they wait in, or gone
+# since it made that call: in a storm both happen. No text on another rank may come in between.
 _RANK_1 = r"rank 1(?: has made \d+ collectives?(?:(?!rank \d).)*;|:) "
 LOST = {
     "kill": r"rank 1: process \d+ on \S+ has ended",
@@ -38,14 +38,14 @@ def agent_store(nursery: Nursery, size: int) -> tuple[Child, list[dict[str, str]
 
 
 def start(nursery: Nursery, program: str, arguments: list[str], size: int, **variables: str) -> list[Child]:
-    """The ranks of a job whose store a process of its own holds."""
+    """The ranks of a job whose store is held by a separate process."""
     _, environments = agent_store(nursery, size)
     path = PROGRAMS / f"{program}.py"
     return [nursery.start(path, arguments, {**each, **variables}) for each in environments]
 
 
 def await_text(children: list[Child], text: str, limit: float = LIMIT) -> None:
-    """Wait until all of them have printed something."""
+    """Wait until all children have printed the text."""
     deadline = time.monotonic() + limit
     while not all(text in child.text for child in children):
         assert time.monotonic() < deadline, f"no {text!r} from {[child.text for child in children]}"
@@ -53,7 +53,7 @@ def await_text(children: list[Child], text: str, limit: float = LIMIT) -> None:
 
 
 def expect(children: list[Child], code: int, *texts: str) -> None:
-    """All of them have ended with this code, and have printed all of these texts."""
+    """Check that all children have ended with this code, and have printed all of these texts."""
     for child in children:
         assert child.code == code, f"code {child.code}\n{child.text}"
         for text in texts:
@@ -61,7 +61,7 @@ def expect(children: list[Child], code: int, *texts: str) -> None:
 
 
 def end(nursery: Nursery, children: list[Child], limit: float = LIMIT) -> None:
-    """Wait until they have ended by themselves."""
+    """Wait until the children have ended by themselves."""
     ended = nursery.wait(children, limit)
     told = "\n".join(f"--- {child.pid}: code {child.code}\n{child.text}" for child in children)
     assert ended, f"some have not ended within {limit:.0f} s:\n{told}"
@@ -69,7 +69,7 @@ def end(nursery: Nursery, children: list[Child], limit: float = LIMIT) -> None:
 
 @dataclass
 class LaunchedJob:
-    """A job under a launcher of its own, whose ranks are the launcher's children."""
+    """A job under its own launcher, whose ranks are the launcher's children."""
 
     launcher: subprocess.Popen[bytes]
     log: Path
@@ -77,11 +77,11 @@ class LaunchedJob:
 
     @property
     def text(self) -> str:
-        """All that the ranks and the launcher have printed so far."""
+        """All output of the ranks and the launcher so far."""
         return self.log.read_text(errors="replace")
 
     def end(self, limit: float = LIMIT) -> int | None:
-        """The launcher's exit code, when it has ended by itself and no process of the job is left."""
+        """The launcher's exit code, once it has ended by itself and no process of the job is left."""
         code = self.launcher.wait(limit)
         deadline = time.monotonic() + 2
         while left := self.processes():
@@ -90,7 +90,7 @@ class LaunchedJob:
         return code
 
     def processes(self) -> list[int]:
-        """The job's processes, whoever is their parent by now."""
+        """The job's processes, whatever their parent is by now."""
         found = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ class LaunchedJob:
 
 
 def start_under_open_mpi(program: str, arguments: list[str], size: int, log: Path, **others: str) -> LaunchedJob:
-    """The same under Open MPI's mpiexec, which starts and ends the ranks itself."""
+    """Start a job under Open MPI's mpiexec, which starts and ends the ranks itself."""
     mark = f"MCR_TEST_JOB={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     path = str(PROGRAMS / f"{program}.py")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every operation must give, in plain torch, in one place per operation.
+"""The expected result of every operation, in plain torch, defined once per operation.
 
-Inputs are functions of a seed, so that every rank knows those of all. They are small integers: sums and products of
-four of them are exact in every element type, so results are compared exactly (averages with the type's tolerance; those
-of 8-bit types are one rounding of an exact sum, and compared exactly too).
+Inputs are functions of a seed, so that every rank knows all of them. They are small integers: sums and products of
+four of them are exact in every element type, so results are compared exactly (averages with the type's tolerance; 8-bit
+averages are one rounding of an exact sum, and compared exactly too).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def values(dtype: torch.dtype, count: int, seed: int, red: str | None = None) ->
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the kind's largest type, in which torch can compute and compare everything."""
+    """The values in the kind's largest type, in which torch can compute and compare everything."""
     if tensor.dtype.is_complex:
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
@@ -81,7 +81,7 @@ def _block(tensor: torch.Tensor, counts: Sequence[int], index: int) -> torch.Ten
 
 
 class Expected:
-    """One method per op: what `rank` of the group must have in its output, packed; None: it has no output.
+    """One method per op: the expected output of `rank` of the group, packed; None: it has no output.
 
     `inputs` are the packed inputs of all ranks. `counts` are elements: of each rank's block, or for all_to_all
     ``counts[i][j]`` from rank i to rank j.
@@ -135,14 +135,14 @@ def expected(
 
 
 def rounded(wide_values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In an 8-bit type, as torch >= 2.13 casts: to nearest even; too large is infinity, or the largest number."""
+    """In an 8-bit type, as torch >= 2.13 casts: to nearest even; overflow is infinity, or the largest number."""
     if dtype == torch.float8_e4m3fn:
-        wide_values = wide_values.clamp(-448, 448)  # NaN stays; earlier torch makes NaN of what is larger
+        wide_values = wide_values.clamp(-448, 448)  # NaN stays; earlier versions of torch turn larger values into NaN
     return wide_values.to(dtype)
 
 
 def assert_same(got: torch.Tensor, want: torch.Tensor, what: str, red: str = "") -> None:
-    """Equal element by element; averages may differ in their last places."""
+    """Check equality element by element; averages may differ in their last bits."""
     if red == "AVG" and (want.dtype.is_floating_point or want.dtype.is_complex) and want.dtype.itemsize > 1:
         torch.testing.assert_close(got, want, msg=lambda text: f"{what}: {text}")
         return

@@ -11,12 +11,12 @@ from harness import launchers
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "bench"
-LIMIT = 150.0  # seconds; a hang, where a script has not ended: alone on two cores none takes 30
-SMOKE = "smoke mode: the figures mean nothing"  # what bench/script.py says
+LIMIT = 150.0  # seconds; a longer run means a hang: alone on two cores none takes 30
+SMOKE = "smoke mode: the figures mean nothing"  # the text of bench/script.py
 
 
 def results() -> dict[Path, int]:
-    """When each file of the kept results was written."""
+    """The time at which each file of the kept results was written."""
     folders = (ROOT / "docs" / "results", ROOT / "docs" / "images")
     return {path: path.stat().st_mtime_ns for folder in folders for path in folder.iterdir()}
 

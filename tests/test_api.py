@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public API: the same as the installed torch's where both have it, documented, and as the op table says."""
+"""The public API: equal to the installed torch's where both have it, documented, and consistent with the op table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ranks import api, session, works
 SHARED = [name for name in mcr_dl.__all__ if callable(getattr(torch_dist, name, None))]
 FUNCTIONS = [name for name in SHARED if not inspect.isclass(getattr(mcr_dl, name))]
 CLASSES = [name for name in SHARED if inspect.isclass(getattr(mcr_dl, name))]
-# Classes of our own under torch's names; the others are torch's objects.
+# mcr_dl's own classes under torch's names; the other names are torch's objects.
 OWN_CLASSES = {"P2POp", "Work", "group"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -30,7 +30,7 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_signature_is_torchs(name: str) -> None:
-    """The same parameters in the same order with the same defaults; ours may add keyword-only ones."""
+    """The same parameters in the same order with the same defaults; mcr_dl may add keyword-only ones."""
     ours = inspect.signature(getattr(mcr_dl, name)).parameters
     theirs = inspect.signature(getattr(torch_dist, name)).parameters
     ours_in_order = [p.name for p in ours.values() if p.kind in POSITIONAL]
@@ -52,7 +52,7 @@ def test_signature_is_torchs(name: str) -> None:
 
 
 def test_torchs_own_objects() -> None:
-    """What we do not change is torch's object itself."""
+    """Unchanged names are torch's objects themselves."""
     assert set(CLASSES) >= {"ReduceOp", "Store", "TCPStore", "FileStore", "HashStore", "PrefixStore", *OWN_CLASSES}
     for name in CLASSES:
         same = getattr(mcr_dl, name) is getattr(torch_dist, name)
@@ -65,7 +65,7 @@ def _words(text: str) -> set[str]:
 
 
 def test_nothing_is_missing() -> None:
-    """Every collective and every question that torch.distributed's own list has is here too."""
+    """Every collective and every query in torch.distributed's own list is here too."""
     ours = set(mcr_dl.__all__)
     wanted = _words(
         """
@@ -79,7 +79,7 @@ def test_nothing_is_missing() -> None:
     )
     assert wanted <= set(dir(torch_dist)) | {"split_group"}
     assert wanted <= ours
-    # Listing 1 of the paper, and its words for MPI's
+    # Listing 1 of the paper, and its names for MPI's operations
     listing = _words("init finalize synchronize get_backends get_size get_rank bcast gatherv scatterv all_gatherv")
     assert {*listing, "all_to_allv", "reduce_scatterv", "all_gather_single", "reduce_scatter_single"} <= ours
     assert {row["name"] for row in _C.signatures()} <= ours
@@ -90,14 +90,14 @@ def test_all_is_complete() -> None:
     names = list(mcr_dl.__all__)
     assert len(set(names)) == len(names)
     assert all(hasattr(mcr_dl, name) for name in names)
-    assert [name for name in names if name in _C.__all__] == _C.__all__  # the operations as the op table lists them
+    assert [name for name in names if name in _C.__all__] == _C.__all__  # the operations in the order of the op table
     own = [name for name in names if name not in _C.__all__]
     assert own == sorted(own)
 
 
 @pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])
 def test_operation_docstrings(row: dict[str, Any]) -> None:
-    """Every operation says what its arguments are, what it raises and where it comes from."""
+    """Every operation documents its arguments, its exceptions and its source."""
     operation = getattr(mcr_dl, row["name"])
     text = inspect.getdoc(operation)
     assert text is not None
@@ -110,7 +110,7 @@ def test_operation_docstrings(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])
 def test_help_shows_the_signature(row: dict[str, Any]) -> None:
-    """As for a function; as a member of a class an operation stays what it is."""
+    """As for a function; as a member of a class an operation does not change."""
     operation = getattr(mcr_dl, row["name"])
     text = pydoc.plain(pydoc.render_doc(operation))
     assert f"{row['name']}{inspect.signature(operation)}" in text
@@ -135,7 +135,7 @@ def _stub() -> ast.Module:
 
 
 def test_stub_matches_the_classes() -> None:
-    """The stub's classes have just the methods that exist; its functions too."""
+    """The stub's classes have exactly the existing methods; so do its functions."""
     stub = _stub()
     for node in stub.body:
         if isinstance(node, ast.ClassDef) and node.name in ("Work", "Group", "Options", "TorchBackend"):
@@ -149,7 +149,7 @@ def test_stub_matches_the_classes() -> None:
 
 
 def test_stub_is_generated() -> None:
-    """The stub that is checked in is the one that the op table gives."""
+    """The committed stub equals the one generated from the op table."""
     assert ast.dump(ast.parse(_generate.stub())) == ast.dump(_stub())
 
 
@@ -182,7 +182,7 @@ _CASES = [(name, backend) for name, row in ON_RANKS.items() for backend in (sess
 
 @pytest.mark.parametrize(("name", "backend"), _CASES)
 def test_on_ranks(pools: Pools, name: str, backend: str) -> None:
-    """What `ranks.api` and `ranks.works` say in their docstrings."""
+    """The docstrings of `ranks.api` and `ranks.works` describe the cases."""
     function, size, _ = ON_RANKS[name]
     pools.get("processes", size).run(function, *([] if backend == "-" else [backend]), limit=60.0)
 
@@ -192,6 +192,6 @@ _OPEN_MPI = [name for name, row in ON_RANKS.items() if row[0].__module__ == "ran
 
 @pytest.mark.parametrize("name", [*_OPEN_MPI, "mpi4py"])
 def test_on_open_mpi(pools: Pools, name: str) -> None:
-    """The promises about works, and mpi4py's communicators, on Open MPI."""
+    """The guarantees of works, and mpi4py's communicators, on Open MPI."""
     function, size, per_backend = ON_RANKS[name]
     pools.get("mpiexec-openmpi", size).run(function, *(["mpi"] if per_backend else []), limit=60.0)

@@ -14,7 +14,7 @@ from mcr_dl import InvalidArgumentError, _arrays
 
 
 class Stream:
-    """cupy.cuda.Stream: its pointer is all that counts."""
+    """cupy.cuda.Stream: only its pointer matters."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
@@ -22,7 +22,7 @@ class Stream:
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module with arrays on two devices, each with a current stream of its own."""
+    """A module with arrays on two devices, each with its own current stream."""
     module = types.ModuleType("cupy")
     current = {0: Stream(0), 1: Stream(0x1234)}
     on = [0]
@@ -56,13 +56,13 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def test_the_stream_of_the_arrays_device(cupy: types.ModuleType) -> None:
-    """CuPy has a current stream for each device; the array's counts, not the current device's."""
+    """CuPy has a current stream for each device; the array's device counts, not the current one."""
     assert _arrays.stream_of(cupy.ndarray(0)) == 0
     assert _arrays.stream_of(cupy.ndarray(1)) == 0x1234
 
 
 def test_subclasses_of_cupys_arrays(cupy: types.ModuleType) -> None:
-    """Also those that somebody else has made."""
+    """Also those that other packages define."""
 
     class Own(cupy.ndarray):  # type: ignore[name-defined, misc]
         pass
@@ -72,13 +72,13 @@ def test_subclasses_of_cupys_arrays(cupy: types.ModuleType) -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(1), np.ones(1), 3, None, object()])
 def test_others_have_none(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And CuPy is not imported for them."""
+    """CuPy is not imported for them."""
     monkeypatch.setitem(sys.modules, "cupy", None)  # importing it would fail
     assert _arrays.stream_of(value) is None
 
 
 def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
-    """The same memory."""
+    """The tensor uses the same memory."""
     memory = torch.arange(4.0)
     tensor = _arrays.as_tensor(cupy.ndarray(0, memory), "tensor")
     assert tensor.data_ptr() == memory.data_ptr()
@@ -86,7 +86,7 @@ def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
 
 @pytest.mark.parametrize("code", "bBhHiIlLqQpPfdFD?e")
 def test_equal_types_of_numpy(code: str) -> None:
-    """NumPy has several types of the same numbers: all are taken, on the same memory, also in Fortran's order."""
+    """NumPy has several types for the same numbers: all are accepted, on the same memory, also in Fortran order."""
     array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(code))
     tensor = _arrays.as_tensor(array, "tensor")
     assert tensor.data_ptr() == array.ctypes.data
@@ -103,7 +103,7 @@ def test_other_types_of_numpy() -> None:
 
 
 def test_read_only_arrays() -> None:
-    """They can be read and not written, whatever the parameter is called."""
+    """They can be read but not written, whatever the parameter's name."""
     array = np.arange(3.0)
     array.flags.writeable = False
     assert _arrays.as_tensor(array, "tensor", False).tolist() == [0.0, 1.0, 2.0]
@@ -112,7 +112,7 @@ def test_read_only_arrays() -> None:
 
 
 def test_the_device_is_current_only_while_asked(cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing stays changed, also if CuPy fails."""
+    """The current device is restored, even if CuPy fails."""
 
     def fail() -> None:
         raise RuntimeError("cudaErrorDevicesUnavailable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`auto`: the choice is what the table says, and the same on every rank whatever the ranks' own files say."""
+"""`auto`: the choice follows the table, and is equal on every rank whatever the ranks' own files say."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _flat(favourite: str, ranks: int = 2) -> table.Table:
 
 @pytest.mark.parametrize(("world", "count"), [(2, 100_000), (3, 2_000)])
 def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
-    """Every rank has another table, vectored calls have other counts on every rank, and all still meet."""
+    """Ranks have different tables and different counts in vectored calls, and all their calls still match."""
     for rank in range(world):
         table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
     answers = pools.get("processes", world).run(choice.calls, str(tmp_path), 5, count, limit=200.0)
@@ -83,7 +83,7 @@ def test_ranks_answer_alike(pools: Pools, tmp_path: Path) -> None:
 
 
 def test_the_table_decides(pools: Pools, tmp_path: Path) -> None:
-    """The chosen candidate is the cheapest of the table, and explain says from where."""
+    """The chosen candidate is the cheapest in the table, and explain names the row."""
     for favourite in CANDIDATES:
         path = tmp_path / "table.json"
         table.write(_flat(favourite), path)
@@ -112,7 +112,7 @@ def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:
 
 
 def test_the_environment_names_a_table(pools: Pools, tmp_path: Path) -> None:
-    """MCR_DL_TUNING_TABLE is used, and the argument goes before it."""
+    """MCR_DL_TUNING_TABLE is used, and the argument overrides it."""
     table.write(_flat("gloo"), tmp_path / "a.json")
     table.write(_flat("mpi:p2p"), tmp_path / "b.json")
     variables = {"MCR_DL_TUNING_TABLE": str(tmp_path / "a.json")}
@@ -139,7 +139,7 @@ def _damage(path: Path, what: str) -> None:
     [("truncated", "truncated"), ("older", "version"), ("a wrong key", "median"), ("missing", "not")],
 )
 def test_a_broken_table_is_an_error_everywhere(pools: Pools, tmp_path: Path, what: str, key: str) -> None:
-    """One that was named: the same clear error on every rank, also where the rank's own file is good."""
+    """A named broken table: one clear error on every rank, even where the rank's own file is good."""
     paths = [tmp_path / "0.json", tmp_path / "1.json"]
     for path in paths:
         table.write(_flat("gloo"), path)
@@ -156,7 +156,7 @@ def test_a_broken_table_is_an_error_everywhere(pools: Pools, tmp_path: Path, wha
 
 
 def test_edited_and_foreign_tables_warn(pools: Pools, tmp_path: Path) -> None:
-    """They are used as they are, on all ranks, and the log says which key is doubtful."""
+    """They are used unchanged, on all ranks, and the log names the doubtful key."""
     path = tmp_path / "t.json"
     measured = _flat("gloo")
     table.write(replace(measured, host=replace(measured.host, fingerprint="0123456789abcdef")), path)
@@ -170,7 +170,7 @@ def test_edited_and_foreign_tables_warn(pools: Pools, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [4])
 def test_nearest_scale(pools: Pools, tmp_path: Path, world: int) -> None:
-    """A group of a size that was not measured uses the nearest, and says so once."""
+    """A group of a size that was not measured uses the nearest scale, and reports that once."""
     two, four = _flat("gloo", 2).scales[0], _flat("mpi", 4).scales[0]
     table.write(_table(two, four), tmp_path / "t.json")
     pool = pools.get("processes", world)
@@ -220,14 +220,14 @@ def test_a_typo_in_a_rule(text: str, character: int, part: str) -> None:
 
 
 def test_a_typo_reaches_every_rank(pools: Pools) -> None:
-    """Also a variant that there is not, which is known only after the libraries have started."""
+    """Also a variant that does not exist, which is known only after the libraries have started."""
     for text, part in (("all_reduce:*:mpi:p3p", "mpi:p2p"), ("all_reduce:x:mpi", "character 12")):
         said = pools.get("processes", 2).run(choice.start, "none", {"MCR_DL_TUNE": text}, ("all_reduce", 4))
         assert all(each.startswith("InvalidArgumentError: MCR_DL_TUNE") and part in each for each in said), said
 
 
 def test_a_bad_question(pools: Pools) -> None:
-    """explain names what is wrong."""
+    """explain names the error."""
     pool = pools.get("processes", 2)
     for question, part in (
         (("all_reduc", 4), "all_reduce"),
@@ -239,6 +239,6 @@ def test_a_bad_question(pools: Pools) -> None:
 
 
 def test_schema_and_json_agree() -> None:
-    """What is written is JSON that other programs can read."""
+    """The written file is JSON that other programs can read."""
     document = json.loads(json.dumps(table.content(_flat("gloo"))))
     assert document["scales"][0]["curves"][0]["samples"][0]["bytes"] == SIZES[0]

@@ -13,7 +13,7 @@ import tables
 from mcr_dl.tuning import table
 from mcr_dl.tuning.host import host
 
-# What is not there, as far as the program's own process can tell.
+# Packages that the program's own process cannot find.
 BLOCK = """
 import sys
 

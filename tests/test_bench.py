@@ -41,13 +41,13 @@ def test_operations_are_those_of_the_op_table() -> None:
 @sizes
 @backends
 def test_checks(pools: Pools, backend: str, size: int) -> None:
-    """What `ranks.bench.checks` says."""
+    """See `ranks.bench.checks`."""
     assert min(pools.get("processes", size).run(bench.checks, backend)) > 100
 
 
 @backends
 def test_checks_of_types(pools: Pools, backend: str) -> None:
-    """What `ranks.bench.checks_of_types` says."""
+    """See `ranks.bench.checks_of_types`."""
     assert min(pools.get("processes", 2).run(bench.checks_of_types, backend)) > 300
 
 
@@ -62,7 +62,7 @@ ON_RANKS: dict[str, tuple[Callable[..., object], int, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_on_ranks(pools: Pools, name: str) -> None:
-    """What `ranks.bench` says in its docstrings."""
+    """See the docstrings of `ranks.bench`."""
     function, size, arguments = ON_RANKS[name]
     results = pools.get("processes", size).run(function, *arguments)
     assert all(result == results[0] for result in results)  # all ranks have decided alike
@@ -105,7 +105,7 @@ _SMALL_DTYPES = ["int8", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", 
 
 @pytest.mark.parametrize("dtype", _SMALL_DTYPES)
 def test_reductions_are_exact(dtype: str) -> None:
-    """What ranks send is such that their own type can hold every result, up to many ranks."""
+    """Every result fits the ranks' own type exactly, for many ranks."""
     torch_dtype = cases.dtype_of(dtype)
     for ranks in (1, 2, 7, 300):
         for red in ("SUM", "PRODUCT"):
@@ -133,20 +133,20 @@ def test_reductions_are_exact(dtype: str) -> None:
     ],
 )
 def test_bandwidths(operation: str, ranks: int, factor: float) -> None:
-    """2 MB in 1 ms are 2 GB/s; on the bus as nccl-tests counts."""
+    """2 MB in 1 ms are 2 GB/s; bus bandwidth as in nccl-tests."""
     algbw, busbw = timing.bandwidths(operation, 2_000_000, 1000.0, ranks)
     assert algbw == pytest.approx(2.0)
     assert busbw == pytest.approx(2.0 * factor)
 
 
 def test_every_operation_has_a_bus_factor() -> None:
-    """None of the op table is forgotten."""
+    """No operation of the op table is missing."""
     for operation in cases.operations():
         timing.bandwidths(operation, 4, 1.0, 2)
 
 
 def test_median_interval() -> None:
-    """Order statistics of the binomial distribution: the places are those of any table for the sign test."""
+    """Order statistics of the binomial distribution: the indices are those of any table for the sign test."""
     assert timing.median_interval(range(5)) is None  # 94 % at most
     assert timing.median_interval(range(6)) == (0, 5)
     assert timing.median_interval(range(10)) == (1, 8)
@@ -167,7 +167,7 @@ def test_median_interval_covers() -> None:
 
 
 def test_summarize() -> None:
-    """Minimum, median, the 99th percentile, and whether the median is certain."""
+    """Minimum, median, the 99th percentile, and whether the median has converged."""
     times = timing.summarize([*range(1, 101)], 700, 0.025)
     assert (times.n, times.min_us, times.median_us, times.p99_us, times.calls) == (100, 1, 50.5, 99, 700)
     assert not times.converged
@@ -177,7 +177,7 @@ def test_summarize() -> None:
 
 
 class Scripted:
-    """A control whose agreed values follow a script: what all ranks together took, whatever this process took."""
+    """A control whose agreed values follow a script: the times of all ranks together, whatever this process took."""
 
     def __init__(self, elapsed_per_agreement: float, sample: Callable[[int], float]) -> None:
         self.elapsed, self.step, self.sample = 0.0, elapsed_per_agreement, sample
@@ -186,7 +186,7 @@ class Scripted:
     def maximum(self, values: list[float]) -> list[float]:
         if self.planning:
             self.planning -= 1
-            return [300.0 for _ in values]  # long enough for batches of one call, once for each place
+            return [300.0 for _ in values]  # long enough for batches of one call, once for each index
         self.elapsed += self.step
         self.drawn += len(values) - 1
         return [self.elapsed, *(self.sample(self.drawn - index) for index in range(len(values) - 1))]
@@ -196,7 +196,7 @@ class Scripted:
 
 
 class Recorded:
-    """A call that writes down when its turn is."""
+    """A call that records when it is made."""
 
     def __init__(self, name: str, log: list[str], apart: bool = False, settles: bool = False) -> None:
         self.messages = 1
@@ -211,7 +211,7 @@ def _measure(control: Scripted, log: list[str], apart: bool = False) -> dict[str
 
 
 def test_a_device_is_done_when_the_clock_starts_and_stops() -> None:
-    """Each batch is between two waits for the device, and there is none inside of it, between one call and the next."""
+    """Each batch is between two waits for the device, without waits between its calls."""
     log: list[str] = []
     calls = {name: Recorded(name, log, settles=True) for name in "ab"}
     timing.measure(calls, Scripted(0.01, lambda _: 300.0), 1.0, 0.025)
@@ -222,13 +222,13 @@ def test_a_device_is_done_when_the_clock_starts_and_stops() -> None:
 
 
 def test_measure_ends_when_all_are_certain() -> None:
-    """Long before the budget is spent, but not before five rounds cannot tell."""
+    """Long before the budget is spent, but not before five rounds, which are too few to decide."""
     result = _measure(Scripted(0.01, lambda _: 300.0), [])
     assert all(times.converged and times.median_us == 300.0 and times.n == 10 for times in result.values())
 
 
 def test_measure_ends_when_the_budget_is_spent() -> None:
-    """Samples that scatter widely never converge; the agreed time ends it, not the clock of one rank."""
+    """Widely scattered samples never converge; the agreed time ends the measurement, not one rank's clock."""
     result = _measure(Scripted(3.0, lambda index: 100.0 + 500.0 * (index % 2)), [])
     assert all(not times.converged and times.n >= timing.MINIMUM_ROUNDS for times in result.values())
     late = _measure(Scripted(11.0, lambda _: 300.0), [])
@@ -236,12 +236,12 @@ def test_measure_ends_when_the_budget_is_spent() -> None:
 
 
 def test_measure_interleaves_in_the_same_order_everywhere() -> None:
-    """Two ranks that get the same agreed values make the same calls in the same order, in rounds that are shuffled."""
+    """Two ranks with equal agreed values make the same calls in the same order, in shuffled rounds."""
     logs: list[list[str]] = [[], []]
     for log in logs:
         _measure(Scripted(0.01, lambda _: 300.0), log)
     assert logs[0] == logs[1]
-    # a call that is not timed comes before each one that is, so that ranks enter that together
+    # an untimed call comes before each timed one, so that ranks enter that together
     turns = logs[0][-2 * 3 * 10 :: 2]
     rounds = ["".join(turns[index : index + 3]) for index in range(0, len(turns), 3)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
@@ -249,7 +249,7 @@ def test_measure_interleaves_in_the_same_order_everywhere() -> None:
 
 
 def test_calls_that_ranks_leave_apart_begin_with_a_barrier() -> None:
-    """Rooted operations: every batch, those of planning included."""
+    """Rooted operations: every batch, including those of planning."""
     log: list[str] = []
     result = _measure(Scripted(0.01, lambda _: 1000.0), log, apart=True)
     assert log.count("meet") >= sum(times.n for times in result.values())
@@ -270,13 +270,13 @@ def test_sizes(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "4Q", "-4", "0", "4 4", "1e3"])
 def test_bad_sizes(text: str) -> None:
-    """The message shows what a size looks like."""
+    """The error text shows what a size looks like."""
     with pytest.raises(InvalidArgumentError, match="expected bytes as in 4, 64K"):
         parse_size(text)
 
 
 def test_mix() -> None:
-    """Variants have a colon in their name too."""
+    """Variants also have a colon in their name."""
     assert parse_mix("all_reduce:1M@gloo+ all_to_allv : 256K @ mpi:p2p ") == (
         Part("all_reduce", 1 << 20, "gloo"),
         Part("all_to_allv", 256 << 10, "mpi:p2p"),
@@ -297,7 +297,7 @@ def test_mix() -> None:
     ],
 )
 def test_bad_mix(text: str, words: str) -> None:
-    """The message points at the character (here ^) where something else was expected."""
+    """The error text points at the unexpected character (here ^)."""
     plain = text.replace("^", "")
     with pytest.raises(InvalidArgumentError) as caught:
         parse_mix(plain)
@@ -326,7 +326,7 @@ def _bench(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.Comple
 
 
 def test_command(tmp_path: Path) -> None:
-    """Tables that a pipe gets in full, a document, a picture."""
+    """Complete tables in a pipe, a document, a picture."""
     document, picture = tmp_path / "out.json", tmp_path / "out.png"
     result = _bench(
         *(
@@ -361,7 +361,7 @@ def test_command(tmp_path: Path) -> None:
 
 
 def test_command_under_torchrun() -> None:
-    """It runs in the ranks that it finds, and rank 0 alone speaks."""
+    """It runs in the existing ranks, and only rank 0 prints."""
     launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(launchers.free_port()), "-m")
     result = _bench("--mix", "all_reduce:64K@gloo + all_to_all:4K@mpi", "--budget", "0.05", launcher=launcher)
     assert result.returncode == 0, result.stderr
@@ -371,7 +371,7 @@ def test_command_under_torchrun() -> None:
 
 
 def test_command_with_wrong_results() -> None:
-    """A backend that moves nothing is found out, and the exit code says so."""
+    """A backend that moves nothing is detected, and the exit code shows it."""
     result = _bench("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "Wrong values: 0" not in result.stdout
@@ -379,7 +379,7 @@ def test_command_with_wrong_results() -> None:
 
 
 def test_command_with_unsupported_operation() -> None:
-    """What cannot be measured is shown as such, with the reason, and is no failure."""
+    """Cases that cannot be measured are shown as such, with the reason, and do not count as failures."""
     result = _bench("-n", "1", "--ops", "send", "--backends", "gloo", "--max", "4")
     assert result.returncode == 0, result.stderr
     assert "Not measured: send: expected a group of at least 2 ranks, got 1" in result.stdout

@@ -18,7 +18,7 @@ from mcr_dl.bench.ranks import run_local
 
 
 def test_ranks_have_torchruns_environment(tmp_path: Path) -> None:
-    """And what the caller adds; their output goes where the caller wants it."""
+    """They also have the caller's additions; their output goes to the caller's folder."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS", "MINE")
     code = f"import os; print(*(os.environ[name] for name in {names}))"
     with run_local(exec, (code,), 2, environment={"MINE": "x"}, log=tmp_path) as running:
@@ -31,7 +31,7 @@ def test_ranks_have_torchruns_environment(tmp_path: Path) -> None:
 
 
 def test_a_failed_rank_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could wait for it forever; who has failed first is known."""
+    """They could wait for it forever; the first failure is known."""
     monkeypatch.setattr("mcr_dl.bench.ranks._GRACE_SECONDS", 0.1)
     code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)"
     with run_local(exec, (code,), 3) as running:
@@ -41,7 +41,7 @@ def test_a_failed_rank_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_that_hangs_is_killed() -> None:
-    """wait() comes back when its time is up, and kill() ends all at once."""
+    """wait() returns at its timeout, and kill() ends all ranks at once."""
     with run_local(time.sleep, (600,), 2) as running:
         pids = list(running.pids.values())
         assert not running.wait(0.1)
@@ -53,7 +53,7 @@ def test_a_rank_that_hangs_is_killed() -> None:
 
 @pytest.mark.parametrize("ranks", [2, (os.cpu_count() or 1) + 1])
 def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int) -> None:
-    """Where there are enough; else they stay where the system puts them."""
+    """If there are enough; otherwise they stay where the system puts them."""
     code = "from mcr_dl.bench.ranks import bind; import os; print(bind(), *sorted(os.sched_getaffinity(0)))"
     with run_local(exec, (code,), ranks, log=tmp_path) as running:
         assert running.wait(60.0)
@@ -67,7 +67,7 @@ def test_ranks_keep_to_cores_of_their_own(tmp_path: Path, ranks: int) -> None:
 
 
 def test_ranks_die_with_their_parent() -> None:
-    """Also if it has no time to end them."""
+    """Even if it has no time to end them."""
     program = (
         "import time; from mcr_dl.bench.ranks import run_local\n"
         "running = run_local(time.sleep, (600,), 2)\nprint(*running.pids.values(), flush=True)\nrunning.wait()\n"
@@ -96,7 +96,7 @@ def _of_main() -> None: ...
 
 
 def test_entry_must_be_importable() -> None:
-    """A function of the program itself cannot be found by another process."""
+    """Another process cannot find a function of the program itself."""
     _of_main.__module__ = "__main__"
     with pytest.raises(InvalidArgumentError, match="importable"):
         run_local(_of_main)

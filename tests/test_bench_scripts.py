@@ -13,7 +13,7 @@ from harness import launchers
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
-# Scripts that need root, a GPU or packages which the development environment has not, and the tests that run them.
+# Scripts that need root, a GPU or packages that the development environment lacks, and the tests that run them.
 ELSEWHERE = {
     "deepspeed.py": "integrations/test_bench.py",
     "gpu": "test_gpu_check.py",
@@ -35,7 +35,8 @@ def imported() -> set[str]:
 
 
 def scripts() -> list[str]:
-    """All in bench/ that people start: files that no other imports or that have a main part, shell scripts, packages.
+    """All scripts in bench/ that people start: files not imported by others or with a main part, shell scripts,
+    packages.
 
     The programs of ranks end in _rank.py.
     """
@@ -54,7 +55,7 @@ def test_smoke(name: str) -> None:
 
 
 def test_the_log_on_ranks_of_a_launcher(tmp_path: Path) -> None:
-    """log_cost.py measures more on ranks that torchrun has started, and writes its figures where --json says."""
+    """log_cost.py measures more on ranks that torchrun has started, and writes its figures to the --json file."""
     figures = tmp_path / "figures.json"
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={launchers.free_port()}"]
     text = smoke.run("log_cost.py", "--json", str(figures), launcher=torchrun)
@@ -63,7 +64,7 @@ def test_the_log_on_ranks_of_a_launcher(tmp_path: Path) -> None:
 
 
 def test_scripts_that_need_more_are_run_elsewhere() -> None:
-    """Each is in the list of those that other tests run, and the test names it."""
+    """Each is in the list of scripts that other tests run, and the test names it."""
     assert set(ELSEWHERE) <= set(scripts())
     for name, test in ELSEWHERE.items():
         assert Path(name).stem in (TESTS / test).read_text(), f"tests/{test} does not run bench/{name}"

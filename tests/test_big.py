@@ -29,5 +29,5 @@ def test_mpich(pools: Pools, function: Callable[[], None]) -> None:
     "function", [big.broadcast, big.messages, big.far_displacements_refused], ids=lambda f: f.__name__
 )
 def test_open_mpi(pools: Pools, function: Callable[[], None]) -> None:
-    """Open MPI 5.0 has not: messages travel in a type of their own, collectives by messages."""
+    """Open MPI 5.0 has none: messages use a derived datatype, collectives are made of messages."""
     pools.get("mpiexec-openmpi", 2).run(function, limit=LIMIT)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs in tuning tables: measured beside what is not compressed, and used where they are cheaper."""
+"""Codecs in tuning tables: measured together with uncompressed calls, and used where they are cheaper."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _saved(folder: Path, ranks: int) -> str:
 
 
 def test_a_table_with_codecs_survives_its_file(tmp_path: Path) -> None:
-    """Their curves and exclusions keep the codec; a table without codecs has no word about them."""
+    """Their curves and exclusions keep the codec; a table without codecs does not mention them."""
     failed = table.Exclusion("all_reduce", "float32", "gloo", "3 wrong elements", "zfp:rate=16")
     wanted = make(replace(_table(2).scales[0], excluded=(failed,)))
     table.write(wanted, tmp_path / "t.json")
@@ -74,9 +74,9 @@ def test_a_table_with_codecs_survives_its_file(tmp_path: Path) -> None:
     assert {each.label for each in got.scales[0].all_curves_of("all_reduce", "float")} == {
         "mpi",
         "gloo",
-        "gloo+bf16",
-        "gloo+int8:block=64",
-        "mpi+bf16",
+        "gloo|bf16",
+        "gloo|int8:block=64",
+        "mpi|bf16",
     }
     assert all(not each.codec for each in got.scales[0].curves_of("all_reduce", "float"))
     table.write(make(), tmp_path / "plain.json")
@@ -84,7 +84,7 @@ def test_a_table_with_codecs_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_wrong_codecs_in_a_table(tmp_path: Path) -> None:
-    """The same codec twice, and a codec that is none."""
+    """A codec listed twice, and an unknown codec."""
     table.write(_table(2), tmp_path / "t.json")
     document = json.loads((tmp_path / "t.json").read_text())
     rows = document["scales"][0]["curves"]
@@ -100,7 +100,7 @@ def test_wrong_codecs_in_a_table(tmp_path: Path) -> None:
 
 
 def test_codecs_win_no_backend() -> None:
-    """The winners of a table, and what chooses backends, come from calls that are not compressed."""
+    """The winners of a table, and the choice of backends, come from uncompressed calls."""
     measured = list(_table(2).scales[0].curves)
     plain = [each for each in measured if not each.codec]
     assert tuner.winners_of(measured) == tuner.winners_of(plain)
@@ -108,13 +108,15 @@ def test_codecs_win_no_backend() -> None:
 
 
 def test_labels() -> None:
-    """A candidate with its codec as one name, also where the candidate is made of two backends."""
-    for parts in [("gloo", ""), ("mpi:p2p", "bf16"), ("gloo+mpi", ""), ("gloo+mpi:67", ""), ("gloo+mpi", "zfp:rate=8")]:
+    """A candidate with its codec as one name, also for a candidate made of two backends."""
+    striped = [("stripe(gloo,mpi)", ""), ("stripe(gloo,mpi,67)", ""), ("stripe(gloo,mpi)", "zfp:rate=8")]
+    for parts in [("gloo", ""), ("mpi:p2p", "bf16"), *striped]:
         assert parts_of(label_of(*parts)) == parts
+    assert parts_of("gloo+mpi:67|bf16") == ("stripe(gloo,mpi,67)", "bf16")
 
 
 def test_ranges() -> None:
-    """Whom each size goes with: cheaper by 2 %, accepted, and not below what was measured."""
+    """The codec of each size: cheaper by 2 %, accepted, and not below the measured sizes."""
     costs = costs_of(_table(2).scales[0])
 
     def of(candidate: str, accepted: list[str]) -> list[tuple[int, str]]:
@@ -135,7 +137,7 @@ def test_ranges() -> None:
 
 
 def test_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """show says from where on codecs are cheaper; diff compares their curves by name."""
+    """show prints the size from which codecs are cheaper; diff compares their curves by name."""
     path = _saved(tmp_path, 2)
     other = _table(2).scales[0]
     fewer = replace(other, curves=tuple(each for each in other.curves if each.codec != "bf16"))
@@ -145,8 +147,8 @@ def test_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "all_reduce on gloo: none, from" in text
     assert "all_reduce on mpi: none" in text
     rows = differences(table.read(path), table.read(tmp_path / "other.json"))
-    assert ("2 ranks, all_reduce, float", "curve of gloo+bf16", "yes", "-") in rows
-    assert {what for _, what, _, _ in rows} == {"curve of gloo+bf16", "curve of mpi+bf16"}
+    assert ("2 ranks, all_reduce, float", "curve of gloo|bf16", "yes", "-") in rows
+    assert {what for _, what, _, _ in rows} == {"curve of gloo|bf16", "curve of mpi|bf16"}
 
 
 # ---- choosing
@@ -154,7 +156,7 @@ def test_views(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_table_decides(pools: Pools, tmp_path: Path, world: int) -> None:
-    """Compressed from where the table says so, on all ranks alike, on the backend that it was measured on."""
+    """Compressed from the size in the table on, equally on all ranks, on the backend that was measured."""
     path, pool = _saved(tmp_path, world), pools.get("processes", world)
     sizes = [MIB // 4, 2 * MIB]
     answers = pool.run(codec_tables.by_size, path, ["bf16"], sizes, "gloo")
@@ -165,7 +167,7 @@ def test_the_table_decides(pools: Pools, tmp_path: Path, world: int) -> None:
 
 
 def test_what_is_compressed(pools: Pools, tmp_path: Path) -> None:
-    """By ops, smallest, dtype and what the call says."""
+    """It depends on ops, smallest, dtype and the call's own codec."""
     answers = pools.get("processes", 2).run(codec_tables.by_kind, _saved(tmp_path, 2))
     assert answers[0] == answers[1]
     assert {kind: codec for kind, (codec, _) in answers[0].items()} == {
@@ -184,7 +186,7 @@ def test_what_is_compressed(pools: Pools, tmp_path: Path) -> None:
 
 
 def test_explain(pools: Pools, tmp_path: Path) -> None:
-    """Which codec, and the times with and without."""
+    """The codec, and the times with and without it."""
     said = pools.get("processes", 2).run(codec_tables.explained, _saved(tmp_path, 2), ("all_reduce", 4 * MIB))
     assert said[0] == said[1]
     (line,) = (line.split() for line in said[0]["bf16"].splitlines() if "codec" in line)
@@ -195,7 +197,7 @@ def test_explain(pools: Pools, tmp_path: Path) -> None:
 
 
 def test_errors(pools: Pools) -> None:
-    """Codecs to choose from are needed, and are equal on all ranks."""
+    """Codecs to choose from are needed, and must be equal on all ranks."""
     pools.get("processes", 2).run(codec_tables.errors)
     for codec, accepted in (("auto", []), ("bf16", ["int8"]), ("auto", ["none"]), ("auto", "bf16"), ("none", ["bf16"])):
         with pytest.raises(mcr_dl.InvalidArgumentError, match="Compress: codecs: expected"):
@@ -217,22 +219,22 @@ PLAN = Plan(
 
 
 def test_codecs_are_measured(tmp_path: Path) -> None:
-    """From 64 KiB on, beside what is not compressed; one that is wrong is out for that operation, and named."""
+    """From 64 KiB on, together with uncompressed calls; a wrong one is excluded for that operation, and named."""
     journal = Journal(tmp_path / "journal")
     journal.begin(PLAN)
     entry = faults.compressed_all_gather_is_wrong
     progress = tuner.Tuner(PLAN, journal, Progress(), limit=20.0, entry=entry).run()
     measured = tuner.scale_of(PLAN, progress)
     (excluded,) = measured.excluded
-    assert (excluded.operation, excluded.label) == ("all_gather", "gloo+bf16")
+    assert (excluded.operation, excluded.label) == ("all_gather", "gloo|bf16")
     assert "1 wrong elements at 65536 bytes" in excluded.reason
     sizes = {(each.operation, each.label): [sample.bytes for sample in each.samples] for each in measured.curves}
     assert sizes == {
         ("all_gather", "gloo"): [4096, 1 << 16],
-        ("all_gather", "gloo+int8:block=64"): [1 << 16],
+        ("all_gather", "gloo|int8:block=64"): [1 << 16],
         ("all_reduce", "gloo"): [1 << 16],
-        ("all_reduce", "gloo+bf16"): [1 << 16],
-        ("all_reduce", "gloo+int8:block=64"): [1 << 16],
+        ("all_reduce", "gloo|bf16"): [1 << 16],
+        ("all_reduce", "gloo|int8:block=64"): [1 << 16],
     }
     resumed = Journal(journal.path).resume(PLAN)
     assert tuner.scale_of(PLAN, resumed).curves == measured.curves
@@ -241,7 +243,7 @@ def test_codecs_are_measured(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It writes the curves, names and all; a second look at the same thing goes by them."""
+    """It writes the curves with their names; another call reads and uses them."""
     path = tmp_path / "t.json"
     given = ["--codecs", "bf16,int8", "--ops", "all_to_all", "--dtypes", "float32", "--backends", "gloo"]
     assert main([*given, "--min", "64K", "--max", "64K", "--budget", "0.02", "--output", str(path)]) == 0
@@ -262,7 +264,7 @@ def test_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_bad_command_lines(arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that says what is wrong; nothing is measured."""
+    """One line that names the error; nothing is measured."""
     try:
         code = main([*arguments, "--output", str(tmp_path / "t.json")])
     except SystemExit as end:
@@ -275,6 +277,6 @@ def test_bad_command_lines(arguments: list[str], part: str, tmp_path: Path, caps
 
 
 def test_costs_between_points() -> None:
-    """What explain predicts is what the choice goes by: on a sample, its cost."""
+    """The prediction of explain equals the cost behind the choice: on a sample, its cost."""
     points = [(1024, 65536 * 10), (4096, 65536 * 12)]
     assert [_C.cost_at(points, size) for size in (1, 1024, 2048, 4096)] == [655360, 655360, 720896, 786432]

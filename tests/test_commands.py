@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all commands have in common: how they refuse what is wrong, and how they end when they are told to."""
+"""Common behavior of all commands: how they reject wrong arguments, and how they end on signals."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ REFUSED = [
     ("mcr-tune", "plot x.txt", "FILE.png: expected a name that ends in one of ."),
     ("mcr-trace", "plot traces -o x.txt", "-o/--output: expected a name that ends in one of ."),
     ("python -m mcr_dl.examples.moe", "--chart x.txt", "--chart: expected a name that ends in one of ."),
-    # More ranks than the machine has room for.
+    # More ranks than the machine can run.
     ("mcr-bench", f"-n {MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     ("mcr-tune", f"-n 2,{MOST + 1}", f"expected at most {MOST} ranks on this machine"),
-    # Misspelt subcommands and options, and those that there are no more.
+    # Misspelt subcommands and options, and removed ones.
     ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff)"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
@@ -67,7 +67,7 @@ def run(command: str, arguments: list[str], **more: str) -> subprocess.Completed
 @pytest.mark.parametrize(("command", "arguments", "words"), REFUSED, ids=[" ".join(row[:2]) for row in REFUSED])
 def test_refused(command: str, arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr that says what was expected, and exit code 2."""
-    if command in MAINS:  # in this process, where torch is there already
+    if command in MAINS:  # in this process, which has already loaded torch
         try:
             code: object = MAINS[command](arguments.split())
         except SystemExit as end:
@@ -80,7 +80,7 @@ def test_refused(command: str, arguments: str, words: str, capsys: pytest.Captur
     last = error.splitlines()[-1]
     assert re.match(rf"{command}( \w+)?: error: ", last)
     assert words in last.replace("'", "")  # newer versions of Python quote no choices
-    assert len(error.splitlines()) == 1 or "examples" in command  # theirs is argparse's own form, with the usage
+    assert len(error.splitlines()) == 1 or "examples" in command  # argparse's own form for those, with the usage
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -93,7 +93,7 @@ def test_help(command: str) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_removes_all_that_the_ranks_had(tmp_path: Path, end: signal.Signals) -> None:
-    """mcr-bench is ended while its ranks measure: they end with it, and their folder goes."""
+    """mcr-bench gets a signal while its ranks measure: they end with it, and their folder is removed."""
     arguments = [*COMMANDS["mcr-bench"], "--backends", "gloo", "--ops", "barrier,all_reduce", "--budget", "100"]
     with subprocess.Popen(
         [sys.executable, *arguments],
@@ -124,7 +124,7 @@ def children(pid: int) -> list[int]:
 
 
 def with_torch(pid: int) -> bool:
-    """Whether the process has got so far that it has loaded torch."""
+    """Whether the process has already loaded torch."""
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -136,7 +136,7 @@ VIEWS = [
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view[1])
 def test_a_reader_that_has_seen_enough(tmp_path: Path, view: list[str]) -> None:
-    """A pipe whose reader has gone, as in `mcr-tune show | head -2`: no word, and the exit code of such programs."""
+    """A closed pipe, as in `mcr-tune show | head -2`: no output, and the usual exit code for that."""
     paths = {"table": tmp_path / "a.json", "other": tmp_path / "b.json"}
     for scales, path in zip((1, 9), paths.values(), strict=True):
         table.write(tables.make(*(tables.scale(ranks + 2) for ranks in range(scales))), path)

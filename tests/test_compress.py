@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression: codecs keep their bounds, and compressed calls give what decoding the encoded parts gives."""
+"""Compression: codecs keep their bounds, and compressed calls equal decoding the encoded parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _equal(got: torch.Tensor, want: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(("codec", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_16_bit_codecs_are_torchs_casts(codec: str, dtype: torch.dtype) -> None:
-    """All values of the type come back; all halfway points and their neighbours round as torch's casts do."""
+    """All values of the type survive; all halfway points and their neighbors round as torch's casts do."""
     exact = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).float()
     _equal(_around(exact, codec), exact)
     bits = exact.view(torch.int32)
@@ -76,7 +76,7 @@ def test_int8_bound(values: list[float], block: int) -> None:
 @settings(deadline=None, max_examples=100)
 @given(st.lists(FLOATS, min_size=1, max_size=40), st.sampled_from(["float32", "float64"]))
 def test_zfp_bound(values: list[float], dtype: str) -> None:
-    """The tolerance is kept; a part with a value that is not finite is NaN; zeros among themselves stay zeros."""
+    """The tolerance is kept; a part with a non-finite value is NaN; a part of zeros stays zero."""
     tensor = torch.tensor(values, dtype=getattr(torch, dtype))
     got = _around(tensor, "zfp:tolerance=1e-3")
     rated = _around(tensor, "zfp:rate=16")
@@ -84,10 +84,10 @@ def test_zfp_bound(values: list[float], dtype: str) -> None:
         assert bool(got.isnan().all())
         assert bool(rated.isnan().all())
         return
-    # An absolute error below the type's own precision cannot be had.
+    # An absolute error below the type's own precision is impossible.
     allowed = max(1e-3, float(tensor.abs().max()) * (2.0**-20 if dtype == "float32" else 2.0**-48))
     assert float((got.double() - tensor.double()).abs().max()) <= allowed
-    # Rounding may pass the largest number; it never turns a number round.
+    # Rounding may overflow; it never changes a sign.
     large = tensor.abs() > torch.finfo(tensor.dtype).max / 2
     assert bool(rated[~large].isfinite().all())
     assert bool((torch.signbit(rated[large]) == torch.signbit(tensor[large])).all())
@@ -98,7 +98,7 @@ def test_zfp_bound(values: list[float], dtype: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rate", [4, 8, 16, 20])
 def test_zfp_rate(rate: int, dtype: torch.dtype) -> None:
-    """The size is what the rate says, whatever the values; smooth data keeps the error that the rate allows."""
+    """The rate determines the size, whatever the values; smooth data keeps the error that the rate allows."""
     for count in (1, 3, 4, 5, 64, 1001):
         smooth = torch.linspace(0, 3, count, dtype=dtype).sin()
         sizes = {passes.encode(values, f"zfp:rate={rate}").numel() for values in (smooth, torch.zeros_like(smooth))}
@@ -110,7 +110,7 @@ def test_zfp_rate(rate: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int8:block=1000", "zfp:rate=8", "zfp:tolerance=1e-3"])
 def test_adversarial_values(codec: str) -> None:
-    """What comes back is near the value or as specified: zeros, subnormals, the largest, NaN, infinity."""
+    """The decoded value is near the original or as specified: zeros, subnormals, the largest, NaN, infinity."""
     largest, tiny = torch.finfo(torch.float32).max, torch.finfo(torch.float32).smallest_normal / 4
     zeros = torch.zeros(100)
     assert not bool(_around(zeros, codec).any())
@@ -122,7 +122,7 @@ def test_adversarial_values(codec: str) -> None:
     if codec == "fp16":
         assert bool(result.isinf().all())
     elif not codec.startswith("zfp"):
-        # bf16 rounds what is above its own largest number to infinity, as torch's cast does.
+        # bf16 rounds values above its own largest number to infinity, as torch's cast does.
         _equal(result, big.bfloat16().float()) if codec == "bf16" else torch.testing.assert_close(result, big)
     for special in (math.nan, math.inf, -math.inf):
         mixed = torch.ones(100)
@@ -136,7 +136,7 @@ def test_adversarial_values(codec: str) -> None:
 
 
 def test_what_codecs_take() -> None:
-    """A codec refuses what it would not make smaller or not keep."""
+    """A codec rejects types that it would not make smaller or could not preserve."""
     for codec, dtype in (
         ("bf16", "bfloat16"),
         ("fp16", "float16"),
@@ -153,7 +153,7 @@ def test_what_codecs_take() -> None:
 
 
 class _Given:
-    """A codec that decodes to values of its own, whatever it has encoded."""
+    """A codec that decodes to given values, whatever it has encoded."""
 
     fixed = True
     dtypes = ("float8_e4m3fn", "float8_e5m2")
@@ -175,13 +175,13 @@ class _Given:
 
 
 def test_float8_tensors_reach_own_codecs_as_float32() -> None:
-    """Exactly; and what comes back is rounded as torch's casts do it, with ties, subnormals, overflow and NaN."""
+    """Exactly; decoded values are rounded as torch's casts do it, with ties, subnormals, overflow and NaN."""
     passes.register_codec(_Given(), "given")
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         every = torch.arange(256).to(torch.uint8).view(dtype)
         every = every[every.float().isfinite()]
         bits = every.float().view(torch.int32)
-        # Around all values, and around what lies halfway between two: floats have 20 or 21 bits more.
+        # Around all values, and around halfway points between two values: floats have 20 or 21 bits more.
         near = [bits + offset + step for offset in (0, 2**19, 2**20) for step in (-1, 0, 1)]
         sweep = torch.arange(-(2**31), 2**31, 9973).to(torch.int32)
         _Given.given = torch.cat([*near, sweep]).view(torch.float32)
@@ -193,7 +193,7 @@ def test_float8_tensors_reach_own_codecs_as_float32() -> None:
 
 
 def test_registering() -> None:
-    """A name that is taken and an object that is no codec are errors."""
+    """A taken name and an object that is not a codec are errors."""
     with pytest.raises(mcr_dl.InvalidArgumentError, match="bf16"):
         passes.register_codec(compress._Broken("nowhere"), "bf16")
     with pytest.raises(mcr_dl.InvalidTypeError, match="capacity"):
@@ -209,7 +209,7 @@ def test_registering() -> None:
 @pytest.mark.parametrize("backend", ["mpi", "gloo", None])
 @pytest.mark.parametrize("codec", ["bf16", "int8", "zfp:tolerance=1e-3"])
 def test_operations(pools: Pools, world: int, backend: str | None, codec: str) -> None:
-    """Every operation gives what its definition gives, blocking and not."""
+    """Every operation equals its definition, blocking and not."""
     dtypes = ["float32", "float64"] if codec == "int8" and backend == "mpi" else ["float32"]
     counts = COUNTS if backend is not None else [17]
     made = pools.get("processes", world).run(compress.matrix, codec, backend, counts, dtypes, list(compress.OPERATIONS))
@@ -218,7 +218,7 @@ def test_operations(pools: Pools, world: int, backend: str | None, codec: str) -
 
 @pytest.mark.parametrize("codec", ["fp16", "zfp:rate=16", "int8:block=100"])
 def test_other_codecs(pools: Pools, codec: str) -> None:
-    """The same for the others, on one backend."""
+    """All operations with the other codecs, on one backend."""
     pools.get("processes", 3).run(
         compress.matrix, codec, "mpi", [1, 1001], ["float32"], ["all_reduce", "all_to_all", "all_gatherv", "broadcast"]
     )
@@ -232,14 +232,14 @@ def test_reductions(pools: Pools, codec: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_tensors(pools: Pools, dtype: str) -> None:
-    """Are summed in float32."""
+    """They are summed in float32."""
     pools.get("processes", 2).run(compress.halves, dtype)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_in_flight(pools: Pools, world: int, backend: str) -> None:
-    """Many at once, waited for in another order on every rank."""
+    """Many pending calls, waited for in a different order on every rank."""
     codecs = ["bf16", "int8", "zfp:tolerance=1e-2"]
     pools.get("processes", world).run(compress.in_flight, backend, codecs, world, 120)
 
@@ -268,18 +268,18 @@ def test_subgroups(pools: Pools) -> None:
 
 
 def test_errors(pools: Pools) -> None:
-    """Clear ones, with nothing sent."""
+    """Clear errors, with nothing sent."""
     pools.get("processes", 2).run(compress.errors)
 
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_failing_codec(pools: Pools, backend: str) -> None:
-    """Fails its own call on every rank that needs what it should have made."""
+    """It fails its own call on every rank that needs its output."""
     pools.get("processes", 2).run(compress.failing_codec, backend)
 
 
 def test_feedback(pools: Pools) -> None:
-    """The mean over many steps goes to the exact sum; without feedback its error stays."""
+    """The mean over many steps approaches the exact sum; without feedback its error stays."""
     for plain, fed in pools.get("processes", 2).run(compress.feedback):
         assert plain > 0.05
         assert fed < plain / 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How DeepSpeed is hooked, on packages that stand in for it; tests/integrations has the real one."""
+"""The hook in DeepSpeed, on packages that stand in for it; tests/integrations has the real one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKING = """
 
 
 def run(program: str, folder: Path, **variables: str) -> str:
-    """What a program prints that finds the packages of the folder first."""
+    """The output of a program that finds the packages of the folder first."""
     environment = launchers.environment(**variables)
     environment["PYTHONPATH"] = f"{folder}:{environment['PYTHONPATH']}"
     done = subprocess.run(
@@ -37,7 +37,7 @@ def run(program: str, folder: Path, **variables: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where ``deepspeed.comm.torch`` of a "DeepSpeed 9.9" is to be written."""
+    """The folder for ``deepspeed.comm.torch`` of a "DeepSpeed 9.9"."""
     for package in ("deepspeed", "deepspeed/comm"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, source: str) -> None:
-    """The module that is hooked."""
+    """Write the module that is hooked."""
     (folder / "deepspeed" / "comm" / "torch.py").write_text(textwrap.dedent(source))
 
 
@@ -69,7 +69,7 @@ def test_no_deepspeed(tmp_path: Path) -> None:
 
 
 def test_a_version_without_the_class(folder: Path) -> None:
-    """install() names the version and what it lacks; so does the variable, when DeepSpeed is imported."""
+    """install() names the version and the missing part; so does the variable, when DeepSpeed is imported."""
     write(folder, "")
     wanted = "expected deepspeed.comm.torch.TorchBackend, which DeepSpeed 9.9 does not have"
     assert wanted in run(CAUGHT, folder)
@@ -91,7 +91,7 @@ def test_a_version_without_the_module(folder: Path) -> None:
 
 
 def test_others_are_left_alone(folder: Path) -> None:
-    """Without install(), the variable or our name, DeepSpeed makes its own object, whoever was imported first."""
+    """Without install(), the variable or the name "mcr", DeepSpeed makes its own object, in any import order."""
     write(folder, WORKING)
     program = """
         import {}
@@ -106,7 +106,7 @@ def test_others_are_left_alone(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", ["yes", "2"])
 def test_a_wrong_variable(folder: Path, value: str) -> None:
-    """It is 0 or 1."""
+    """The value must be 0 or 1."""
     write(folder, WORKING)
     program = """
         import torch
@@ -120,7 +120,7 @@ def test_a_wrong_variable(folder: Path, value: str) -> None:
 
 
 def test_import_of_torch_stays_quick(folder: Path) -> None:
-    """Neither torch's nor DeepSpeed's import brings mcr_dl in; the source of the hooked module can still be read."""
+    """Neither torch's nor DeepSpeed's import loads mcr_dl; the source of the hooked module can still be read."""
     write(folder, WORKING)
     program = """
         import inspect, sys

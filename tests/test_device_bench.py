@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mcr-bench and mcr-tune decide about devices, with a stand-in for torch's device module, as there may be none."""
+"""Decisions of mcr-bench and mcr-tune on devices, with a stand-in for torch's device module, as there may be none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARING = ("NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE")
 
 
 class Devices:
-    """So many devices, of which nothing can be seen but which one is current."""
+    """A number of devices that only track which one is current."""
 
     def __init__(self, number: int) -> None:
         self.number, self.taken, self.waits = number, -1, 0
@@ -41,7 +41,7 @@ class Devices:
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, devices: int, rank: int, ranks: int, nccl: tuple[int, ...]) -> Devices:
-    """This process as a rank on a host with so many devices."""
+    """This process as a rank on a host with this number of devices."""
     fake = Devices(devices)
     monkeypatch.setattr(torch, "get_device_module", lambda _: fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -75,7 +75,7 @@ def test_each_rank_takes_a_device(
     taken: int,
     shared: dict[str, str],
 ) -> None:
-    """By its number on its host; where ranks share one, NCCL is told so in the way of its version."""
+    """By its number on its host; if ranks share a device, NCCL is told in the way of its version."""
     fake = _machine(monkeypatch, devices, rank, ranks, nccl)
     _device.take("cuda")
     assert fake.taken == taken
@@ -84,7 +84,7 @@ def test_each_rank_takes_a_device(
 
 
 def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the user says about sharing stays."""
+    """The user's settings on sharing stay."""
     _machine(monkeypatch, 1, 1, 2, (2, 28, 3))
     monkeypatch.setenv("NCCL_HOSTID", "mine")
     _device.take("cuda")
@@ -92,7 +92,7 @@ def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_host_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is taken or waited for on the CPU."""
+    """Nothing is selected or waited for on the CPU."""
     fake = _machine(monkeypatch, 1, 1, 2, (2, 28, 3))
     _device.take("cpu")
     assert (fake.taken, _shared()) == (-1, {})
@@ -105,7 +105,7 @@ def test_the_host_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device its own library and staged host libraries; on the CPU no library that takes no host memory."""
+    """On a device its own library and staged host libraries; on the CPU no library that rejects host memory."""
     usable = {"nccl": True, "mpi": False, "gloo": True, "null": True, "fake": True}
 
     def load(name: str) -> str:
@@ -139,7 +139,7 @@ def test_tune_of_codecs_is_for_the_cpu(capsys: pytest.CaptureFixture[str], monke
 
 
 class Nvml:
-    """NVIDIA's management library as far as it is used, with two devices."""
+    """NVIDIA's management library with the functions used here and two devices."""
 
     NAMES = (b"NVIDIA Z", b"NVIDIA A")
 
@@ -169,7 +169,7 @@ class Nvml:
 
 
 def test_accelerators_without_the_drivers_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's library tells the same; a driver that does not start, or none, has no devices."""
+    """The driver's library gives the same list; a driver that does not start, or none, has no devices."""
     monkeypatch.setattr(hosts, "_NVIDIA", tmp_path)
     nvml = Nvml()
     monkeypatch.setattr(hosts.ctypes, "CDLL", lambda _: nvml)
@@ -186,7 +186,7 @@ def test_accelerators_without_the_drivers_list(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_table_remembers_how_many_devices(tmp_path: Path) -> None:
-    """Ranks that share a device are slow together: how many there were is in the settings, and a CPU run keeps it."""
+    """Ranks that share a device are slow together: the settings record the number, and a CPU run keeps it."""
     path = tmp_path / "table.json"
     known = tables.make(
         tables.scale(device="cuda"), host=hosts.host(), software=hosts.software({}), settings={"devices": 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bad input gets: one clear exception on the rank that made the call, nothing sent, a group that still works."""
+"""Bad input: one clear exception on the rank that made the call, nothing sent, a group that still works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 @backends
 @pytest.mark.parametrize("name", errors.CALLS)
 def test_wrong_call(pools: Pools, name: str, backend: str) -> None:
-    """Made on rank 1 alone; the next correct call of all three ranks meets as if nothing had been."""
+    """Made on rank 1 alone; the next correct call of all three ranks matches as if nothing had happened."""
     texts = pools.get("processes", 3).run(errors.wrong_on_one_rank, name, backend, 1, limit=30.0)
     assert [bool(text) for text in texts] == [False, True, False]
 
@@ -29,20 +29,20 @@ def test_wrong_call(pools: Pools, name: str, backend: str) -> None:
 @backends
 @pytest.mark.parametrize("name", mistakes.MISTAKES)
 def test_common_mistake(pools: Pools, name: str, backend: str) -> None:
-    """Made on both ranks: both raise, with a text that says what to do, and the next correct call meets."""
+    """Made on both ranks: both raise, with advice in the text, and the next correct call matches."""
     assert all(pools.get("processes", 2).run(mistakes.make, name, backend, limit=30.0))
 
 
 @backends
 @pytest.mark.parametrize("function", mistakes.ON_RANKS, ids=lambda function: function.__name__)
 def test_calls_near_mistakes(pools: Pools, function: Callable[[str], None], backend: str) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     pools.get("processes", 2).run(function, backend, limit=30.0)
 
 
 @backends
 def test_undefined_reductions(pools: Pools, backend: str) -> None:
-    """Every pair of dtype and reduction that means nothing is refused by every operation that reduces."""
+    """Every operation that reduces rejects every undefined pair of dtype and reduction."""
     cases = [
         Case(function, dtype, red, 3, layouts(function)[0], backend=backend)
         for function, row in SIGNATURES.items()
@@ -57,17 +57,17 @@ def test_undefined_reductions(pools: Pools, backend: str) -> None:
 
 
 def test_wrong_backend(pools: Pools) -> None:
-    """An unknown name, a known one that was not initialised, and no name."""
+    """An unknown name, a known one that was not initialized, and no name."""
     pools.get("processes", 3).run(errors.wrong_backend, 1, limit=60.0)
 
 
 def test_root_outside_the_group(pools: Pools) -> None:
-    """A rank of the job that is not one of the group is named together with the members."""
+    """The error names the rank, which is in the job but not in the group, together with the members."""
     pools.get("processes", 4).run(errors.root_outside_group, limit=60.0)
 
 
 def test_no_group(pools: Pools) -> None:
-    """What is not a group, or no longer one."""
+    """Objects that are not groups, and destroyed groups."""
     pools.get("processes", 3).run(errors.no_group, limit=60.0)
 
 
@@ -84,7 +84,7 @@ def test_lifecycle(pools: Pools, launcher: str, function: object) -> None:
 
 _SIZES = [(8, 4), (4, 8), (1000, 100_000), (0, 3), (3, 0)]
 # Without (100_000, 1000) on Open MPI: 5.0.11 reports the truncation, but its single-copy path (smsc/cma) has by then
-# written the whole message over what lies behind the tensor. OMPI_MCA_smsc=^cma avoids that.
+# written the whole message over the memory after the tensor. OMPI_MCA_smsc=^cma avoids that.
 _DISAGREEMENTS = [
     *[("processes", sent, expected) for sent, expected in [*_SIZES, (100_000, 1000)]],
     *[("mpiexec-openmpi", sent, expected) for sent, expected in _SIZES],
@@ -94,7 +94,7 @@ _DISAGREEMENTS = [
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["recv", "irecv"])
 @pytest.mark.parametrize(("launcher", "sent", "expected"), _DISAGREEMENTS)
 def test_received_size_on_mpi(pools: Pools, launcher: str, sent: int, expected: int, asynchronous: bool) -> None:
-    """A message that is larger or smaller than the tensor raises where it is received, and the group works on."""
+    """A message larger or smaller than the tensor raises on the receiver, and the group stays usable."""
     pool = pools.get(launcher, 2)
     text = pool.run(lifecycle.received_size, "mpi", sent, expected, asynchronous, limit=30.0)[1]
     assert str(expected) in text
@@ -106,11 +106,11 @@ def test_broadcast_size_on_mpi(pools: Pools, asynchronous: bool) -> None:
     """A root that sends more than the others expect: never silent truncation on the receiving rank."""
     texts = pools.get("processes", 2).run(lifecycle.broadcast_size, "mpi", asynchronous, limit=30.0)
     assert "MPI_Bcast" in texts[1], texts
-    pools.get("processes", 2).kill()  # MPI does not promise that a communicator works after a failed collective
+    pools.get("processes", 2).kill()  # MPI does not guarantee that a communicator works after a failed collective
 
 
 def test_classes() -> None:
-    """Every error of ours is one of torch's, and a ValueError or TypeError where Python would raise that."""
+    """Every error of mcr_dl is one of torch's, and a ValueError or TypeError where Python would raise that."""
     own = {name: cls for name, cls in vars(mcr_dl).items() if inspect.isclass(cls) and issubclass(cls, mcr_dl.McrError)}
     assert set(own) == {
         "McrError",

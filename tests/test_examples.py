@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example programs: the same losses in all modes as on one process without any communication."""
+"""The example programs: equal losses in all modes, and on one process without any communication."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from ranks import examples
 FIGURES = Path(__file__).parent.parent / "bench" / "lab" / "figures_rank.py"
 BETWEEN_MODES = 1e-6  # nats; sums of two ranks have one order, those of more are exact
 _LIMIT = 100.0  # seconds; they take a tenth of it on a quiet machine
-FROM_REFERENCE = 1e-5  # one process multiplies larger matrices, and rounds otherwise
+FROM_REFERENCE = 1e-5  # one process multiplies larger matrices, and rounds differently
 
 
 def _dlrm_reference() -> list[float]:
-    """The losses of one process with all tables and all samples, whose lookups are as early as the ranks'."""
+    """The losses of one process with all tables and all samples, with lookups as early as the ranks'."""
     shape, seed = examples.DLRM, program.SEED
     dense, tables = Dense(shape, seed), Tables(shape, range(shape.tables), seed)
     optimizer = torch.optim.SGD(dense.parameters(), lr=examples.RATE)
@@ -75,7 +75,7 @@ def _gpt_reference(copies: int) -> list[float]:
 
 
 def _check(results: list[examples.Result], reference: list[float]) -> None:
-    """All modes agree with each other and with the reference, and each used the backends that it names."""
+    """Check that all modes agree with each other and with the reference, and use the backends that they name."""
     found = results[0]
     assert list(found) == ["gloo", "mpi", "auto", "mixed", "split"]
     plain = found["gloo"][0]
@@ -93,7 +93,7 @@ def _check(results: list[examples.Result], reference: list[float]) -> None:
         "mixed": both if len(kinds) > 1 else {"mpi"},
         "split": both,
     }
-    for kind in kinds:  # cut or not, the messages are as long
+    for kind in kinds:  # cut or not, messages have equal lengths
         totals = {
             mode: sum(value for (name, _), value in nbytes.items() if name == kind)
             for mode, (_, nbytes) in found.items()
@@ -108,11 +108,11 @@ def test_dlrm(pools: Pools, size: int) -> None:
 
 
 def test_dlrm_overlap(pools: Pools) -> None:
-    """The next batch's vectors are on their way while the upper perceptron works, forward and backward."""
+    """The next batch's vectors are in transit while the upper perceptron works, forward and backward."""
     # Exchanges of the first step: its own batch, the next one's, gradients. So the second step starts number 3.
     for events in pools.get("processes", 2).run(examples.dlrm_events):
         begin = events.index("start")
-        assert set(events[:begin]) == {"wait 1"}  # once more, of what has come at the end of the step before
+        assert set(events[:begin]) == {"wait 1"}  # again: the previous step's end waited for it
         assert events[begin:] == ["start", "above", "above, backward", "start", "wait 4", "wait 3"]
 
 
@@ -168,7 +168,7 @@ def _modes(chart: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_gpt_program(tmp_path: Path) -> None:
-    """Starts its own ranks, trains in all modes, and says that the losses agree."""
+    """Starts its own ranks, trains in all modes, and reports that the losses agree."""
     chart = tmp_path / "gpt.png"
     sizes = ["--steps", "30", "--batch", "4", "--width", "32", "--megabytes", "0.3"]
     done = _program("gpt", *sizes, "--no-chart", "--chart", str(chart))
@@ -183,7 +183,7 @@ def test_gpt_program(tmp_path: Path) -> None:
 
 
 def test_dlrm_program_that_learns_nothing(tmp_path: Path) -> None:
-    """Two steps are too few: it says so, and fails."""
+    """Two steps are too few: the program reports that, and fails."""
     chart = tmp_path / "dlrm.png"
     sizes = ["--steps", "2", "--batch", "32", "--tables", "4", "--rows", "50"]
     done = _program("dlrm", *sizes, "--no-chart", "--chart", str(chart))
@@ -198,7 +198,7 @@ def test_dlrm_program_that_learns_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["dlrm", "gpt"])
 def test_typing_error(name: str) -> None:
-    """One line behind the usage."""
+    """One line after the usage."""
     done = _program(name, "--stepps", "3")
     assert done.returncode == 2
     assert (
@@ -207,7 +207,7 @@ def test_typing_error(name: str) -> None:
 
 
 def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:
-    """Run the measurement on two ranks: exit codes, and what they wrote."""
+    """Run the measurement on two ranks: exit codes and output."""
     log = folder / "log"
     ranks = launchers.start("processes", 2, [str(FIGURES), *arguments], log, {"MCR_DL_TUNING_TABLE": "none"})
     try:
@@ -220,7 +220,7 @@ def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:
 
 
 def test_figures(tmp_path: Path) -> None:
-    """Rows differ in the libraries that carry their bytes, and in nothing else."""
+    """Rows differ only in the libraries that carry their bytes."""
     out = tmp_path / "figures.json"
     rows = ["gloo", "mpi", "mixed+fuse", "split", "torch", "mpi4py", "torch+fuse"]
     given = ["--workload", "dense", "--rows", ",".join(rows), "--scale", "0.2"]
@@ -256,7 +256,7 @@ def test_figures(tmp_path: Path) -> None:
 
 
 def test_figures_typing_error(tmp_path: Path) -> None:
-    """A row that there is not is an error in one line, before anything is started."""
+    """An unknown row is an error in one line, before anything is started."""
     codes, log = _figures(tmp_path, "--workload", "moe", "--rows", "gloo,nccl", "--out", str(tmp_path / "no.json"))
     assert codes == [2, 2], log
     assert "error: --rows: expected some of gloo, mpi, mixed, split, auto" in log.splitlines()[-1]

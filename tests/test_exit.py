@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner of this test's own: the thread of a step that hangs is lost."""
+    """A separate runner for this test: a hanging step loses its thread."""
     monkeypatch.setattr(_exit, "_thread", None)
     monkeypatch.setattr(_exit, "_steps", type(_exit._steps)())
     monkeypatch.setattr(_exit, "_LIMIT_SECONDS", 0.1)
 
 
 def test_a_step_runs_on_the_prepared_thread(capsys: pytest.CaptureFixture[str]) -> None:
-    """And the next one after it, also behind one that has failed."""
+    """The next step also runs on it, even after a failed one."""
     _exit.prepare()
     ran: list[str] = []
 
@@ -36,7 +36,7 @@ def test_a_step_runs_on_the_prepared_thread(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_step_that_hangs_is_left_behind() -> None:
-    """Else the process would never end."""
+    """Otherwise the process would never end."""
     _exit.prepare()
     never = threading.Event()
     _exit.bounded(never.wait)  # type: ignore[arg-type]

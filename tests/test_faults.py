@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/reliability.md promises for each fault and backend, on processes that really die, stop and differ."""
+"""The guarantees of docs/reliability.md for each fault and backend, on processes that really die, stop and differ."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shared_memory() -> set[str]:
 
 
 def mapped() -> set[str]:
-    """Those that some process uses: other jobs may run on this host."""
+    """The segments that some process uses: other jobs may run on this host."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -56,14 +56,14 @@ def mapped() -> set[str]:
 
 # ---- a rank dies, stops, raises or leaves
 
-# Jobs at the same time; storms one by one, as several keep two cores from everything else.
+# Jobs at the same time; storms one by one, as several would take both cores from everything else.
 TOGETHER = [("idle", [*jobs.LOST]), ("collective", [*jobs.LOST]), *(("storm", [fault]) for fault in jobs.LOST)]
 
 
 @backends
 @pytest.mark.parametrize(("phase", "faults"), TOGETHER)
 def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list[str]) -> None:
-    """The other ranks raise, or end inside the library, and say which rank it was and what became of it."""
+    """The other ranks raise, or end inside the library, and name the rank and what happened to it."""
     started = {fault: jobs.start(nursery, "faulty", [backend, phase, fault], 3) for fault in faults}
     for fault, ranks in started.items():
         survivors = [ranks[0], ranks[2]]
@@ -80,7 +80,7 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
     ("fault", "phases"), [("stop", ["idle", "collective", "storm"]), ("exit", ["collective"]), ("kill", ["collective"])]
 )
 def test_a_rank_is_lost_under_open_mpi(fault: str, phases: list[str], tmp_path: Path) -> None:
-    """Its launcher ends the job where a rank dies or fails; else the other ranks say which it was."""
+    """The launcher ends the job if a rank dies or fails; otherwise the other ranks name the rank."""
     started = [jobs.start_under_open_mpi("faulty", ["mpi", phase, fault], 3, tmp_path / phase) for phase in phases]
     for job in started:
         assert job.end() not in (0, None), job.text
@@ -106,7 +106,7 @@ def test_told_under_open_mpi(arguments: list[str], debug: str, told: str, times:
 
 @backends
 def test_the_first_rank_dies_with_the_store(nursery: Nursery, backend: str) -> None:
-    """Where rank 0 holds the store nobody can be asked; the others say so, and end all the same."""
+    """If rank 0 holds the store no rank can be asked; the others report that, and still end."""
     ranks = nursery.ranks(jobs.PROGRAMS / "troubles.py", ["late", backend], 3)
     jobs.await_text(ranks, "READY")
     os.kill(ranks[0].pid, signal.SIGKILL)
@@ -118,8 +118,8 @@ def test_the_first_rank_dies_with_the_store(nursery: Nursery, backend: str) -> N
 
 @backends
 def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the call, its number, size and limit, and the line at which the late rank is; so does
-    `mcr-trace diagnose` from the dumps.
+    """The error names the call, its number, size and timeout, and the line of the late rank; so does `mcr-trace
+    diagnose` from the dumps.
     """
     ranks = jobs.start(nursery, "troubles", ["late", backend], 3, MCR_DL_DUMP_DIR=str(tmp_path))
     jobs.end(nursery, [ranks[0], ranks[2]])
@@ -130,7 +130,7 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
             f"CollectiveTimeoutError {backend}.all_reduce (group 'default', rank {number} of 3): collective 2" in text
         )
         assert "1000ms" in text or "of 40 bytes timed out: still running after the timeout of 1000 ms" in text
-        assert re.search(" (Timed out|closed|timeout) ", text), text  # what PyTorch's own tests look for
+        assert re.search(" (Timed out|closed|timeout) ", text), text  # PyTorch's own tests look for these words
         assert "timed out" in text
         assert re.search(r"Not arrived: rank 1 has made 1 collective .* at troubles\.py:\d+ in late", text)
     assert {path.name for path in tmp_path.iterdir()} >= {f"alarm0.rank{rank}.json" for rank in range(3)}
@@ -143,7 +143,7 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
 
 
 def test_a_rank_gives_up_first(nursery: Nursery) -> None:
-    """Who ends after a failure leaves word of that failure: it is not the first cause."""
+    """A rank that ends after a failure leaves a note of that failure: its end is not the first cause."""
     ranks = jobs.start(nursery, "troubles", ["impatient", "mpi"], 3)
     jobs.end(nursery, [ranks[0]])
     assert "Not arrived: rank 1 has made 1 collective" in ranks[0].text
@@ -156,7 +156,7 @@ def test_a_rank_gives_up_first(nursery: Nursery) -> None:
 
 @pytest.mark.parametrize(("backend", "uniform"), [("mpi", "0"), ("gloo", "0"), ("gloo", "1")])
 def test_a_late_rank_through_torch(nursery: Nursery, backend: str, uniform: str) -> None:
-    """The same limits and words for a program that knows torch.distributed alone."""
+    """The same timeouts and texts for a program that knows only torch.distributed."""
     ranks = jobs.start(nursery, "troubles", ["late_through_torch", backend], 3, MCR_DL_UNIFORM=uniform)
     jobs.end(nursery, [ranks[0], ranks[2]])
     for rank in (ranks[0], ranks[2]):
@@ -166,7 +166,7 @@ def test_a_late_rank_through_torch(nursery: Nursery, backend: str, uniform: str)
 
 
 def test_a_late_rank_inside_of_mpi_through_torch(nursery: Nursery) -> None:
-    """A blocking call of a uniform group is a blocking call of MPI: the time limit ends the process, and says why."""
+    """A blocking call of a uniform group is a blocking call of MPI: the timeout ends the process, with the reason."""
     ranks = jobs.start(nursery, "troubles", ["late_through_torch", "mpi"], 3)
     jobs.end(nursery, [ranks[0], ranks[2]])
     for rank in (ranks[0], ranks[2]):
@@ -177,7 +177,7 @@ def test_a_late_rank_inside_of_mpi_through_torch(nursery: Nursery) -> None:
 
 @backends
 def test_nobody_waits(nursery: Nursery, backend: str) -> None:
-    """An operation that nobody waits for fails in time, and its future with it."""
+    """An operation without a waiting thread fails in time, and so does its future."""
     ranks = jobs.start(nursery, "troubles", ["nobody_waits", backend], 2)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "DONE")
@@ -187,7 +187,7 @@ def test_nobody_waits(nursery: Nursery, backend: str) -> None:
 
 @backends
 def test_many_operations_under_way(nursery: Nursery, backend: str) -> None:
-    """The sampler gets those whose time is up, and Python objects are made of no others."""
+    """The sampler gets only operations past their timeout, and makes Python objects of no others."""
     ranks = jobs.start(nursery, "troubles", ["many_pending", backend], 2)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "DONE")
@@ -199,7 +199,9 @@ def test_many_operations_under_way(nursery: Nursery, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["mpi", "gloo", "mpi,gloo"])
 def test_different_calls(nursery: Nursery, backend: str) -> None:
     """MCR_DL_DEBUG=detail: all ranks raise, in this call and in later ones, and name the first difference."""
-    differences = ["backend"] if "," in backend else ["op", "size", "dtype", "reduction", "strides", "async"]
+    differences = (
+        ["backend"] if "," in backend else ["op", "size", "dtype", "reduction", "strides", "priority", "async"]
+    )
     started = [
         jobs.start(nursery, "troubles", ["desync", backend, difference], 2, MCR_DL_DEBUG="detail")
         for difference in differences
@@ -212,7 +214,7 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
                 rank.text
             )
             assert len(re.findall(r"called at troubles\.py:\d+ in calls", rank.text)) >= 2
-        # gloo ends the process where a message is too long: the text is the same, the code another.
+        # gloo ends the process if a message is too long: the text is the same, the exit code differs.
         assert {rank.code for rank in ranks} <= {0, -signal.SIGABRT}
         if backend != "gloo":
             assert [rank.text.count("RAISED DesyncError") for rank in ranks] == [2, 2]
@@ -220,7 +222,7 @@ def test_different_calls(nursery: Nursery, backend: str) -> None:
 
 @backends
 def test_equal_calls(nursery: Nursery, backend: str) -> None:
-    """MCR_DL_DEBUG=detail disturbs nobody who does it right."""
+    """MCR_DL_DEBUG=detail does not disturb correct programs."""
     ranks = jobs.start(nursery, "troubles", ["same", backend], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
     assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
@@ -228,7 +230,7 @@ def test_equal_calls(nursery: Nursery, backend: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_different_sizes_at_the_end(nursery: Nursery, size: int) -> None:
-    """MCR_DL_DEBUG=detail: no program ends well behind a wrong sum, with whatever end; every rank says why."""
+    """MCR_DL_DEBUG=detail: no program ends successfully after a wrong sum, however it ends; every rank says why."""
     ways = ["nothing", "destroy", "torch", "calls", "calls, destroy", "pair", "pair, forget", "pair, forget, destroy"]
     for how in ways:
         ranks = jobs.start(nursery, "troubles", ["ends", "mpi", how], size, MCR_DL_DEBUG="detail")
@@ -253,7 +255,7 @@ def test_a_call_that_one_rank_makes_alone_at_the_end(nursery: Nursery, backend: 
 
 @backends
 def test_a_rank_that_does_not_come_to_its_end(nursery: Nursery, backend: str) -> None:
-    """MCR_DL_DEBUG=detail: the others do not wait for it, and say what is not known."""
+    """MCR_DL_DEBUG=detail: the others do not wait for it, and report the missing information."""
     ranks = jobs.start(nursery, "troubles", ["one_raises", backend], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
     for rank in (ranks[0], ranks[2]):
@@ -262,7 +264,7 @@ def test_a_rank_that_does_not_come_to_its_end(nursery: Nursery, backend: str) ->
 
 @backends
 def test_equal_calls_to_the_end(nursery: Nursery, backend: str) -> None:
-    """MCR_DL_DEBUG=detail: the end of a program in order is quiet."""
+    """MCR_DL_DEBUG=detail: a correct program ends quietly."""
     ranks = jobs.start(nursery, "troubles", ["same_to_the_end", backend], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
     assert [(rank.code, rank.text) for rank in ranks] == [(0, "SAME\n")] * 3
@@ -283,7 +285,7 @@ def test_different_sizes_without_detail(nursery: Nursery) -> None:
 
 
 def test_different_calls_without_detail(nursery: Nursery) -> None:
-    """The time limit's error shows the difference."""
+    """The timeout error shows the difference."""
     ranks = jobs.start(nursery, "troubles", ["differ", "mpi"], 2)
     jobs.end(nursery, ranks)
     first = "collective 1 of group 'default' is all_reduce("
@@ -291,7 +293,7 @@ def test_different_calls_without_detail(nursery: Nursery) -> None:
 
 
 def test_detail_on_one_rank_alone(nursery: Nursery) -> None:
-    """It must be set alike: it decides how calls are made."""
+    """All ranks must set it equally: it decides how calls are made."""
     _, environments = jobs.agent_store(nursery, 2)
     environments[0]["MCR_DL_DEBUG"] = "detail"
     ranks = [nursery.start(jobs.PROGRAMS / "troubles.py", ["same", "mpi"], each) for each in environments]
@@ -305,7 +307,7 @@ def test_detail_on_one_rank_alone(nursery: Nursery) -> None:
 
 @backends
 def test_the_store_dies(nursery: Nursery, backend: str) -> None:
-    """Communication goes on without it, whatever the ranks are in; what needs it raises."""
+    """Communication continues without it, whatever the ranks are doing; operations that need it raise."""
     started = []
     for phase in ("idle", "collective", "storm"):
         holder, environments = jobs.agent_store(nursery, 2)
@@ -321,7 +323,7 @@ def test_the_store_dies(nursery: Nursery, backend: str) -> None:
 
 @backends
 def test_a_full_disk(nursery: Nursery, backend: str, tmp_path: Path) -> None:
-    """Neither a trace nor a dump that cannot be written changes what the program sees."""
+    """A trace or dump that cannot be written does not change what the program sees."""
     for rank in range(2):
         for name in (f"rank{rank}.json", f"alarm0.rank{rank}.json"):
             (tmp_path / name).symlink_to("/dev/full")
@@ -337,7 +339,7 @@ def test_a_full_disk(nursery: Nursery, backend: str, tmp_path: Path) -> None:
 
 @backends
 def test_interrupt(nursery: Nursery, backend: str) -> None:
-    """Ctrl-C ends a program that sits in a blocking collective."""
+    """Ctrl-C ends a program inside a blocking collective."""
     ranks = jobs.start(nursery, "troubles", ["interrupted", backend], 2)
     jobs.await_text([ranks[0]], "WAITING")
     time.sleep(0.2)
@@ -350,7 +352,7 @@ def test_interrupt(nursery: Nursery, backend: str) -> None:
 
 @backends
 def test_ends_well(nursery: Nursery, backend: str) -> None:
-    """abort() from another thread; DataLoader's workers, and calls in a forked process; exits with work under way."""
+    """abort() from another thread; DataLoader's workers, calls in a forked process; exits with pending operations."""
     scenarios = ["aborted", "forked", "without_finalize", "finalize_outstanding"]
     started = {scenario: jobs.start(nursery, "troubles", [scenario, backend], 2) for scenario in scenarios}
     for ranks in started.values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation on arrays of other libraries, and on dense tensors whose elements do not lie row by row."""
+"""Every operation on arrays of other libraries, and on dense tensors whose elements are not stored row by row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ranks import layouts, operations, session, striped
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if row["op"] != "barrier"]
 COUNTS = (18, 1002)  # even: a vector can be two rows
-DTYPES = ("float32", "int64")  # which NumPy has too
+DTYPES = ("float32", "int64")  # also NumPy types
 
 worlds = pytest.mark.parametrize("world", [2, 3])
 functions = pytest.mark.parametrize("function", FUNCTIONS)
@@ -23,7 +23,7 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
 def _fits(case: Case, form: str) -> bool:
-    """Sums alone, as a reduction has no part in this. Splits count rows, of which a vector in columns has others."""
+    """Only sums, as the reduction does not matter. Splits count rows, which differ for a vector in columns."""
     if case.red != "SUM" or case.aliased:
         return False
     return form in ("numpy", "dlpack") or "input_split_sizes" not in kinds(case.function) or case.layout == "rows"
@@ -48,7 +48,7 @@ def in_form(
 @functions
 @pytest.mark.parametrize("form", forms.ARRAYS)
 def test_arrays(pools: Pools, form: str, function: str, world: int, backend: str) -> None:
-    """NumPy arrays, DLPack objects and lists of them, of which the caller keeps none while an operation runs."""
+    """NumPy arrays, DLPack objects and lists of them; the caller keeps none while an operation runs."""
     cases = in_form(function, backend, world, form)
     assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
 
@@ -58,9 +58,9 @@ def test_arrays(pools: Pools, form: str, function: str, world: int, backend: str
 @functions
 @pytest.mark.parametrize("form", ["columns", "columns of some"])
 def test_other_orders(pools: Pools, form: str, function: str, world: int, backend: str) -> None:
-    """The elements arrive where they belong, whatever the order on either side."""
+    """The elements arrive in the right order, whatever the order on either side."""
     if form == "columns of some" and OPS[SIGNATURES[function]["op"]]["in_place"]:
-        form = "columns"  # ranks must agree on the order of a tensor that is worked on as it lies
+        form = "columns"  # ranks must agree on the order of a tensor used in place
     cases = in_form(function, backend, world, form)
     assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
 
@@ -69,7 +69,7 @@ def test_other_orders(pools: Pools, form: str, function: str, world: int, backen
 @functions
 def test_other_orders_on_striped(pools: Pools, function: str, world: int) -> None:
     """Messages that are cut over two libraries."""
-    cases = in_form(function, "gloo+mpi", world, "columns", (100_002,))
+    cases = in_form(function, "stripe(gloo,mpi)", world, "columns", (100_002,))
     assert pools.get("processes", world).run(striped.run_all, cases, limit=60) == [len(cases)] * world
 
 
@@ -101,5 +101,5 @@ def test_other_orders_with_passes(pools: Pools, passes: str, world: int, backend
 @worlds
 @pytest.mark.parametrize("function", layouts.ON_RANKS)
 def test_on_ranks(pools: Pools, function: str, world: int, backend: str) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     pools.get("processes", world).run(layouts.ON_RANKS[function], backend, limit=60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with any arguments: the result is the reference's, or there is one documented error and the group works on."""
+"""Calls with any arguments: the result is the reference's, or there is one documented error and a usable group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STRANGE = st.sampled_from([-1, 0, 1, 2, 5, 2**31, 2**62, 2**63 - 1, -(2**63)])
 
 @st.composite
 def _laid_out(draw: st.DrawFn, counts: list[int]) -> Blocks:
-    """Blocks of these sizes with gaps, in any order, with room behind; mostly without displacements."""
+    """Blocks of these sizes with gaps, in any order, with room after them; mostly without displacements."""
     if draw(st.integers(0, 2)):
         return Blocks(sum(counts) + draw(st.sampled_from([0, 0, 0, 5])), tuple(counts))
     order = draw(st.permutations(range(len(counts))))
@@ -42,7 +42,7 @@ def _laid_out(draw: st.DrawFn, counts: list[int]) -> Blocks:
 
 @st.composite
 def _spoilt(draw: st.DrawFn, blocks: Blocks) -> Blocks:
-    """One of its numbers is another, or there is one more or less."""
+    """Change one of its numbers, or add or remove one."""
     counts, displs = list(blocks.counts or ()), None if blocks.displs is None else list(blocks.displs)
     kind = draw(st.integers(0, 5))
     if kind == 0:
@@ -59,7 +59,7 @@ def _spoilt(draw: st.DrawFn, blocks: Blocks) -> Blocks:
 
 @st.composite
 def vectored_calls(draw: st.DrawFn, size: int) -> Vectored:
-    """A right call of all ranks, in which up to two sides are then spoilt."""
+    """A valid call of all ranks, in which up to two sides are then damaged."""
     function = draw(st.sampled_from(VECTORED))
     dtype = draw(st.sampled_from(_C.dtypes()))
     red = draw(st.sampled_from([red for red in ("SUM", "MAX", "PRODUCT", "BXOR") if _C.reduction_defined(dtype, red)]))
@@ -93,7 +93,7 @@ def vectored_calls(draw: st.DrawFn, size: int) -> Vectored:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_counts_and_displacements(pools: Pools, size: int) -> None:
-    """Vectored calls with gaps, overlaps, negative, too large and too few numbers: all ranks that see it refuse."""
+    """Vectored calls with gaps, overlaps, negative, too large and too few numbers: all ranks that see it raise."""
     seen: dict[str, int] = {}
 
     @fuzz(150)
@@ -117,7 +117,7 @@ def test_counts_and_displacements(pools: Pools, size: int) -> None:
 @pytest.mark.parametrize("backend", session.BACKENDS)
 @pytest.mark.parametrize("function", ["gatherv", "scatterv"])
 def test_what_the_root_alone_needs(pools: Pools, function: str, backend: str) -> None:
-    """Given on every rank, as MPI allows, with displacements that are no use there: nobody looks at it."""
+    """Given on every rank, as MPI allows, with displacements that are useless there: they are ignored."""
     full, part = Blocks(9, (2, 3), (1, 5)), Blocks(1, (2**40, -3), (-(2**50),))
     sides = [(Blocks(2), full), (Blocks(3), part)] if function == "gatherv" else [(full, Blocks(2)), (part, Blocks(3))]
     inputs, outputs = zip(*sides, strict=True)
@@ -127,7 +127,7 @@ def test_what_the_root_alone_needs(pools: Pools, function: str, backend: str) ->
 
 @st.composite
 def cases(draw: st.DrawFn, world: int) -> Case:
-    """Right calls of every function, type, layout, group and spelling."""
+    """Valid calls of every function, type, layout, group and spelling."""
     function = draw(st.sampled_from(sorted(SIGNATURES)))
     op = OPS[SIGNATURES[function]["op"]]
     dtype = draw(st.sampled_from(_C.dtypes()))
@@ -145,7 +145,7 @@ def cases(draw: st.DrawFn, world: int) -> Case:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_right_calls(pools: Pools, world: int) -> None:
-    """Drawn from everything that there is, against plain torch."""
+    """Drawn from all cases, compared with plain torch."""
 
     @fuzz(60)
     @given(batch=st.lists(cases(world), min_size=1, max_size=8))
@@ -202,7 +202,7 @@ def test_any_keyword(pools: Pools, function: str, keyword: str) -> None:
 @example(("all_gatherv", {"output": "ones", "input": "ones", "rcounts": "shrinking list"}), "gloo")
 @example(("all_gatherv", {"output": "ones", "input": "ones", "rcounts": "ones list", "size_hint": "surrogate"}), "gloo")
 def test_any_arguments(pools: Pools, call: tuple[str, dict[str, Any]], backend: str | None) -> None:
-    """Values of any kind in any place, on a group of one rank: our errors alone, and the next call is right."""
+    """Any value for any argument, on a group of one rank: only mcr_dl's errors, and the next call is right."""
     function, arguments = call
     known = {name for name, *_ in SIGNATURES[function]["params"]} | {"backend"}
     if not set(arguments) <= known:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that others have written: each is read and can be used, or is refused with one InvalidArgumentError."""
+"""Files from others: each is read and can be used, or is rejected with one InvalidArgumentError."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TABLE = _table_document()
 
 
 def _use_table(found: table.Table) -> None:
-    """Everything that is done with a table; an error of ours is an answer."""
+    """Do everything with a table; an error of mcr_dl is accepted."""
     other = made.make()
     console = Console(file=io.StringIO(), width=200)
     table.check(found, host())
@@ -90,7 +90,7 @@ def _table_of(folder: Path, content: bytes) -> table.Table | None:
 @fuzz(250)
 @given(document=edited(TABLE))
 def test_tables(folder: Path, document: Any) -> None:
-    """A value that is another, gone or new: whatever is read can be used."""
+    """A changed, removed or new value: every table that can be read can be used."""
     found = _table_of(folder, _bytes(document))
     if found is not None:
         _use_table(found)
@@ -133,7 +133,7 @@ def test_numbers_of_a_table(folder: Path, path: tuple[Any, ...], value: float) -
 @fuzz(12)
 @given(document=edited(TABLE["scales"][0]["curves"], [each for each in JUNK if not isinstance(each, str)]))
 def test_tables_reach_a_group(pools: Pools, folder: Path, document: Any) -> None:
-    """At init: the program starts and its calls are right, or it is refused."""
+    """At init: the program starts and its calls are right, or the table is rejected."""
     content = {**TABLE, "scales": [{**TABLE["scales"][0], "curves": document}]}
     path = folder / "started.json"
     path.write_bytes(_bytes(content))
@@ -178,7 +178,7 @@ def _use_topology(folder: Path, content: bytes) -> None:
 @fuzz(200)
 @given(document=edited(TOPOLOGY))
 def test_topologies(folder: Path, document: Any) -> None:
-    """A value that is another, gone or new: a topology of four ranks, or refused."""
+    """A changed, removed or new value: a topology of four ranks, or an error."""
     _use_topology(folder, _bytes(document))
 
 
@@ -221,7 +221,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _use_traces(place: Path) -> None:
-    """Everything that mcr-trace does; an error of ours is an answer."""
+    """Do everything that mcr-trace does; an error of mcr_dl is accepted."""
     try:
         found = _files.read_all(place)
     except InvalidArgumentError as error:
@@ -247,7 +247,7 @@ def _in_folder(folder: Path, content: bytes) -> Path:
 
 
 def test_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A value that is another, gone or new: whatever is read can be shown and exported."""
+    """A changed, removed or new value: every trace that can be read can be shown and exported."""
 
     @fuzz(300)
     @given(document=edited(trace))
@@ -260,7 +260,7 @@ def test_traces(folder: Path, trace: Any, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("root", [2, 2**31, -2])
 def test_roots_of_a_trace(folder: Path, trace: Any, root: int) -> None:
-    """A root is a rank of its group; so is the rank that has recorded."""
+    """A root is a rank of its group; so is the recording rank."""
     document = json.loads(json.dumps(trace))
     document["records"][0][document["fields"].index("root")] = root
     with pytest.raises(InvalidArgumentError, match=r"records\.root: expected a rank of a group of 2"):
@@ -303,7 +303,7 @@ EVENTS: list[dict[str, Any]] = [
 @example([{"event": []}], 0)
 @example([7], 0)
 def test_journals(folder: Path, events: Any, cut: int) -> None:
-    """--resume with a journal that somebody has edited, or that ends anywhere."""
+    """--resume with a journal that was edited, or that ends anywhere."""
     path = folder / "journal"
     lines = [asdict(PLAN), *(events if isinstance(events, list) else [events])]
     content = b"".join(_bytes(line) + b"\n" for line in lines)
@@ -324,7 +324,7 @@ def test_journals(folder: Path, events: Any, cut: int) -> None:
     ],
 )
 def test_values_of_a_journal(folder: Path, place: int, name: str, value: Any) -> None:
-    """Refused, not taken for numbers."""
+    """They are rejected, not taken for numbers."""
     path = folder / "journal"
     path.write_text("".join(json.dumps(line) + "\n" for line in (asdict(PLAN), {**EVENTS[place], name: value})))
     with pytest.raises(InvalidArgumentError, match="expected the journal of mcr-tune"):
@@ -334,7 +334,7 @@ def test_values_of_a_journal(folder: Path, place: int, name: str, value: Any) ->
 
 
 def test_a_torn_journal(folder: Path) -> None:
-    """A line that somebody was killed in goes when the next is written; nothing else is passed over."""
+    """A partial line of a killed process is removed when the next is written; no other line is skipped."""
     journal = Journal(folder / "journal")
     journal.begin(PLAN)
     journal.add("done", **WHERE)
@@ -358,7 +358,7 @@ CONFIGURATION = {
 @fuzz(100)
 @given(document=edited(CONFIGURATION))
 def test_configurations(folder: Path, document: Any) -> None:
-    """configure() with a DeepSpeed file: settings, or refused."""
+    """configure() with a DeepSpeed file: settings, or an error."""
     path = folder / "deepspeed.json"
     path.write_bytes(_bytes(document))
     with suppress(InvalidArgumentError):
@@ -380,10 +380,10 @@ READERS = ["table", "trace", "configuration"]
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_gigabyte(tmp_path: Path, reader: str) -> None:
-    """A file that is far too large is refused by its size: no more than the limit is read."""
+    """A file that is far too large is rejected by its size: no more than the limit is read."""
     path = tmp_path / "large.json"
     with path.open("wb") as file:
-        file.truncate(1 << 30)  # a hole: it takes no room
+        file.truncate(1 << 30)  # a sparse file: it takes no space
     with pytest.raises(InvalidArgumentError, match=r"expected at most \d+ bytes, got 1073741824"):
         dict(_readers(path))[reader]()
     digest = choice._digest(path)
@@ -395,7 +395,7 @@ def test_a_gigabyte(tmp_path: Path, reader: str) -> None:
     "text", ["[" * 100_000, '{"a":' * 100_000, "[" * 70 + "]" * 70, '{"a":' * 70 + "1" + "}" * 70], ids=str.__len__
 )
 def test_depth(tmp_path: Path, reader: str, text: str) -> None:
-    """Lists in lists in lists end in one clear error."""
+    """Deeply nested lists end in one clear error."""
     path = tmp_path / "deep.json"
     path.write_text(text)
     with pytest.raises(InvalidArgumentError, match="inside each other"):
@@ -404,7 +404,7 @@ def test_depth(tmp_path: Path, reader: str, text: str) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_pipe_is_no_file(tmp_path: Path, reader: str) -> None:
-    """Nobody waits for what may never be written."""
+    """No reader waits for data that may never be written."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(InvalidArgumentError, match="expected a regular file"):
@@ -423,7 +423,7 @@ def test_many_keys() -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_half_a_character(tmp_path: Path, reader: str) -> None:
-    """JSON can name halves of characters, which nothing can print: refused."""
+    """JSON can name lone surrogates, which cannot be printed: rejected."""
     path = tmp_path / "half.json"
     path.write_text('{"x": "\\ud800"}')
     with pytest.raises(InvalidArgumentError, match=r"expected characters of Unicode, got \\ud800 alone"):
@@ -431,7 +431,7 @@ def test_half_a_character(tmp_path: Path, reader: str) -> None:
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:
-    """What Linux allows as a name is written so that it can be read."""
+    """Every name that Linux allows is written so that it can be read."""
     named = _files.Trace(0, 1, Clock(0, 0, SAME, 5, 10**18), [], [Region(os.fsdecode(b"a\xff\xc3\xa9"), 1, 2, 3)], 0, 9)
     place = _files.write(named, tmp_path)
     assert _files.read(place).regions[0].name == "a?é"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that people write: each is understood, or refused with one InvalidArgumentError; nothing else, and no hang."""
+"""Texts from people: each is parsed, or rejected with one InvalidArgumentError; nothing else, and no hang."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NAMES = [
 
 
 def refused(call: Callable[..., Any], *values: Any, also: tuple[type[Exception], ...] = ()) -> Any:
-    """What it returns; None where it raises what it may."""
+    """The result of the call; None if it raises an expected error."""
     try:
         return call(*values)
     except (InvalidArgumentError, *also):
@@ -75,6 +75,7 @@ RULES = [
     "*:*:gloo",
     "recv:4-8:mpi",
     "all_gather:1m-inf:mpi:p2p",
+    "broadcast:1m-inf:stripe(gloo,mpi,67)#reduce:*:gloo+mpi",
     "barrier:*:mpi",
 ]
 
@@ -84,20 +85,20 @@ RULES = [
 @example("all_reduce:" + "9" * 5000 + "-inf:mpi")
 @example("all_reduce:0-9999999999g:mpi")
 def test_rules(text: str) -> None:
-    """MCR_DL_TUNE: what is understood has known operations, and ranges that fit into 64 bits."""
-    found = refused(rules.parse, text, ["mpi", "gloo"])
+    """MCR_DL_TUNE: parsed rules have known operations, and ranges that fit into 64 bits."""
+    found = refused(rules.parse, text, ["mpi", "gloo", "stripe(gloo,mpi)"])
     for rule in found or []:
         assert rule.operation in _C.operations()
-        assert rule.candidate.partition(":")[0] in ("mpi", "gloo")
+        assert _C.Candidate(rule.candidate).backend in ("mpi", "gloo", "stripe(gloo,mpi)")
         assert 0 <= rule.start <= LARGEST
         assert rule.end == rules.NO_END or rule.start < rule.end <= LARGEST
-        assert text[rule.place :].startswith(rule.candidate)
+        assert _C.canonical(text[rule.place :].partition("#")[0]) == rule.candidate
 
 
 @fuzz(60)
 @given(text=near(RULES, [*NAMES, *NUMBERS, ":", "#", "-", "*"]))
 def test_rules_reach_a_group(pools: Pools, text: str) -> None:
-    """MCR_DL_TUNE at init: the program starts and its calls are right, or it is refused."""
+    """MCR_DL_TUNE at init: the program starts and its calls are right, or the rules are rejected."""
     (answer,) = pools.get("processes", 1).run(on_rank.start_with, {"MCR_DL_TUNE": text}, ["gloo", "null"], limit=30.0)
     assert answer in ("started", "InvalidArgumentError")
 
@@ -105,8 +106,8 @@ def test_rules_reach_a_group(pools: Pools, text: str) -> None:
 @fuzz(300)
 @given(
     text=near(
-        ["mpi,gloo", "cpu:mpi,cuda:nccl", "auto", "gloo", "null , gloo"],
-        ["mpi", "gloo", "auto", "cpu:", "cuda:", ",", ":", " ", "mcr", "c10d", "mpi_mpich"],
+        ["mpi,gloo", "cpu:mpi,cuda:nccl", "auto", "gloo", "null , gloo", "mpi,gloo,stripe(gloo, mpi)", "gloo+mpi"],
+        ["mpi", "gloo", "auto", "cpu:", "cuda:", ",", ":", " ", "mcr", "c10d", "mpi_mpich", "stripe(", ")", "+"],
     )
 )
 def test_backends(text: str) -> None:
@@ -178,7 +179,7 @@ SOME = st.one_of(
     ),
 )
 def test_options_of_passes(kind: str, values: dict[str, Any]) -> None:
-    """Passes with options of any type: made, or refused with one of our errors or Python's for unknown names."""
+    """Passes with options of any type: made, or rejected with an error of mcr_dl or Python's for unknown names."""
     make = getattr(mcr_dl.passes, kind)
     known = {name for name in values if name in make.__dataclass_fields__}
     if known != set(values):
@@ -231,7 +232,7 @@ CODECS = [
 )
 @example("bf16:feedback=\ud800")
 def test_codecs(text: str) -> None:
-    """A codec's name has one full form, which is its own."""
+    """A codec's name has one full form, which is its own full form."""
     found = refused(_C.codec, text, also=(BackendUnavailableError, mcr_dl.InvalidTypeError))
     if found is not None and found["name"] not in ("none", "auto"):
         again = _C.codec(found["name"])
@@ -258,7 +259,7 @@ def test_sizes(text: str) -> None:
     )
 )
 def test_mix(text: str) -> None:
-    """--mix: parts that are understood say what they were."""
+    """--mix: parsed parts print as they were."""
     parts = refused(parse_mix, text)
     if parts:
         assert parse_mix("+".join(map(str, parts))) == parts
@@ -278,7 +279,7 @@ def _ends_badly(parse: Callable[[list[str]], Any], words: list[str]) -> bool:
         parse(words)
     except InvalidArgumentError:
         return False
-    except SystemExit as end:  # the line has been said
+    except SystemExit as end:  # the line has been printed
         return end.code not in (0, 2)
     return False
 
@@ -312,7 +313,7 @@ def test_sweeps(smallest: int, largest: int, factor: float) -> None:
 @fuzz(200)
 @given(text=near(["3", "0.5", "mpi,gloo", "all", "float32"], [*NUMBERS, ",", " ", "mpi"]))
 def test_converters(text: str) -> None:
-    """What argparse calls: a value, or its own error."""
+    """The functions that argparse calls: a value, or argparse's own error."""
     known = [
         arguments.count(0),
         arguments.above(0),
@@ -337,7 +338,7 @@ def test_converters(text: str) -> None:
     number=near(["1", "0"], NUMBERS),
 )
 def test_launchers(text: str, number: str) -> None:
-    """What a launcher's variables say."""
+    """The values of a launcher's variables."""
     refused(_launch.first_host, text)
     for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
         refused(_launch.detect, {rank: number, size: "2"})

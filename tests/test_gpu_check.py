@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts of bench/gpu_check.sh, as far as they can run on the CPU: they see what is wrong, and say so."""
+"""The scripts of bench/gpu_check.sh, as far as they can run on the CPU: they detect errors, and report them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_rank_that_hangs_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_clock_of_a_stage_runs_before_its_ranks_start() -> None:
-    """What has passed since the stage's start counts, so that stacks are shown before the stage itself is ended."""
+    """Time since the stage's start counts, so that stacks are shown before the stage itself is ended."""
     program = "from gpu import jobs\nprint(jobs.left(50), jobs.working_seconds(30, 50))\n"
     environment = {**os.environ, "PYTHONPATH": str(BENCH), "STAGE_BEGIN": f"{time.time() - 20:.6f}".replace(".", ",")}
     command = [sys.executable, "-c", program]
@@ -83,7 +83,7 @@ def test_the_clock_of_a_stage_runs_before_its_ranks_start() -> None:
 def test_the_probe_says_why_ranks_cannot_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interface: str, code: int
 ) -> None:
-    """Its last line is torch's reason, for the stages that are then not run."""
+    """Its last line is torch's reason, for the stages that then do not run."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     result = _run("gpu.share", "--device", "cpu", "--limit", "60", str(tmp_path))
     assert result.returncode == code, result.stdout + result.stderr
@@ -93,7 +93,7 @@ def test_the_probe_says_why_ranks_cannot_share(
 
 
 def test_functions_and_types_take_turns() -> None:
-    """A function has no second case before all others have had one; in it each type has its turn."""
+    """No function runs twice before all others have run once; within a function the types take turns."""
     program = (
         "import collections\n"
         "from gpu.suite import cases_of, may_lack\n"
@@ -132,7 +132,7 @@ def _stages(folder: Path, *lines: tuple[str, str, str]) -> None:
     ],
 )
 def test_the_table(tmp_path: Path, stages: tuple[tuple[str, str, str], ...], code: int, words: str) -> None:
-    """Only what has run and is right counts as ok, and nothing at all is no success."""
+    """Only stages that have run and are right count as ok, and no stage at all is a failure."""
     _stages(tmp_path, *stages)
     (tmp_path / "streams-1.json").write_text(json.dumps({"line": "17 of 17 checks ok", "problem": ""}))
     (tmp_path / "sanitizer.json").write_text(json.dumps({"line": "not at its end", "problem": "", "slow": True}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installation that cannot work says so before it is loaded. (`make install-check` makes real ones.)"""
+"""An installation that cannot work reports it before _C is loaded. (`make install-check` makes real ones.)"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness import launchers
 from mcr_dl import _installed
 
 ROOT = Path(__file__).resolve().parent.parent
-WITHOUT_FINDER = ROOT / "tests" / "sanitize"  # its sitecustomize.py: PYTHONPATH goes before an editable install
+WITHOUT_FINDER = ROOT / "tests" / "sanitize"  # its sitecustomize.py lets PYTHONPATH override an editable install
 
 USE = """
 import torch
@@ -38,14 +38,14 @@ def execute(package: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def for_another_torch(tmp_path: Path) -> Path:
-    """The package as a build against another torch leaves it; its _C cannot be loaded."""
+    """The package as built against another torch; its _C cannot be loaded."""
     shutil.copytree(ROOT / "mcr" / "mcr_dl", tmp_path / "mcr_dl", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "mcr_dl" / "_build.py").write_text('TORCH = "2.10.0"\n')
     return tmp_path
 
 
 def test_a_build_against_another_torch(for_another_torch: Path) -> None:
-    """The import names both versions and the way out."""
+    """The import names both versions and the remedy."""
     done = execute(for_another_torch, "import mcr_dl")
     assert done.returncode == 1
     expected = f"ImportError: mcr_dl was built against torch 2.10.0, found {torch.__version__}; reinstall it"
@@ -54,7 +54,7 @@ def test_a_build_against_another_torch(for_another_torch: Path) -> None:
 
 
 def test_torch_works_beside_it(for_another_torch: Path) -> None:
-    """`import torch`, which loads our entry point, prints nothing; the first use of "mcr" says what is wrong."""
+    """`import torch`, which loads the entry point, prints nothing; the first use of "mcr" names the error."""
     assert execute(for_another_torch, "import torch").stderr == ""
     done = execute(for_another_torch, USE)
     assert done.stdout == "torch works\n"
@@ -63,7 +63,7 @@ def test_torch_works_beside_it(for_another_torch: Path) -> None:
 
 
 def test_a_source_tree_without_a_build() -> None:
-    """It says how to build."""
+    """The error says how to build."""
     done = execute(ROOT / "mcr", "import mcr_dl")
     assert done.returncode == 1
     assert f"ImportError: mcr_dl in {ROOT}/mcr/mcr_dl has not been built: run `make build`" in done.stderr
@@ -85,7 +85,7 @@ def test_a_source_tree_without_a_build() -> None:
     ],
 )
 def test_which_torch_fits(built: str, found: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minor version of torch; a pre-release alone. What a wheel requires says the same as the check at import."""
+    """A minor version matches; a pre-release only itself. A wheel's requirement agrees with the check at import."""
     assert (_installed.problem(built, found) == "") == fits
     provider = ROOT / "mcr" / "mcr_dl_build" / "torch_requirement.py"
     spec = importlib.util.spec_from_file_location("torch_requirement", provider)
@@ -101,7 +101,7 @@ def test_which_torch_fits(built: str, found: str, fits: bool, monkeypatch: pytes
 
 
 def test_the_requirement_of_this_installation() -> None:
-    """The metadata of what runs here names the minor version of the torch that it was built against."""
+    """The metadata of this installation names the minor version of the torch that it was built against."""
     requirements = importlib.metadata.requires("mcr-dl") or []
     torch_alone = next(each for each in map(Requirement, requirements) if each.name == "torch")
     assert str(torch_alone.specifier) == f"=={'.'.join(torch.__version__.split('.')[:2])}.*"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab, as far as it can be tested without root: what it would do. tests/lab has the rest."""
+"""The lab, as far as it can be tested without root: its plans. tests/lab has the rest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_nic_is_shaped_at_both_ends() -> None:
     ],
 )
 def test_libraries_and_nics(multi_rail: bool, rates: tuple[int, ...], gloo: str, mpi: str) -> None:
-    """gloo has the first NIC and MPI the second, or both have all."""
+    """gloo uses the first NIC and MPI the second, or both use all."""
     settings = plan.library_settings(Shape(2, 1, rates), multi_rail=multi_rail)
     assert settings["GLOO_SOCKET_IFNAME"] == gloo
     assert settings["UCX_NET_DEVICES"] == mpi
@@ -70,7 +70,7 @@ def test_libraries_and_nics(multi_rail: bool, rates: tuple[int, ...], gloo: str,
 
 
 def test_ranks() -> None:
-    """Ranks of one host are neighbours, and all meet at host 0."""
+    """Ranks of one host are neighbors, and all meet at host 0."""
     found = [plan.rank_environment(SHAPE, rank, 7) for rank in range(SHAPE.ranks)]
     assert [(each["RANK"], each["GROUP_RANK"], each["LOCAL_RANK"]) for each in found] == [
         ("0", "0", "0"),
@@ -88,12 +88,12 @@ def test_ranks() -> None:
     [(2, [0, 1], [[0], [1]]), (4, [0, 1], [[0], [1], [0], [1]]), (2, [2, 3, 4, 5, 6], [[2, 3], [4, 5]])],
 )
 def test_cores(hosts: int, available: list[int], want: list[list[int]]) -> None:
-    """A share for each host, or one in turn."""
+    """A share for each host, or one core in turn."""
     assert [plan.cores_of(Shape(hosts), host, available) for host in range(hosts)] == want
 
 
 def test_only_the_labs_names_are_the_labs() -> None:
-    """What `lab clean` may remove."""
+    """The namespaces that `lab clean` may remove."""
     assert plan.lab_of(plan.host_space("1f", 3)) == "1f"
     assert plan.lab_of(plan.switch_space("1f", 0)) == "1f"
     for name in ("mcrlab", "mcrlab-1f", "mcrlab-1f-x0", "other-1f-h0", "mcrlab-1f-h0-more", "cni-1"):
@@ -110,13 +110,13 @@ def test_only_the_labs_names_are_the_labs() -> None:
     ],
 )
 def test_wrong_shapes(make: object, words: str) -> None:
-    """What was expected and what was got."""
+    """The error says what was expected and what was got."""
     with pytest.raises(LabError, match=re.escape(words)):
         make()  # type: ignore[operator]
 
 
 def test_the_programs_own_arguments() -> None:
-    """All after `--` is the program's."""
+    """Everything after `--` belongs to the program."""
     given = cli.parser().parse_args(["run", "--hosts", "4", "--multi-rail", "--", "python", "x.py", "--hosts", "9"])
     assert (given.hosts, given.multi_rail) == (4, True)
     assert given.program == ["python", "x.py", "--hosts", "9"]
@@ -135,13 +135,13 @@ def test_the_programs_own_arguments() -> None:
     ],
 )
 def test_how_it_ended(result: Result, words: str) -> None:
-    """One line, which names the rank that failed."""
+    """One line, which names the failed rank."""
     assert result.text() == words
     assert result.ok == words.startswith("2 ranks")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    """With no programs on PATH: which, the packages, and exit code 2; nothing is skipped."""
+    """With no programs on PATH: their names, the packages, and exit code 2; nothing is skipped."""
     environment = {**os.environ, "PATH": str(tmp_path)}
     command = [sys.executable, str(BENCH / "lab"), "run", "--", "true"]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -151,7 +151,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_process_is_found_by_its_mark() -> None:
-    """Wherever it is: by its environment."""
+    """In any namespace: by its environment."""
     lab = "0000test"
     child = subprocess.Popen(["sleep", "60"], env={**os.environ, plan.MARK: lab})
     try:
@@ -165,7 +165,7 @@ def test_a_process_is_found_by_its_mark() -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_function_backend_and_type_is_chosen(world: int) -> None:
-    """At least once, with large messages too, and a case at most once."""
+    """At least once, with large messages too, and no case more than once."""
     cases = selection.chosen(world, 1)
     want = {(name, backend, dtype) for name in SIGNATURES for backend in session.BACKENDS for dtype in _C.dtypes()}
     assert {(case.function, case.backend, case.dtype) for case in cases} == want
@@ -175,7 +175,7 @@ def test_every_function_backend_and_type_is_chosen(world: int) -> None:
 
 
 def test_stages() -> None:
-    """Every cluster has every stage, each with a name, a limit and a file of its own; the tables share one."""
+    """Every cluster has every stage, each with its own name, limit and file; the tables share one file."""
     found = stages.all_stages(Path("work"))
     assert len({stage.key for stage in found}) == len(found)
     by_shape = [{stage.name for stage in found if stage.shape == shape} for shape in stages.SHAPES]
@@ -190,7 +190,7 @@ def test_stages() -> None:
 
 
 def bandwidths(**changes: Any) -> Found:
-    """What a sound lab of 400 and 200 Mbit/s gives for 5 MB."""
+    """The result of a sound lab of 400 and 200 Mbit/s for 5 MB."""
     ways = {
         "gloo": {"seconds": 0.1, "sent": [5e6, 0]},
         "mpi": {"seconds": 0.2, "sent": [0, 5e6]},
@@ -201,7 +201,7 @@ def bandwidths(**changes: Any) -> Found:
 
 
 def test_what_a_sound_lab_carries() -> None:
-    """Nothing is wrong with it."""
+    """The check finds no problem."""
     assert stages.check_bandwidth(bandwidths(), Shape(2)) == []
 
 
@@ -227,7 +227,7 @@ def test_a_lab_that_is_not_sound_is_seen(found: Found, words: str) -> None:
 
 
 def test_a_table_without_the_cluster_is_seen() -> None:
-    """Another scale does not do; nor one from which a candidate was left out."""
+    """Another scale is not enough, nor is one with an excluded candidate."""
     scale = {"ranks": 4, "nodes": 2, "excluded": [], "winners": []}
     assert stages.check_table({"scales": [scale]}, Shape(2, 2)) == []
     assert stages.check_table({"scales": [scale]}, Shape(4)) == [
@@ -240,7 +240,7 @@ def test_a_table_without_the_cluster_is_seen() -> None:
 
 
 def measured(ranks: int = 2, **rates: float) -> Found:
-    """A document of figures_rank.py, as far as it is needed here."""
+    """The parts of a figures_rank.py document that the tests need."""
     rows = [
         {"row": name.replace("_", "+"), "tokens_per_second": rate, "per_second_quartiles": [rate, rate]}
         for name, rate in rates.items()
@@ -249,7 +249,7 @@ def measured(ranks: int = 2, **rates: float) -> Found:
 
 
 def test_gains() -> None:
-    """The best mix over the best library, fusion included on both sides, and over libraries with every NIC."""
+    """The best mix over the best library, with fusion on both sides, and over libraries with every NIC."""
     document = measured(gloo=100.0, gloo_fuse=120.0, mpi=60.0, mixed=140.0, auto_fuse=156.0, torch=200.0)
     alone = figures.gain(document, None)
     assert (alone.single, alone.mix, alone.met) == ("gloo+fuse", "auto+fuse", True)
@@ -263,7 +263,7 @@ def test_gains() -> None:
 
 
 def test_scaling_efficiency() -> None:
-    """Against one rank alone, times the cores at work."""
+    """Relative to one rank alone, times the cores in use."""
     alone = measured(1, gloo=100.0)
     assert figures.efficiencies(measured(2, gloo=150.0), alone, 2) == {"gloo": 0.75}
     assert figures.efficiencies(measured(4, gloo=150.0), alone, 2) == {"gloo": 0.75}

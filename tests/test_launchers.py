@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One script under every launcher: torchrun, both mpiexecs, a Slurm environment, and nobody."""
+"""One script under every launcher: torchrun, both mpiexecs, a Slurm environment, and no launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = 90.0
 
 
 def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int], str]:
-    """Run commands beside each other; their return codes and all that they print."""
+    """Run commands concurrently; returns their exit codes and all output."""
     running = [
         subprocess.Popen(
             command,
@@ -42,7 +42,7 @@ def run(commands: Sequence[tuple[list[str], dict[str, str]]]) -> tuple[list[int]
 
 
 def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """What srun sets where it has no PMI plugin for this MPI."""
+    """The variables that srun sets without a PMI plugin for this MPI."""
     port = launchers.free_port()
     while port < 15000 or port >= 60000:
         port = launchers.free_port()
@@ -51,7 +51,7 @@ def slurm(size: int, program: list[str]) -> list[tuple[list[str], dict[str, str]
 
 
 def commands(launcher: str, size: int, arguments: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """How that launcher starts ``python arguments...`` on so many ranks."""
+    """The launcher's commands for ``python arguments...`` on ``size`` ranks."""
     program = [sys.executable, *arguments]
     if launcher == "torchrun":
         return [([*TORCHRUN, str(size), *arguments], {})]
@@ -63,7 +63,7 @@ def commands(launcher: str, size: int, arguments: list[str]) -> list[tuple[list[
     return [([*command, *program], variables)]
 
 
-CASES = {  # ranks, how the runtime names the launcher, MPI library
+CASES = {  # ranks, the runtime's name for the launcher, MPI library
     "torchrun": (2, "torchrun", "MPICH"),
     "mpiexec-mpich": (2, "mpiexec (MPICH)", "MPICH"),
     "mpiexec-openmpi": (2, "mpiexec (Open MPI)", "Open MPI"),
@@ -74,7 +74,7 @@ CASES = {  # ranks, how the runtime names the launcher, MPI library
 
 @pytest.mark.parametrize("launcher", CASES)
 def test_same_script(launcher: str) -> None:
-    """init(["mpi", "gloo"]) finds its ranks, its store and its MPI library from what the launcher sets."""
+    """init(["mpi", "gloo"]) finds its ranks, its store and its MPI library from the launcher's variables."""
     size, name, library = CASES[launcher]
     codes, text = run(commands(launcher, size, [SCRIPT]))
     assert set(codes) == {0}, text
@@ -97,7 +97,7 @@ for backend in sys.argv[1:]:
 @pytest.mark.parametrize("named", [False, True], ids=["found", "MASTER_ADDR"])
 @pytest.mark.parametrize("launcher", [launcher for launcher in CASES if launcher != "none"])
 def test_torch_alone(launcher: str, named: bool, tmp_path: Path) -> None:
-    """torch.distributed's own init_process_group finds its ranks, again and again, and on torch's own backends too."""
+    """torch.distributed's own init_process_group finds its ranks, repeatedly, and on torch's own backends too."""
     program = tmp_path / "program.py"
     program.write_text(_TORCH)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launchers.free_port())} if named else {}
@@ -118,7 +118,7 @@ def test_torch_without_a_launcher(variables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("launcher", CASES)
 def test_info(launcher: str) -> None:
-    """``python -m mcr_dl.info`` tells versions, launcher, library, backends and what they support."""
+    """``python -m mcr_dl.info`` prints versions, launcher, library, backends and what they support."""
     size, name, library = CASES[launcher]
     codes, text = run(commands(launcher, size, ["-m", "mcr_dl.info"]))
     assert set(codes) == {0}, text
@@ -141,7 +141,7 @@ def test_open_mpi_under_torchrun() -> None:
 
 
 def test_open_mpi_under_mpichs_mpiexec() -> None:
-    """A library that the launcher cannot start is refused instead of running as so many jobs of one."""
+    """A library that the launcher cannot start raises instead of running as several jobs of one rank."""
     command, _ = launchers.mpiexec("mpiexec-mpich", 2)
     variables = {"MCR_DL_MPI_LIB": str(launchers.openmpi_library())}
     codes, text = run([([*command, sys.executable, SCRIPT], variables)])
@@ -152,7 +152,7 @@ def test_open_mpi_under_mpichs_mpiexec() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_library_without_mpi_4(size: int, tmp_path: Path) -> None:
-    """A libmpi of MPICH's ABI that has no 64-bit counts (MPICH 3, Cray MPICH 8) gets the module that uses none."""
+    """A libmpi of MPICH's ABI without 64-bit counts (MPICH 3, Cray MPICH 8) gets the module that uses none."""
     program = (
         "import mcr_dl, torch; mcr_dl.init_process_group('mpi'); x = torch.ones(2, dtype=torch.bfloat16)\n"
         "mcr_dl.all_reduce(x); y = torch.empty(2 * mcr_dl.get_world_size(), dtype=x.dtype)\n"
@@ -191,7 +191,7 @@ mcr_dl.destroy_process_group()
 
 @pytest.mark.parametrize(("places", "said"), [([0, 0], "mpir"), ([0, 1], "as it is")])
 def test_ranks_and_their_cores(places: list[int], said: str) -> None:
-    """MPICH is told to share cores where the ranks of a host have more than one on each, whatever the machine has."""
+    """MPICH is told to share cores if a host has more ranks than usable cores, whatever the machine has."""
     cores = sorted(os.sched_getaffinity(0))
     assert len(cores) > 1, "expected a machine with two cores"
     programs = [[sys.executable, "-c", _ON_CORES, str(cores[place])] for place in places]
@@ -201,14 +201,14 @@ def test_ranks_and_their_cores(places: list[int], said: str) -> None:
 
 
 def test_crowded() -> None:
-    """Hosts are judged one by one; ranks that may use the same cores share them."""
+    """Hosts are judged one by one; ranks with the same usable cores share them."""
     assert _launch.crowded(["a", "b", "a", "c", "c"], ["3", "1", "3", "1", "1"]) == [False, False, False, True, True]
     assert _launch.crowded(["a"] * 3, ["1", "2", "3"]) == [True] * 3
     assert _launch.crowded(["a"] * 2, [f"{1 << 200:x}", "1"]) == [False] * 2
 
 
 def test_a_rank_that_fails_ends_the_job() -> None:
-    """After an exception on one rank the process leaves at once, so that the launcher can end the others."""
+    """After an exception on one rank the process exits at once, so that the launcher can end the others."""
     program = (
         "import mcr_dl, torch; mcr_dl.init(['mpi', 'gloo'])\n"
         "if mcr_dl.get_rank() == 1: raise RuntimeError('on purpose')\n"
@@ -233,7 +233,7 @@ print(mcr_dl.get_backends())
 
 
 def test_third_party_backend(tmp_path: Path) -> None:
-    """A backend that another package brings is found by its entry point."""
+    """A backend of another package is found by its entry point."""
     module = Path(mcr_dl._C.__file__).parent / "_backends" / "null.so"
     (tmp_path / "their_backend.py").write_text(f"def path():\n    return {str(module)!r}\n")
     info = tmp_path / "their_backend-1.0.dist-info"
@@ -266,7 +266,7 @@ def test_third_party_backend(tmp_path: Path) -> None:
     ],
 )
 def test_detect(environment: dict[str, str], expected: _launch.Launch) -> None:
-    """Rank and size come from the first launcher that sets both; a user's RANK goes before Slurm's."""
+    """Rank and size come from the first launcher that sets both; a user's RANK precedes Slurm's."""
     assert _launch.detect(environment) == expected
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of the layers of ``src`` (tests/lint/layers.py) finds what it is there for."""
+"""The check of the layers of ``src`` (tests/lint/layers.py) finds wrong includes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lint import layers
     ],
 )
 def test_includes(name: str, includes: list[str], expected: str | None) -> None:
-    """Upward includes, other backends, circles and unknown folders are named; the rest passes."""
+    """Upward includes, other backends, cycles and unknown folders are named; the rest passes."""
     found = layers.problems({name: includes})
     assert not found if expected is None else len(found) == 1 and expected in found[0]
 

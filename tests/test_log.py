@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log: what its records say, what it keeps, DeepSpeed's configuration and summary, torch.profiler."""
+"""The log: the content and number of its records, DeepSpeed's configuration and summary, torch.profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ranks import log
 
 @pytest.mark.parametrize(("backend", "world"), [("mpi", 2), ("gloo", 2), ("gloo", 3)])
 def test_records(pools: Pools, backend: str, world: int) -> None:
-    """Every field of blocking, asynchronous, vectored and point-to-point calls; all ranks number alike."""
+    """Every field of blocking, asynchronous, vectored and point-to-point calls; numbers are equal on all ranks."""
     answers = pools.get("processes", world).run(log.fields, backend)
     assert all(answer == answers[0] for answer in answers)
     first = answers[0][0][1]
@@ -58,7 +58,7 @@ def test_verbose(pools: Pools) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_summary(pools: Pools, world: int) -> None:
-    """Counts and sizes by backend, and who came last."""
+    """Counts and sizes by backend, and the last rank."""
     answers = pools.get("processes", world).run(log.summary)
     for rank, (result, _) in enumerate(answers):
         line = result["summary"]["all_reduce"][1024]
@@ -91,6 +91,12 @@ def test_the_profiler_shows_backends(pools: Pools) -> None:
 def test_fused_calls_say_so(pools: Pools) -> None:
     for found in pools.get("processes", 2).run(log.fused):
         assert found == [("all_reduce", True, "completed")] * 4
+
+
+def test_priorities_and_keys(pools: Pools) -> None:
+    """Records have what the calls say; what is no priority or key is refused."""
+    for found in pools.get("processes", 2).run(log.named):
+        assert found == [(2, "head.weight"), (-1, "tail.weight"), (0, "step"), (0, None)]
 
 
 def test_options_are_checked() -> None:

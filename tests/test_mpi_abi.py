@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our declarations of MPI's ABIs (src/backends/mpi/abi*.h) against the headers and libraries of MPICH and Open MPI."""
+"""mcr_dl's declarations of MPI's ABIs (src/backends/mpi/abi*.h), compared with MPICH's and Open MPI's headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ABIS = ROOT / "src" / "backends" / "mpi"
 PROGRAM = Path(__file__).parent / "programs" / "mpi_facts.cc"
 CXX = os.environ.get("CXX", "c++")
-MODULES = [("mpich", 4), ("mpich", 3), ("openmpi", 3)]  # as CMakeLists.txt: the ABI, the version of the standard
+MODULES = [("mpich", 4), ("mpich", 3), ("openmpi", 3)]  # as in CMakeLists.txt: the ABI, the version of the standard
 
 
 def prefix(family: str) -> Path:
@@ -42,7 +42,7 @@ def execute(*command: str | Path) -> str:
 
 @cache
 def declared(family: str, version: int) -> dict[str, str]:
-    """All names that our headers declare: types, the fields of MPI_Status, and the rest, which has values."""
+    """All names in mcr_dl's headers: types, the fields of MPI_Status, and the rest, which has values."""
     header = ABIS / "abi.h"
     text = execute(CXX, "-std=c++20", "-E", "-P", "-x", "c++", *definitions(family, version), header)
     types = set(re.findall(r"\busing (MPI_\w+)", text)) | set(re.findall(r"\bstruct (MPI_\w+)", text))
@@ -52,7 +52,7 @@ def declared(family: str, version: int) -> dict[str, str]:
 
 
 def facts(folder: Path, header: str, include: Path, family: str, version: int) -> list[str]:
-    """What the program prints for all those names when it is compiled against the header."""
+    """The program's output for all those names when compiled against the header."""
     folder.mkdir()
     names = declared(family, version)
     (folder / "facts.inc").write_text("".join(f"{kind}({name})\n" for name, kind in names.items()))
@@ -66,7 +66,7 @@ def facts(folder: Path, header: str, include: Path, family: str, version: int) -
 
 @pytest.mark.parametrize(("family", "version"), MODULES)
 def test_declarations(family: str, version: int, tmp_path: Path) -> None:
-    """Every type, constant and signature is that of the library's own header, and every symbol is in the library."""
+    """Every type, constant and signature equals the library's own header, and every symbol is in the library."""
     ours = facts(tmp_path / "ours", "abi.h", ABIS, family, version)
     theirs = facts(tmp_path / "theirs", "mpi.h", prefix(family) / "include", family, version)
     assert ours == theirs
@@ -84,7 +84,7 @@ def test_declarations(family: str, version: int, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_declaration_is_found(family: str, right: str, wrong: str, tmp_path: Path) -> None:
-    """The comparison above sees a constant, a width and a layout that are not the library's."""
+    """The comparison detects a constant, a width and a layout that differ from the library's."""
     copy = tmp_path / "copy"
     copy.mkdir()
     for header in ABIS.glob("abi*.h"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend nccl on a stand-in library that works on host memory and checks what NCCL leaves undefined."""
+"""The backend nccl on a stand-in library that works on host memory and checks conditions that NCCL leaves undefined."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ functions = pytest.mark.parametrize("function", FUNCTIONS)
 
 @pytest.fixture(scope="session", autouse=True)
 def stand_ins() -> None:
-    """The libraries are there: `make test-python` builds them, and so does this."""
+    """The libraries exist: `make test-python` builds them, and so does this."""
     targets = [str(path.relative_to(Path.cwd())) for path in (launchers.STAND_IN, launchers.OLD_STAND_IN)]
     subprocess.run(["make", "--silent", *targets], check=True, cwd=launchers.TESTS.parent)
 
 
 def sample(function: str, backend: str, world: int, counts: tuple[int, ...], most: int) -> list[Case]:
-    """At most so many cases of each element type, others for each; all of them where they are few."""
+    """At most ``most`` cases of each element type, different for each type; all cases if there are few."""
     cases = []
     for turn, dtype in enumerate(_C.dtypes()):
         every = table(function, backend, dtype, world, counts)
@@ -45,7 +45,7 @@ def sample(function: str, backend: str, world: int, counts: tuple[int, ...], mos
 
 
 def run(pools: Pools, launcher: str, world: int, cases: list[Case]) -> tuple[int, int]:
-    """Run them on all ranks, which must agree on what is supported."""
+    """Run the cases on all ranks, which must agree on what is supported."""
     assert cases
     counts = pools.get(launcher, world).run(nccl.run_all, cases, limit=120.0)
     assert counts == [counts[0]] * world
@@ -55,7 +55,7 @@ def run(pools: Pools, launcher: str, world: int, cases: list[Case]) -> tuple[int
 @pytest.mark.parametrize("world", [2, 3, 4])
 @functions
 def test_values(pools: Pools, world: int, function: str) -> None:
-    """Every function and element type against plain torch, as for the other backends; the rest is refused."""
+    """Every function and element type against plain torch, as for the other backends; the rest is rejected."""
     done, refused = run(pools, "nccl", world, sample(function, "nccl", world, COUNTS, 30 if world == 3 else 12))
     op = OPS[SIGNATURES[function]["op"]]
     assert (done > 0) == (op["name"] in METHODS)
@@ -64,7 +64,7 @@ def test_values(pools: Pools, world: int, function: str) -> None:
 
 @functions
 def test_large(pools: Pools, function: str) -> None:
-    """Messages larger than what fits between two ranks."""
+    """Messages larger than the buffer between two ranks."""
     cases = [case for dtype in LARGE_DTYPES for case in table(function, "nccl", dtype, 3, (LARGE,))]
     run(pools, "nccl", 3, cases[:: -(-len(cases) // 6)])
 
@@ -78,18 +78,18 @@ def test_variant(pools: Pools, launcher: str, function: str) -> None:
 
 @functions
 def test_lanes(pools: Pools, function: str) -> None:
-    """The same on three lanes."""
+    """The functions on three lanes."""
     run(pools, "nccl-lanes", 3, sample(function, "nccl", 3, COUNTS, 6))
 
 
 @functions
 def test_old_library(pools: Pools, function: str) -> None:
-    """The same on a library without the functions that came after 2.18."""
+    """The functions on a library without those that came after 2.18."""
     run(pools, "nccl-old", 2, sample(function, "nccl", 2, COUNTS, 4))
 
 
 def test_support(pools: Pools) -> None:
-    """Which reductions there are, in every element type that the core has."""
+    """The supported reductions, in every element type of the core."""
     kinds = {"Integer": {"SUM", "AVG", "PRODUCT", "MIN", "MAX"}, "Complex": {"SUM", "AVG"}}
     found = pools.get("nccl", 2).run(nccl.support)[0]
     assert {"native", "-"} == set(found.values())
@@ -131,28 +131,28 @@ def test_batches(pools: Pools, world: int) -> None:
 
 
 def test_receive_from_any(pools: Pools) -> None:
-    """Refused, naming the operation; the group works on."""
+    """Rejected with the operation's name; the group stays usable."""
     pools.get("nccl", 2).run(nccl.from_any)
 
 
 @pytest.mark.parametrize("launcher", ["nccl", "nccl-lanes"])
 @pytest.mark.parametrize("name", nccl.MISMATCHES)
 def test_mismatch(pools: Pools, launcher: str, name: str) -> None:
-    """Calls of two ranks that do not match: NCCL's text, naming both, and the other groups stay usable."""
+    """Mismatched calls of two ranks: NCCL's text, naming both, and the other groups stay usable."""
     texts = pools.get(launcher, 3).run(nccl.mismatch, name, limit=40.0)
     assert "rank 0 of 2 has" in texts[0] or "rank 1 of 2 has" in texts[0]
 
 
 @pytest.mark.parametrize("function", ["ncclAllReduce", "ncclGroupStart", "ncclSend", "ncclGroupEnd"])
 def test_failing_call(pools: Pools, function: str) -> None:
-    """An error of a call, also in the middle of grouped ones, is NCCL's text; the next calls work."""
+    """An error of a call, also inside grouped ones, has NCCL's text; the next calls work."""
     texts = pools.get("nccl", 3).run(nccl.failing_call, function, limit=40.0)
     assert all(text.startswith("nccl.all_") for text in texts), texts
 
 
 @pytest.mark.parametrize("launcher", ["nccl", "nccl-lanes"])
 def test_failing_device(pools: Pools, launcher: str) -> None:
-    """An asynchronous error on one rank: noticed, told on all ranks as long as they ask, other groups work on."""
+    """An asynchronous error on one rank: detected, reported on all ranks at every query, other groups still work."""
     texts = pools.get(launcher, 3).run(nccl.failing_device, 1, limit=60.0)
     assert "ncclCommGetAsyncError: internal error" in texts[1][1]
     for rank in (0, 2):
@@ -160,14 +160,14 @@ def test_failing_device(pools: Pools, launcher: str) -> None:
 
 
 def test_failing_connect(pools: Pools) -> None:
-    """All ranks get the first one's error, and go on."""
+    """All ranks get the first one's error, and continue."""
     texts = pools.get("nccl", 3).run(nccl.failing_connect, limit=40.0)
     assert [("first rank" in text) for text in texts] == [False, True, True]
 
 
 @pytest.mark.parametrize(("launcher", "world", "lanes"), [("nccl", 3, 1), ("nccl-lanes", 3, 3)])
 def test_lanes_under_way(pools: Pools, launcher: str, world: int, lanes: int) -> None:
-    """As many communicators of the library per group as there are lanes."""
+    """Each group has as many communicators of the library as there are lanes."""
     assert pools.get(launcher, world).run(nccl.lanes) == [lanes] * world
 
 
@@ -180,14 +180,14 @@ def test_lifetime(pools: Pools) -> None:
 
 
 def test_never_by_accident(pools: Pools) -> None:
-    """`auto` leaves the stand-in out, though it is named."""
+    """`auto` leaves the stand-in out, even if it is named."""
     names = pools.get("nccl", 2).run(nccl.automatic, limit=90.0)
     assert names[0] == names[1]
     assert "nccl" not in names[0]
     assert "mpi" in names[0]
 
 
-# ---- what is said about libraries
+# ---- reports on libraries
 
 _SCRIPT = """
 import os, sys
@@ -202,7 +202,7 @@ for setting in sys.argv[1:]:
 
 
 def states(*settings: str, **variables: str) -> list[str]:
-    """What a fresh process says of nccl under each of the settings, one after the other until one works."""
+    """The states of nccl in a new process under each of the settings, in turn until one works."""
     command = [sys.executable, "-c", _SCRIPT, *settings]
     environment = launchers.environment(**variables)
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=90)
@@ -211,7 +211,7 @@ def states(*settings: str, **variables: str) -> list[str]:
 
 
 def test_states() -> None:
-    """Unusable libraries are refused with a reason, one after the other, and then a usable one is taken."""
+    """Unusable libraries are rejected with a reason, one after the other, and then a usable one is taken."""
     stand_in = f"MCR_DL_NCCL_LIB={launchers.STAND_IN}"
     absent, foreign, lanes, words, good = states(
         "MCR_DL_NCCL_LIB=/nowhere/libnccl.so",
@@ -229,7 +229,7 @@ def test_states() -> None:
 
 
 def test_versions() -> None:
-    """One that is too old is refused; what an old one lacks is told."""
+    """A library that is too old is rejected; the missing functions of an older one are named."""
     old = f"MCR_DL_NCCL_LIB={launchers.OLD_STAND_IN}"
     (refused,) = states(old, MCR_STANDIN_VERSION="21703")
     assert "expected NCCL 2.18.0 or newer, got 2.17.3" in refused
@@ -240,7 +240,7 @@ def test_versions() -> None:
 
 
 def test_without_a_library() -> None:
-    """Nothing named, and a torch without CUDA: the reason, and the import of mcr_dl works."""
+    """No library named, and a torch without CUDA: the reason, and the import of mcr_dl works."""
     import torch
 
     if torch.version.cuda is not None:
@@ -250,7 +250,7 @@ def test_without_a_library() -> None:
 
 
 def test_info() -> None:
-    """`python -m mcr_dl.info` shows the library, its version, and what it lacks."""
+    """`python -m mcr_dl.info` shows the library, its version, and the missing functions."""
     environment = {**os.environ, **launchers.OWN["nccl-old"], "COLUMNS": "400", "MCR_DL_TUNING_TABLE": "none"}
     command = [sys.executable, "-m", "mcr_dl.info"]
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=90)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op table is the only list of operations: code that treats some of them alike goes by their traits."""
+"""The op table is the only list of operations: other code distinguishes them by their traits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = {row["name"] for row in _C.ops()}
 MANY = 3  # operations in one list or condition
 
-# Other programs' words for operations.
+# Files with other programs' names for operations.
 VOCABULARIES = {"_param.py", "_nccl.py", "_openmpi.py", "_ucc.py", "_upstream.py", "_backend.py"}
 # MPICH's switches.
 SWITCHES = {"mpi_algorithms.cc"}
@@ -67,7 +67,7 @@ def test_the_lists_that_users_see() -> None:
 
 
 def test_every_operation_can_be_measured() -> None:
-    """mcr-bench and mcr-tune know what each rank of each operation reads and gets."""
+    """mcr-bench and mcr-tune know the input and output of each rank for each operation."""
     for name in cases.operations():
         cases.operation_of(name)
         for rank in range(3):

@@ -16,7 +16,7 @@ from ranks import operations, session
 
 
 def run(pools: Pools, launcher: str, world: int, cases: list[Case], limit: float) -> None:
-    """Run them on all ranks; every rank must have seen all."""
+    """Run the cases on all ranks; every rank must have run all."""
     assert cases
     done = pools.get(launcher, world).run(operations.run_all, cases, limit=limit)
     assert done == [len(cases)] * world
@@ -28,8 +28,8 @@ worlds = pytest.mark.parametrize("world", [2, 3, 4])
 
 
 def some(function: str, backend: str, dtype: str, world: int) -> list[Case]:
-    """At three ranks every combination (of more than 60 every third one); at two and four ranks a fifth of that. Which
-    ones differs from type to type.
+    """At three ranks every combination (of more than 60 every third one); at two and four ranks a fifth of that. The
+    selection differs between types.
     """
     cases = table(function, backend, dtype, world, COUNTS)
     turn = _C.dtypes().index(dtype)
@@ -44,7 +44,7 @@ def some(function: str, backend: str, dtype: str, world: int) -> list[Case]:
 @functions
 @pytest.mark.parametrize("dtype", _C.dtypes())
 def test_values(pools: Pools, backend: str, function: str, dtype: str) -> None:
-    """Results equal plain torch's; what no block covers and all inputs stay as they were."""
+    """Results equal plain torch's; memory outside the blocks and all inputs stay unchanged."""
     run(pools, "processes", 3, some(function, backend, dtype, 3), 120)
 
 
@@ -52,7 +52,7 @@ def test_values(pools: Pools, backend: str, function: str, dtype: str) -> None:
 @functions
 @pytest.mark.parametrize("world", [2, 4])
 def test_values_of_two_and_four(pools: Pools, world: int, backend: str, function: str) -> None:
-    """The same for powers of two, all types in one run."""
+    """As ``test_values`` for powers of two, all types in one run."""
     run(
         pools,
         "processes",
@@ -66,7 +66,7 @@ def test_values_of_two_and_four(pools: Pools, world: int, backend: str, function
 @backends
 @functions
 def test_large(pools: Pools, world: int, backend: str, function: str) -> None:
-    """The same for messages beyond every library's eager limit."""
+    """As ``test_values`` for messages beyond every library's eager limit."""
     cases = []
     for dtype in LARGE_DTYPES:
         cases += table(function, backend, dtype, world, (LARGE,))
@@ -93,14 +93,14 @@ def test_groups_roots_spellings(pools: Pools, world: int, backend: str, function
 @pytest.mark.parametrize("red", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_float8_rounding(pools: Pools, dtype: str, red: str, backend: str) -> None:
-    """Of all pairs of values, with the specials: each result is rounded once, as torch's cast does it."""
+    """All pairs of values, including special ones: each result is rounded once, as torch's cast does it."""
     overflowed = pools.get("processes", 2).run(operations.float8_pairs, backend, dtype, red, limit=60)
     assert all(count > 100 for count in overflowed) == (red == "SUM")
 
 
 @functions
 def test_the_groups_choice(pools: Pools, function: str) -> None:
-    """Without a backend, and with "auto", the group chooses one, the same on all ranks."""
+    """Without a backend, and with "auto", the group chooses one, equally on all ranks."""
     cases = [
         Case(function, "float64", "SUM", 9, layouts(function)[0], asynchronous=mode, style=style, backend=backend)
         for backend, style, mode in product((None, "auto"), STYLES, modes(function))
@@ -112,7 +112,7 @@ def test_the_groups_choice(pools: Pools, function: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 @functions
 def test_values_under_mpiexec(pools: Pools, launcher: str, world: int, function: str) -> None:
-    """The same operations and types on Open MPI, and on MPICH without our process manager."""
+    """The operations and types on Open MPI, and on MPICH without mcr_dl's process manager."""
     cases = []
     for dtype in _C.dtypes():
         cases += table(function, "mpi", dtype, world, (17,))
@@ -120,7 +120,7 @@ def test_values_under_mpiexec(pools: Pools, launcher: str, world: int, function:
 
 
 def test_reference_against_hand_made_values() -> None:
-    """The reference itself, on values that a person can check."""
+    """The reference itself, on values that can be checked by hand."""
     import torch
 
     inputs = [torch.tensor([1, 2, 3, -7]), torch.tensor([10, 20, 30, -4])]

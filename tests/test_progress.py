@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Makefile's steps show: mcr/mcr_dl_build/progress.py."""
+"""The output of the Makefile's steps: mcr/mcr_dl_build/progress.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def step(log: Path, program: str) -> list[str]:
 
 
 def test_a_terminal_shows_the_status_in_one_line(tmp_path: Path) -> None:
-    """And nothing else of the output, which is in the log."""
+    """And no other output, which is in the log."""
     ours, theirs = pty.openpty()
     process = subprocess.run(step(tmp_path / "log", COMPILE), stdout=theirs, timeout=60, check=True)
     os.close(theirs)
@@ -32,7 +32,7 @@ def test_a_terminal_shows_the_status_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_step_that_fails_prints_its_own_output(tmp_path: Path) -> None:
-    """Not that of earlier steps, which share the log."""
+    """Not the output of earlier steps, which share the log."""
     log = tmp_path / "build" / "setup.log"
     subprocess.run(step(log, COMPILE), capture_output=True, timeout=60, check=True)
     failing = step(log, "print('no such file'); exit(7)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions that libraries lack or answer differently: the same result on every backend."""
+"""Reductions that libraries lack or compute differently: equal results on every backend."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harness import Pools
 from mcr_dl import _C
 from ranks import reductions
 
-BACKENDS = ("mpi", "gloo", "gloo+mpi")
-# MPICH has one family of algorithms where ranks share cores.
+BACKENDS = ("mpi", "gloo", "stripe(gloo,mpi)")
+# If ranks share cores, MPICH uses only one family of algorithms.
 VARIANTS = {2: (*BACKENDS, "mpi:p2p"), 3: BACKENDS}
 FLOATING = [
     name for name in _C.dtypes() if _C.reduction_defined(name, "MAX") and not _C.reduction_defined(name, "BAND")
@@ -22,7 +22,7 @@ worlds = pytest.mark.parametrize("world", [2, 3])
 
 
 def test_every_operation_that_reduces_is_here() -> None:
-    """One on blocks needs a call in the table of ``ranks.reductions``."""
+    """An operation on blocks needs a call in the table of ``ranks.reductions``."""
     assert {op["name"] for op in _C.ops() if op["reduces"]} == set(reductions.CALLS) & set(OPS)
     assert "float32" in FLOATING
     assert "int32" not in FLOATING
@@ -39,7 +39,7 @@ def test_a_nan_wins(pools: Pools, dtype: str, world: int) -> None:
 
 @floating
 def test_a_nan_wins_on_open_mpi(pools: Pools, dtype: str) -> None:
-    """The same with the other MPI."""
+    """A NaN wins with the other MPI too."""
     done = pools.get("mpiexec-openmpi", 3).run(reductions.orderings, ("mpi",), dtype, limit=120)
     assert done == [len(reductions.CALLS) * 2 * 2] * 3
 
@@ -47,12 +47,12 @@ def test_a_nan_wins_on_open_mpi(pools: Pools, dtype: str) -> None:
 @worlds
 @floating
 def test_premultiplied_sum(pools: Pools, dtype: str, world: int) -> None:
-    """PREMUL_SUM is a multiplication and a sum where the library has none."""
+    """PREMUL_SUM is a multiplication and a sum if the library lacks it."""
     counts = (0, 1, 17, 1001)
     done = pools.get("processes", world).run(reductions.premultiplied, BACKENDS, dtype, counts, limit=120)
     assert done == [len(BACKENDS) * len(counts) * len(reductions.CALLS) * 2 * 2] * world
 
 
 def test_premultiplied_sum_without_a_factor(pools: Pools) -> None:
-    """The factor is asked for before anything is sent."""
+    """A missing factor raises before anything is sent."""
     pools.get("processes", 2).run(reductions.factor_missing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refinement: a wrong table is put right while the program runs, on all ranks alike, and no result changes."""
+"""Refinement: a wrong table is corrected while the program runs, equally on all ranks, and no result changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_auto import _flat, _random_table
 
 
 def test_a_wrong_table_is_put_right(pools: Pools, tmp_path: Path) -> None:
-    """It takes gloo for the fastest at small messages, where it is slower than MPI by far."""
+    """The table says that gloo is fastest at small messages, where it is much slower than MPI."""
     path = tmp_path / "wrong.json"
     table.write(_flat("gloo"), path)
     answers = pools.get("processes", 2).run(refine.correct, str(path), 0.2, 1000)
@@ -30,7 +30,7 @@ def test_a_wrong_table_is_put_right(pools: Pools, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("world", "count"), [(2, 1500), (3, 500)])
 def test_results_and_choices_are_equal(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
-    """Random calls, many of them trials, with a step every hundred: nobody hangs, and every rank learns the same."""
+    """Random calls, many of them trials, with a step every hundred: no rank hangs, and all ranks learn equal values."""
     for rank in range(world):
         table.write(_random_table(rank, world), tmp_path / f"{rank}.json")
     answers = pools.get("processes", world).run(refine.storm, str(tmp_path), 3, count, limit=100.0)
@@ -39,7 +39,7 @@ def test_results_and_choices_are_equal(pools: Pools, tmp_path: Path, world: int,
 
 
 def test_it_learns_without_a_table(pools: Pools) -> None:
-    """Then the first backend gets all calls until the others have been timed."""
+    """The first backend gets all calls until the others have been timed."""
     answers = pools.get("processes", 2).run(refine.correct, "none", 0.5, 200)
     assert answers[0] == answers[1]
     assert "refined while running" in answers[0][2]
@@ -60,7 +60,7 @@ def test_it_learns_without_a_table(pools: Pools) -> None:
     ],
 )
 def test_shares(pools: Pools, values: list[float], parts: tuple[str, ...]) -> None:
-    """A wrong or different share is an error on every rank, and the group works on."""
+    """A wrong or different share is an error on every rank, and the group stays usable."""
     for text in pools.get("processes", 2).run(refine.shares, values):
         assert all(part in text for part in parts), text
         assert text == "none" or text.startswith("InvalidArgumentError")
@@ -68,7 +68,7 @@ def test_shares(pools: Pools, values: list[float], parts: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("what", ["named on one", "off on one"])
 def test_different_calls_are_reported(pools: Pools, what: str) -> None:
-    """Every rank gets the error at the step; refinement is off then, and the group works on."""
+    """Every rank gets the error at the step; refinement is then off, and the group stays usable."""
     for text, later, total in pools.get("processes", 2).run(refine.different, what):
         assert "the same blocking collectives" in text
         assert "refinement is off now" in text
@@ -82,14 +82,14 @@ def test_the_same_calls_are_not(pools: Pools) -> None:
 
 
 def test_it_is_off_by_default(pools: Pools, tmp_path: Path) -> None:
-    """The wrong table stays as it is."""
+    """The wrong table stays unchanged."""
     path = tmp_path / "wrong.json"
     table.write(_flat("gloo"), path)
     assert pools.get("processes", 2).run(refine.quiet, str(path), 300) == [(0, [], "gloo")] * 2
 
 
 def test_groups_are_refined_apart(pools: Pools, tmp_path: Path) -> None:
-    """What one group learns another does not, and the members' other calls do not count."""
+    """Groups learn independently, and the members' other calls do not count."""
     path = tmp_path / "wrong.json"
     table.write(_flat("gloo"), path)
     for world, pair in pools.get("processes", 2).run(refine.apart, str(path)):

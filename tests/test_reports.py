@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of libraries in reports: whatever they contain, every command prints them as they are."""
+"""Texts of libraries in reports: every command prints them unchanged, whatever they contain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _paths() -> Iterator[None]:
-    """bench/ and bench/lab, where modules of the scripts are found."""
+    """bench/ and bench/lab on the path, for modules of the scripts."""
     added = [str(ROOT / "bench"), str(ROOT / "bench" / "lab")]
     sys.path[:0] = added
     yield
@@ -187,7 +187,7 @@ def faults(text: str, folder: Path) -> None:
     script.show({("gloo", "idle", "kill"): [script.Outcome(text)]})
 
 
-# By the file that prints: all that have a console of mcr_dl._console are here or in the next list.
+# By the file that prints: all files with a console of mcr_dl._console are here or in the next list.
 REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/trace/cli.py": [diagnose],
     "mcr/mcr_dl/trace/_show.py": [regions],
@@ -204,7 +204,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "bench/lab/figures_rank.py": [lab_rows],
     "bench/faults.py": [faults],
 }
-# Their own tests, below; or no texts but their own.
+# Files with their own tests below, or without other texts.
 OTHERS = {
     "mcr/mcr_dl/examples/program.py",
     "bench/lab/cli.py",
@@ -230,14 +230,14 @@ class TestTextOfLibraries:
         assert text in said.out + said.err
 
     def test_every_report_is_here(self) -> None:
-        """A file that makes a console is in one of the lists, and no other file is."""
+        """Every file that makes a console is in one of the lists, and no other file is."""
         files = [*(ROOT / "mcr").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
         users = {str(path.relative_to(ROOT)) for path in files if "import Console" in path.read_text()}
         assert users - {"mcr/mcr_dl/_console.py"} == set(REPORTS) | OTHERS
 
     @pytest.mark.parametrize("more", [(), ("--codec", "bf16")], ids=["modes", "codecs"])
     def test_an_example_that_cannot_be_trained(self, tmp_path: Path, more: tuple[str, ...]) -> None:
-        """The error of a workload, which names what the user gave."""
+        """The error of a workload, which names the user's arguments."""
         given = ["--text", str(tmp_path / "[red]no[/] 'mcr-dl[plot]'"), "--no-chart", *more]
         done = subprocess.run(
             [sys.executable, "-m", "mcr_dl.examples.moe", *given],
@@ -252,7 +252,7 @@ class TestTextOfLibraries:
 
     @pytest.mark.parametrize("world", [2, 3])
     def test_gloos_own_words(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], world: int) -> None:
-        """A blocking call of gloo that runs into its time limit, and `mcr-trace diagnose` of its dumps."""
+        """A blocking call of gloo that times out, and `mcr-trace diagnose` of its dumps."""
         with Nursery() as nursery:
             ranks = jobs.start(
                 nursery, "troubles", ["late_for_a_blocking_call", "gloo"], world, MCR_DL_DUMP_DIR=str(tmp_path)
@@ -278,7 +278,7 @@ MARKUP = [
 @pytest.mark.parametrize("code", MARKUP)
 @pytest.mark.parametrize("file", ["mcr/mcr_dl/planted.py", "bench/planted.py", "tests/planted.py"])
 def test_lint_refuses_consoles_that_read_markup(file: str, code: str) -> None:
-    """`make lint` finds each in every folder."""
+    """`make lint` finds each of them in every folder."""
     command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--no-cache", "--stdin-filename", file, "-"]
     done = subprocess.run(command, cwd=ROOT, input=code, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/security.md states: which libraries are loaded, and how what others have written is read."""
+"""The statements of docs/security.md: which libraries are loaded, and how data from others is read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PACKAGE = Path(mcr_dl.__file__).parent
 
 
 def test_readers() -> None:
-    """Nobody but the shared reader parses JSON, and nothing is unpickled or evaluated but what the table names."""
+    """Only the shared reader parses JSON, and nothing is unpickled or evaluated except what the table names."""
     allowed = {
-        r"json\.loads?\(": {"_documents.py", "tuning/_journal.py"},  # the journal: what it has just dumped itself
+        r"json\.loads?\(": {"_documents.py", "tuning/_journal.py"},  # the journal: its own dumps
         r"pickle\.loads?\(": {"_objects.py", "bench/_rank.py"},
         r"\byaml\b|torch\.load\(|marshal|\b(np|numpy)\.load\(|(?<![\w.])eval\(|(?<![\w.])exec\(|shelve": set(),
     }
@@ -44,7 +44,7 @@ def test_readers() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with libraries and programs in it that nobody shall take."""
+    """A current directory with libraries and programs that must not be used."""
     for name in ("libmpi.so.12", "libmpi.so.40", "libnccl.so.2", "lib/libmpi.so.12"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\x7fELF\x02 nothing that can be loaded")
@@ -58,7 +58,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("path", [".", "", "bin", "bin:.:"])
 def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Relative and empty entries of PATH and of LD_LIBRARY_PATH name no place to look in, and nothing there is run."""
+    """Relative and empty entries of PATH and of LD_LIBRARY_PATH are not searched, and nothing there is run."""
     monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("LD_LIBRARY_PATH", path)
     monkeypatch.syspath_prepend("site-packages")
@@ -81,7 +81,7 @@ def test_relative_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_names_for_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without a folder is not that of a file here."""
+    """A name without a folder does not mean a file here."""
     monkeypatch.setenv("MCR_DL_MPI_LIB", "libmpi.so.12")
     try:
         found = _mpi_library.find().path
@@ -108,7 +108,7 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", ["{", "[" * 5000, "nan", b"\xff\xfe", '{"a": 1, "a": 2}', "9" * 5000])
 def test_agreement(value: str | bytes) -> None:
-    """What another rank has put into the store is no value: all ranks get the same error, and nobody waits."""
+    """An invalid value of another rank in the store: all ranks get one error, and no rank waits."""
     store = torch_dist.HashStore()
     store.set("key/1", value)
     with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
@@ -126,7 +126,7 @@ def test_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("value", [b"two words", b"a\nline", b"\xff", b"x" * 2000, "é".encode()])
 def test_process_management(value: bytes) -> None:
-    """A value that could add words to an answer of PMI is not handed to the MPI library, and the thread goes on."""
+    """A value that could add words to an answer of PMI does not reach the MPI library, and the thread continues."""
     store = torch_dist.HashStore()
     responder = PmiResponder(store, 0, 1, timeout=timedelta(seconds=5))
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backends a job starts, on all ranks alike; what the environment and the arguments of the start may be."""
+"""Which backends a job starts, equally on all ranks; valid environments and arguments of the start."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -> list[Child]:
-    """The ranks of a job, when they have ended well."""
+    """The ranks of a job, after they have ended without an error."""
     ranks = nursery.ranks(jobs.PROGRAMS / "starts.py", arguments, size, **variables)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0)
@@ -45,7 +45,7 @@ def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -
 
 @sizes
 def test_without_a_name_the_real_libraries_start(nursery: Nursery, size: int) -> None:
-    """Not what other packages have registered with torch, which may not even be made to start."""
+    """Not the backends that other packages have registered with torch, which may not even start."""
     ranks = start(nursery, ["plugged_in"], size)
     assert [rank.text.count("STARTED mpi gloo\n") for rank in ranks] == [4] * size, ranks[0].text
 
@@ -56,7 +56,7 @@ LEFT_OUT = "; it is left out (MCR_DL_BACKENDS names the backends to start)"
 @sizes
 @pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
 def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], size: int) -> None:
-    """It is there on one rank: left out on all with a warning, but an error on all where it was named."""
+    """It exists on one rank: left out on all with a warning, but an error on all if it was named."""
     for rank in start(nursery, ["loaded", "1", str(launchers.openmpi_library()), *named], size):
         assert "rank 1: backend 'mpi' is unavailable: Open MPI cannot start under this launcher" in rank.text
         assert ("RAISED BackendUnavailableError: rank 1: " in rank.text) == bool(named), rank.text
@@ -65,7 +65,7 @@ def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], si
 
 @pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
 def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -> None:
-    """The same where only the start shows that it does not work."""
+    """As above, where only the start shows that it does not work."""
     for rank in start(nursery, ["start", *named], 2, GLOO_SOCKET_IFNAME="no-such-interface"):
         assert "backend 'gloo' cannot start: " in rank.text
         assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
@@ -74,11 +74,11 @@ def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -
 
 @sizes
 def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> None:
-    """It has been asked for, on whatever rank: there is no start without it."""
+    """It has been requested, on any rank: init fails without it."""
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so"], size):
         assert re.search(r"RAISED BackendUnavailableError: rank 1: .*MCR_DL_MPI_LIB=/no/lib\.so: no such f", rank.text)
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so", "gloo"], size):
-        assert "STARTED gloo\n" in rank.text  # nobody has asked for mpi
+        assert "STARTED gloo\n" in rank.text  # mpi was not requested
 
 
 def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
@@ -90,12 +90,12 @@ def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
 
 
 def condition(**other: Any) -> dict[str, Any]:
-    """What one rank says of one backend."""
+    """One rank's report on one backend."""
     return {"library": "", "problem": "", "absent": False, "asked": False, **other}
 
 
 def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
-    """What comes of it beside a gloo that works."""
+    """The decision on it together with a working gloo."""
     gloo = condition(library="gloo")
     values = [{"named": "auto", "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
     return _startup._decide(values)
@@ -178,7 +178,7 @@ def test_a_rank_outside_of_the_job_does_not_wait() -> None:
     ids=["init_process_group", "new_group", "split_group", "monitored_barrier"],
 )
 def test_wrong_timeouts(function: Callable[[Any], Any], timeout: Any) -> None:
-    """The text of calls, from the same conversion."""
+    """The text is the one of calls, from the shared conversion."""
     with pytest.raises(InvalidArgumentError, match=r"a positive datetime\.timedelta"):
         function(timeout)
 
@@ -206,7 +206,7 @@ def test_timeouts_in_seconds() -> None:
 
 
 def test_unknown_variables() -> None:
-    """The nearest name is told; a variable of the table, or of others, is not."""
+    """The warning gives the nearest name; known variables, and those of others, cause none."""
     assert _variables.unknown({"MCR_DL_BACKEND": "gloo", "MCR_DL_TUNE": "", "HOME": ""}) == [
         "MCR_DL_BACKEND (did you mean MCR_DL_BACKENDS?)"
     ]
@@ -240,7 +240,7 @@ def _text(file: Path) -> str:
 
 
 def test_every_documented_exception_is_exported() -> None:
-    """Those that are raised, and those that docstrings and pages name."""
+    """The exceptions that are raised, and those in docstrings and pages."""
     ours = {cls.__name__ for cls in [_errors.McrError, *_errors.McrError.__subclasses__()]}
     assert ours <= set(mcr_dl.__all__)
     documented: set[str] = set()

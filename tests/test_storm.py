@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Randomised storms: thousands of asynchronous operations over two backends and overlapping groups at once.
+"""Randomized storms: thousands of asynchronous operations over two backends and overlapping groups at once.
 
-All ranks draw the same operations from one seed and wait for them in orders of their own. A hang ends with a report of
-each rank's last note (which operation it was at) and the stacks of its threads.
+All ranks draw the same operations from one seed and wait for them in different orders. A hang ends with a report of
+each rank's last note (its current operation) and the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMIT = 240.0
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("world", "seed"), [(3, 1), (3, 2), (3, 3), (4, 1)])
 def test_storm(pools: Pools, world: int, seed: int) -> None:
-    """Both backends and all overlapping groups mixed; on seed 3 single ranks fall asleep now and then."""
+    """Both backends and all overlapping groups mixed; on seed 3 single ranks sleep now and then."""
     assert len(session.SUBGROUPS[world]) >= 4
     answers = pools.get("processes", world).run(storm.storm, seed, 1500, ["mpi", "gloo"], seed == 3, limit=LIMIT)
     assert all(answer["finished"] > 500 for answer in answers)
@@ -26,7 +26,7 @@ def test_storm(pools: Pools, world: int, seed: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_storm_on_open_mpi(pools: Pools) -> None:
-    """The same with Open MPI in the place of MPICH."""
+    """A storm with Open MPI instead of MPICH."""
     answers = pools.get("mpiexec-openmpi", 3).run(storm.storm, 5, 700, ["mpi", "gloo"], True, limit=LIMIT)
     assert all(answer["finished"] > 200 for answer in answers)
 
@@ -34,6 +34,6 @@ def test_storm_on_open_mpi(pools: Pools) -> None:
 @pytest.mark.parametrize("backend", session.BACKENDS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_messages(pools: Pools, world: int, backend: str) -> None:
-    """Hundreds of messages under way at once, received by tag in random order, many from any rank."""
+    """Hundreds of pending messages, received by tag in random order, many from any rank."""
     received = pools.get("processes", world).run(storm.messages, 11, 300, backend, limit=120.0)
     assert sum(received) == 300

@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are cut over two libraries (backends such as gloo+mpi)."""
+"""Messages that are cut over two libraries (backends such as stripe(gloo,mpi))."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from calls import SIGNATURES
 from cases import LARGE, LARGE_DTYPES, table
 from harness import Pools
+from mcr_dl.tuning._model import content
+from mcr_dl.tuning.host import host
 from ranks import striped
+from tables import curve, make, scale, winner
 
-CANDIDATES = ["gloo+mpi", "gloo+mpi:67", "mpi+gloo:25"]
+CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,25)"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("function", SIGNATURES)
 def test_values(pools: Pools, world: int, function: str) -> None:
-    """Every function: results of messages that are cut, and of those that are too short for it, equal plain torch's."""
+    """Every function: results of cut messages, and of messages that are too short for it, equal plain torch's."""
     cases = []
     for number, dtype in enumerate(LARGE_DTYPES):
         found = table(function, CANDIDATES[number], dtype, world, (17, LARGE))
@@ -29,12 +35,35 @@ def test_values(pools: Pools, world: int, function: str) -> None:
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("function", [striped.mixed, striped.ends, striped.wrong_names], ids=lambda each: each.__name__)
 def test_life(pools: Pools, world: int, function: Callable[[], None]) -> None:
-    """Among other calls, at the end of a library, and under wrong names."""
+    """With other calls, at the end of a library, and under wrong names."""
     pools.get("processes", world).run(function)
 
 
 def test_candidates(pools: Pools) -> None:
-    """Each share is a candidate of `auto`, of the operations that are cut; equal on all ranks."""
+    """Each share is a candidate of `auto` for the operations that are cut; equal on all ranks."""
     first, second = pools.get("processes", 2).run(striped.choices)
     assert first == second
-    assert {"gloo+mpi", "gloo+mpi:25", "gloo+mpi:33", "gloo+mpi:67", "gloo+mpi:75"} <= set(first)
+    assert {"stripe(gloo,mpi)", *(f"stripe(gloo,mpi,{share})" for share in (25, 33, 67, 75))} <= set(first)
+    assert not any("+" in name for name in first)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_spellings(pools: Pools, world: int) -> None:
+    """Old names and new ones, in calls, blocks, groups and lists, are the same candidates."""
+    settings: list[object] = ["mpi,gloo,stripe(gloo,mpi)", "mpi, gloo, gloo+mpi", ["mpi", "gloo", "stripe(gloo, mpi)"]]
+    pools.get("processes", world).run(striped.spellings, settings, limit=120)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("spelling", ["gloo+mpi:67", "stripe(gloo,mpi,67)"])
+def test_a_table_with_either_spelling(pools: Pools, tmp_path: Path, world: int, spelling: str) -> None:
+    """`auto` uses a table and rules with one of the spellings, on ranks with either."""
+    curves = (curve("mpi", 1, 10, 100, 1e3, 1e4, 1e5), curve(spelling, 9, 90, 900, 9e3, 9e3, 9e3))
+    path = tmp_path / "table.json"
+    ranges = (winner((0, "mpi"), (1 << 18, spelling)),)
+    made = replace(make(scale(world, curves=curves, winners=ranges)), host=host())
+    path.write_text(json.dumps({**content(made), "checksum": made.digest}))
+    sizes, pool = [1 << 10, 1 << 20], pools.get("processes", world)
+    assert pool.run(striped.by_table, str(path), "", sizes) == [["mpi", "stripe(gloo,mpi,67)"]] * world
+    rules = f"all_reduce:*:gloo#all_reduce:1m-inf:{spelling}"
+    assert pool.run(striped.by_table, "none", rules, sizes) == [["gloo", "stripe(gloo,mpi,67)"]] * world

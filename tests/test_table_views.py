@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see of tuning tables: shown in the terminal, drawn, and compared."""
+"""Views of tuning tables: shown in the terminal, drawn, and compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
 
 
 def printed(function: Callable[[Console], Any]) -> str:
-    """What a function prints, without colours."""
+    """The output of a function, without colors."""
     console = Console(file=io.StringIO(), width=140)
     function(console)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def test_plot_has_a_panel_for_each_operation_and_class() -> None:
 
 @pytest.mark.parametrize("candidates", [1, 3, 24])
 def test_plot_keeps_its_words_inside(candidates: int) -> None:
-    """Title and legend are in the picture and apart, however long the processor's name and many the candidates are."""
+    """Title and legend are inside the picture and apart, however long the processor's name and many the candidates."""
     curves = tuple(curve(f"library+other:{number}", 1.0 + number, 2.0, 400.0) for number in range(candidates))
     cpu = replace(HOST, cpu="Some(R) Processor(TM) Platinum $x_{$ 9999X 128-Core @ 2.00GHz with a name of many words")
     figure = figure_of(make(scale(curves=curves, winners=()), host=cpu))

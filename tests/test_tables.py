@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning tables: what is written can be read, and what is wrong or doubtful is named."""
+"""Tuning tables: written tables can be read, and errors and doubts are named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPE_CLASSES = _schema.schema()["$defs"]["dtype_class"]["enum"]
 
 
 def edited(path: Path, change: Callable[[Any], Any]) -> Path:
-    """A table's file after somebody has changed its JSON document."""
+    """A table's file after a change of its JSON document."""
     table.write(make(scale(excluded=(Exclusion("all_reduce", "bool", "gloo", "wrong result"),))), path)
     document = json.loads(path.read_text())
     change(document)
@@ -83,7 +83,7 @@ def test_any_table_survives_its_file(tmp_path: Path, wanted: Table) -> None:
 
 
 def test_whole_numbers_are_times_too(tmp_path: Path) -> None:
-    """4 and 4.0 are the same time: a table with either has the same digest, and is not taken for edited."""
+    """4 and 4.0 are equal times: a table with either has one digest, and does not count as edited."""
     whole = replace(curve("mpi", 1.0), samples=(Sample(4, 20, 3, 4, 5),))
     wanted = make(scale(curves=(whole,)))
     table.write(wanted, tmp_path / "table.json")
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_table(tmp_path: Path, text: str, message: str) -> Non
     ],
 )
 def test_a_table_of_another_version(tmp_path: Path, version: Any, message: str) -> None:
-    """Whatever else is in it: a table of another version may look different altogether."""
+    """Whatever else it contains: a table of another version may look completely different."""
     path = edited(tmp_path / "table.json", lambda document: document.update(version=version, surprise={}))
     assert error_of(path) == message
 

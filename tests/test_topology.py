@@ -15,7 +15,7 @@ from ranks import topology
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_found(pools: Pools, world: int) -> None:
-    """On one host there is one dimension, whose group is the default one: no other is made."""
+    """On one host there is one dimension, whose group is the default one: no other group is made."""
     answers = pools.get("processes", world).run(topology.found)
     assert answers == [(("host",), (world,), (rank,), True, 1) for rank in range(world)]
 
@@ -28,12 +28,12 @@ def test_given(pools: Pools) -> None:
 
 
 def test_wrong_files(pools: Pools) -> None:
-    """Three ranks are no grid of 2x2; files that differ are an error on all ranks."""
+    """Three ranks do not form a 2x2 grid; files that differ are an error on all ranks."""
     pools.get("processes", 3).run(topology.wrong_files, limit=120)
 
 
 def test_meshes(pools: Pools) -> None:
-    """A mesh's groups are used; a document has groups made; wrong ones leave the topology as it is."""
+    """A mesh's groups are used; for a document, groups are made; wrong ones leave the topology unchanged."""
     answers = pools.get("processes", 4).run(topology.meshes, limit=120)
     for rank, (first, sums) in enumerate(answers):
         assert first == (("outer", "inner"), (rank // 2, rank % 2), 1.0 if rank < 2 else 5.0)
@@ -41,7 +41,7 @@ def test_meshes(pools: Pools) -> None:
 
 
 def test_read(tmp_path: Path) -> None:
-    """A file is read with all its figures; the name of the variable and of the file are in errors."""
+    """A file is read with all its figures; errors name the variable and the file."""
     row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": [row]}))
@@ -54,7 +54,7 @@ def test_read(tmp_path: Path) -> None:
 
 
 def test_hosts() -> None:
-    """Hosts with as many ranks each make two dimensions; others one."""
+    """Hosts with equal numbers of ranks make two dimensions; others one."""
     assert [row[:2] for row in _C.Topology.of_hosts([0, 1, 0, 1]).dimensions] == [("rail", 2), ("host", 2)]
     assert _C.Topology.of_hosts([0, 1, 0, 1]).line(1, 1) == [1, 3]
     assert [row[:2] for row in _C.Topology.of_hosts([0, 0, 1]).dimensions] == [("ranks", 3)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed's backend "mcr": torch's own functions on our groups, by the cases of our own functions."""
+"""torch.distributed's backend "mcr": torch's own functions on mcr_dl's groups, by the cases of mcr_dl's functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 
 
 def test_every_operation_is_there() -> None:
-    """The list of torch's functions is not empty by accident: each of our operations is among them."""
+    """The list of torch's functions is not empty by accident: it has each of mcr_dl's operations."""
     assert {SIGNATURES[name]["op"] for name in IN_TORCH} == {row["name"] for row in _C.ops()}
     assert len(IN_TORCH) >= 16
 
@@ -30,7 +30,7 @@ def test_every_operation_is_there() -> None:
 @backends
 @pytest.mark.parametrize("function", IN_TORCH)
 def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
-    """Results, inputs and what lies between blocks, on every group, blocking and not."""
+    """Results, inputs and the memory between blocks, on every group, blocking and not."""
     cases = []
     for turn, dtype in enumerate(DTYPES):
         found = table(function, backend, dtype, world, COUNTS, through_torch=True)
@@ -75,6 +75,6 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
 
 @pytest.mark.parametrize("name", ON_RANKS)
 def test_on_ranks(pools: Pools, name: str) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     function, world = ON_RANKS[name]
     pools.get("processes", world).run(function, limit=60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's debugging level, which is read when a process starts."""
+"""torch's debug level, which is read when a process starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = str(launchers.TESTS / "programs" / "debug_detail.py")
 
 @pytest.mark.parametrize("underneath", ["mpi", "gloo"])
 def test_detail(underneath: str) -> None:
-    """What the program's docstring says."""
+    """See the program's docstring."""
     variables = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "ERROR", "MCR_DL_BACKENDS": underneath}
     codes, text = run([([*TORCHRUN, "2", PROGRAM, "mcr"], {**variables, "MCR_DL_TUNING_TABLE": "none"})])
     assert codes == [0], text

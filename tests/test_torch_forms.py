@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking calls of torch.distributed are the library's own in uniform groups; elsewhere any form meets any other."""
+"""Blocking calls of torch.distributed are the library's own in uniform groups; elsewhere any form matches any other."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CASES: dict[str, Callable[[str], None]] = {
 @pytest.mark.parametrize("backend", session.BACKENDS)
 @pytest.mark.parametrize("case", CASES)
 def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     pools.get("processes", world).run(CASES[case], backend, limit=60)
 
 
 @pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])
 def test_forms_that_differ(detail: bool) -> None:
-    """Where a uniform group's calls have two forms on mpi, all ranks say so and which option lets them, and end."""
+    """If a uniform group's calls have two forms on mpi, all ranks report it with the option that allows it, and end."""
     with Nursery() as nursery:
         debug = "detail" if detail else "off"
         ranks = jobs.start(nursery, "two_forms", [], 2, MCR_DL_BACKENDS="mpi", MCR_DL_DEBUG=debug)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs of torch's on the backend "mcr": known without an import, and gone without a word."""
+"""Whole torch programs on the backend "mcr": found without an import, and ended without output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUIET = {"MCR_DL_TUNING_TABLE": "none"}
 
 
 def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str]:
-    """The return codes of the ranks themselves, without a launcher that adds words of its own."""
+    """The exit codes of the ranks themselves, without a launcher that adds its own output."""
     program = [sys.executable, PROGRAM, *arguments]
     return run([(program, {**QUIET, **variables, **rank}) for rank in launchers.rank_environments(size)])
 
@@ -32,14 +32,14 @@ def _ranks(size: int, *arguments: str, **variables: str) -> tuple[list[int], str
     ],
 )
 def test_it_ends_without_a_word(end: str, underneath: str) -> None:
-    """Exit code 0 and nothing printed, whatever the program leaves behind."""
+    """Exit code 0 and no output, whatever the program leaves behind."""
     codes, text = _ranks(2, end, MCR_DL_BACKENDS=underneath)
     assert codes == [0, 0], text
     assert text.strip() == ""
 
 
 def test_its_exit_code_is_its_own() -> None:
-    """Also where it forgets to destroy the groups."""
+    """Even if it forgets to destroy the groups."""
     codes, text = _ranks(3, "exit code", MCR_DL_BACKENDS="mpi")
     assert codes == [3] * 3, text
     assert text.strip() == ""
@@ -54,7 +54,7 @@ def test_unknown_library_underneath() -> None:
 
 
 def test_library_that_cannot_be_used() -> None:
-    """The error says which and why."""
+    """The error names the library and the reason."""
     codes, text = _ranks(2, "destroyed", MCR_DL_BACKENDS="mpi", MCR_DL_MPI_LIB="/nowhere/libmpi.so")
     assert codes == [1, 1], text
     assert text.count("BackendUnavailableError: backend 'mpi' is unavailable") == 2
@@ -62,7 +62,7 @@ def test_library_that_cannot_be_used() -> None:
 
 
 def test_torch_stays_quick_to_import() -> None:
-    """torch's import registers the name and imports nothing of ours but that."""
+    """torch's import registers the name and imports nothing else of mcr_dl."""
     code = (
         "import torch, sys; import torch.distributed as dist; assert dist.is_backend_available('mcr'); "
         "assert not [name for name in sys.modules if name.startswith('mcr_dl.') or name == 'mcr_dl'], sys.modules"

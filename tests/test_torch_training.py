@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch builds on torch.distributed trains to the same weights on "mcr" as on gloo."""
+"""Training with torch.distributed's features reaches equal weights on "mcr" and on gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ranks import torch_mixing, torch_training
 LEGS = ("gloo", "mcr")
 
 # case -> numbers of ranks. Results of two ranks are equal bit by bit, as a sum of two does not depend on the order.
-# Cases of whole numbers (EXACT) are at any number; the others are compared as float64 where ranks are more than two.
+# Cases of whole numbers (EXACT) run at any number; the others are compared as float64 on more than two ranks.
 CASES: dict[str, tuple[int, ...]] = {
     "torch_ddp.plain": (2, 3),
     "torch_ddp.no_sync": (2, 3),
@@ -109,11 +109,11 @@ def test_same_as_gloo(pools: Pools, case: str, size: int) -> None:
 
 @pytest.mark.parametrize("case", ON_GLOO)
 def test_same_with_gloo_underneath(pools: Pools, case: str) -> None:
-    """The same libraries do the same sums: bit by bit, also on three ranks."""
+    """Equal libraries compute equal sums: bit by bit, also on three ranks."""
     pools.get("processes", 3).run(torch_training.compare, f"ranks.{case}", ("gloo", "mcr/gloo"), True, limit=50.0)
 
 
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in MIXING.items() for size in sizes])
 def test_mixing(pools: Pools, name: str, size: int) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     pools.get("processes", size).run(getattr(torch_mixing, name), limit=50.0)

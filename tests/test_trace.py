@@ -43,7 +43,7 @@ def _group(rank: int = 0, name: str = "default", ranks: tuple[int, ...] = WORLD)
 
 def _record(op: str, begin: float, end: float | None, **more: Any) -> Record:
     """A blocking call of 1000 floats from `begin` to `end`, in ms, unless `more` says otherwise."""
-    values: dict[str, Any] = dict.fromkeys(Record._fields)
+    values: dict[str, Any] = {**dict.fromkeys(Record._fields), **Record._field_defaults}
     values.update(
         number=1, seq=1, group=_group(), op=op, vectored=False, peer=op in ("send", "recv"), dtype="float32",
         backend="mpi", asynchronous=False, in_count=0, out_count=1000, in_splits=(), out_splits=(), truncated=False,
@@ -54,7 +54,7 @@ def _record(op: str, begin: float, end: float | None, **more: Any) -> Record:
 
 
 def _work(op: str, begin: float, start: float, end: float, wait: tuple[float, float] | None, **more: Any) -> Record:
-    """An asynchronous one that was handed over at `start` and waited for in `wait`."""
+    """An asynchronous call that was handed over at `start` and waited for in `wait`."""
     times: dict[str, Any] = {"asynchronous": True, "start": int(start * MS)}
     if wait is not None:
         first, last = int(wait[0] * MS), int(wait[1] * MS)
@@ -122,11 +122,11 @@ def test_stragglers_are_matched_by_number() -> None:
     assert _stragglers.analysis(second, matched)["all_reduce"][4000]["total_straggler_ms"] == 1
 
 
-# ---- where the time went
+# ---- the breakdown of time
 
 
 def test_breakdown() -> None:
-    """From 0 to 20 ms: 4 in a blocking call, 1 + 3 in an asynchronous one, which ran beside 6 ms of computing."""
+    """From 0 to 20 ms: 4 in a blocking call, 1 + 3 in an asynchronous one, which ran during 6 ms of computation."""
     trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])
     found = breakdown.whole(trace)
     assert found.total == pytest.approx(0.020)
@@ -136,7 +136,7 @@ def test_breakdown() -> None:
 
 
 def test_breakdown_counts_no_time_twice() -> None:
-    """Two threads sit in calls at once; a call that is still running lasts until the trace was saved (100 ms)."""
+    """Two threads are in calls at once; a call that is still running lasts until the trace was saved (100 ms)."""
     found = breakdown.whole(_trace([_record("all_reduce", 0, 10), _record("broadcast", 5, 12, thread=8)]))
     assert found.exposed == pytest.approx({"all_reduce": 0.010, "broadcast": 0.002})
     assert found.compute == pytest.approx(0)
@@ -145,7 +145,7 @@ def test_breakdown_counts_no_time_twice() -> None:
 
 
 def test_breakdown_by_region() -> None:
-    """Of each region its own part, over all of its stretches; a region that not all ranks have is left out."""
+    """Each region counts its own time, over all of its occurrences; a region that not all ranks have is left out."""
     records = [_record("all_reduce", 1, 3), _record("all_reduce", 9, 12), _work("all_gather", 20, 20, 26, (24, 26))]
     regions = [Region("a", 0, 10 * MS, 7), Region("b", 10 * MS, 20 * MS, 7), Region("a", 20 * MS, 30 * MS, 7)]
     trace = _trace(records, ranks=2, regions=regions)
@@ -173,7 +173,7 @@ def test_the_bars_are_the_breakdown() -> None:
 
 @pytest.mark.parametrize("regions", [["step"], [], ["gloo", "mpi", "a $x_{$ costs $1", "auto"]], ids=len)
 def test_the_picture_shows_its_words(regions: list[str]) -> None:
-    """Its title and legend are inside it, apart from each other and from the bars; each operation has a colour."""
+    """Its title and legend are inside it, apart from each other and from the bars; each operation has a color."""
     names = [str(row["name"]) for row in _C.ops()]
     records = [_record(name, 2 * place + 1, 2 * place + 2) for place, name in enumerate(names)]
     spans = [Region(name, 0, 90 * MS, 7) for name in regions]
@@ -219,8 +219,22 @@ def test_files_keep_everything(tmp_path: Path) -> None:
     assert _files.read_all(tmp_path / "b" / "run.json") == _files.read_all(tmp_path / "a") == [trace]
 
 
+def test_files_of_an_older_version(tmp_path: Path) -> None:
+    """Candidates are read with their current names; missing fields have their defaults."""
+    records = [_record("broadcast", 0, 1, backend=name) for name in ("mpi:p2p", "gloo+mpi:67", None)]
+    file = _files.write(_trace(records), tmp_path)
+    document = json.loads(file.read_text())
+    assert document["fields"][-2:] == ["priority", "key"]
+    document["fields"] = document["fields"][:-2]
+    document["records"] = [row[:-2] for row in document["records"]]
+    file.write_text(json.dumps(document))
+    read = _files.read(file)
+    assert [record.backend for record in read.records] == ["mpi:p2p", "stripe(gloo,mpi,67)", None]
+    assert {(record.priority, record.key) for record in read.records} == {(0, None)}
+
+
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that names the file and what is wrong, and exit code 2."""
+    """One line that names the file and the error, and exit code 2."""
 
     def said(path: Path) -> str:
         assert main(["summary", str(path)]) == 2
@@ -237,7 +251,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_clocks_by_ping() -> None:
-    """Two ranks that share a clock but do not know it: what the ping finds is 0 within the error that it states."""
+    """Two ranks that share a clock but do not know it: the measured offset is 0 within the stated error."""
     store, found = torch_dist.HashStore(), {}
 
     def rank(number: int) -> None:
@@ -257,7 +271,7 @@ def test_clocks_by_ping() -> None:
 
 
 def test_offsets() -> None:
-    """Rank 0's clock if all were compared with it; else the hosts' time of day."""
+    """Rank 0's clock if all were compared with it; otherwise the hosts' wall clocks."""
     ping = _clock.Clock(50, 5, _clock.PING, 1000, 9000)
     wall = _clock.Clock(0, None, _clock.WALL, 1000, 9000)
     zero = _trace([], clock=_clock.Clock(0, 0, _clock.SAME, 2000, 9500))
@@ -265,7 +279,7 @@ def test_offsets() -> None:
     assert _files.offsets([zero, _trace([], clock=wall)]) == [0, 500]
 
 
-# ---- what other tools read
+# ---- formats of other tools
 
 
 def _slices(document: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
@@ -298,7 +312,7 @@ def test_chrome_of_hand_made_records() -> None:
 
 
 def _check_chrome(document: dict[str, Any], ranks: int) -> None:
-    """What the trace-event format asks for: complete events nest on their track, arrows have a begin and steps."""
+    """The rules of the trace-event format: complete events nest on their track, arrows have a begin and steps."""
     events = document["traceEvents"]
     assert {event["pid"] for event in events} == set(range(ranks))
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -394,7 +408,7 @@ def test_the_whole_way(
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_views_of_a_log_that_is_off_say_so(pools: Pools, tmp_path: Path, world: int) -> None:
-    """log_summary on rank 0, save on every rank; a log that is on and has nothing yet is another thing."""
+    """log_summary on rank 0, save on every rank; a log that is on but still empty is different."""
     ranks = pools.get("processes", world)
     said = ranks.run(log.off, str(tmp_path))
     advice = "the log is off and has no records: turn it on with mcr_dl.set_passes"
@@ -407,7 +421,7 @@ def test_views_of_a_log_that_is_off_say_so(pools: Pools, tmp_path: Path, world: 
 
 
 def _analyse(traces: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What torch's own analyzer makes of the exported files."""
+    """The result of torch's own analyzer on the exported files."""
     assert main(["export", str(traces), "--format", "flight-recorder", "-o", str(folder)]) == 0
     capsys.readouterr()
     try:
@@ -449,7 +463,7 @@ def test_torch_finds_the_missing_call(pools: Pools, tmp_path: Path, capsys: pyte
 def test_torch_names_the_rank_that_others_wait_for(
     pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Traces that were saved while ranks sat in a call, without asking the others."""
+    """Traces that were saved while ranks were in a call, without asking the others."""
     traces = tmp_path / "traces"
     pools.get("processes", 3).run(log.stuck, str(traces))
     found = _files.read_all(traces)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mcr-tune: a table is measured, whoever misbehaves is left out by name, and an interrupted run goes on."""
+"""mcr-tune: a table is measured, failing candidates are excluded by name, and an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _candidates(progress: Progress, operation: str, dtype: str) -> set[str]:
 
 
 def test_everything_is_measured(tmp_path: Path) -> None:
-    """Every candidate at every size, with a winner for each operation that the measurements make the cheapest."""
+    """Every candidate at every size, with the cheapest measured candidate as the winner of each operation."""
     scale = tuner.scale_of(PLAN, _tune(tmp_path, worker.work))
     assert (scale.ranks, scale.nodes, scale.ranks_per_node, scale.excluded) == (2, 1, 2, ())
     curves = {(curve.operation, curve.candidate): curve for curve in scale.curves}
@@ -49,7 +49,7 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     assert curves["all_reduce", "gloo"].dtype_class == "half"
     assert curves["all_gather", "mpi"].dtype_class == "any"
     for curve in scale.curves:
-        # What is gathered is a whole element per rank at least.
+        # Each rank gathers at least a whole element.
         expected = {"barrier": [0], "all_gather": [8, 4096]}.get(curve.operation, [4, 4096])
         assert [sample.bytes for sample in curve.samples] == expected
         assert all(0 < sample.min_us <= sample.median_us <= sample.p99_us for sample in curve.samples)
@@ -69,7 +69,7 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[..., int], reason: str) -> None:
-    """The candidate is out for that operation alone, also if it fails only while others are timed beside it."""
+    """The candidate is excluded for that operation alone, even if it fails only while it is timed with others."""
     progress = _tune(tmp_path, entry)
     (excluded,) = progress.excluded
     assert (excluded["operation"], excluded["candidate"]) == ("all_gather", "gloo")
@@ -83,13 +83,13 @@ def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[...
 
 
 def test_ranks_that_do_not_start(tmp_path: Path) -> None:
-    """One error, with the ranks' own words and which backends start alone."""
+    """One error, with the ranks' own output and the backends that start alone."""
     with pytest.raises(BackendUnavailableError, match=r"no such device.*mpi starts alone, gloo starts alone"):
         _tune(tmp_path, faults.never_starts)
 
 
 def test_resume(tmp_path: Path) -> None:
-    """What is done is not measured again, what was under way is."""
+    """Finished steps are not measured again, the interrupted one is."""
     journal = Journal(tmp_path / "journal")
     journal.begin(PLAN)
     where = {"operation": "all_gather", "dtype": "float32"}
@@ -130,7 +130,7 @@ def _command(*arguments: str, cache: Path | None = None, launcher: list[str] | N
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """It writes this machine's table to the cache, from where a program takes it; show, plot and diff read it."""
+    """It writes this machine's table to the cache, where programs find it; show, plot and diff read it."""
     code, out, err = _command(*QUICK, cache=tmp_path)
     assert code == 0, err
     (path,) = tmp_path.rglob("*.json")
@@ -161,8 +161,8 @@ def test_other_scales_join_the_table(tmp_path: Path) -> None:
 
 
 def test_under_a_launcher(tmp_path: Path) -> None:
-    """Under torchrun it measures in the ranks that it is."""
-    # "--": else torchrun takes --max for one of its own options (argparse before Python 3.12).
+    """Under torchrun it measures in the existing ranks."""
+    # "--": otherwise torchrun takes --max for one of its own options (argparse before Python 3.12).
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--"]
     path = tmp_path / "t.json"
     code, _, err = _command(*QUICK, "--output", str(path), launcher=torchrun)
@@ -171,7 +171,7 @@ def test_under_a_launcher(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
-    """Killed in the middle, it goes on with --resume, without measuring again what is in the journal."""
+    """Killed in the middle, it continues with --resume, without repeating measurements that are in the journal."""
     arguments = [*QUICK, "--output", str(tmp_path / "t.json"), "--budget", "0.5", "--confidence", "0.0001"]
     command = [sys.executable, "-m", "mcr_dl.tuning", *arguments]
     journal = tmp_path / "t.2-ranks.journal"
@@ -203,7 +203,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     ],
 )
 def test_bad_command_lines(arguments: list[str], part: str) -> None:
-    """One line that names what is known, and exit code 2."""
+    """One line that lists the known names, and exit code 2."""
     code, _, err = _command(*arguments)
     assert code == 2
     assert part in err
@@ -212,7 +212,7 @@ def test_bad_command_lines(arguments: list[str], part: str) -> None:
 
 
 def test_an_unwritable_cache(tmp_path: Path) -> None:
-    """It is said before anything is measured, and the table is written here instead."""
+    """The error appears before anything is measured, and the table is written here instead."""
     blocked = tmp_path / "cache"
     blocked.write_text("a file where the folder should be")
     command = [sys.executable, "-m", "mcr_dl.tuning", *QUICK]
@@ -227,6 +227,6 @@ def test_an_unwritable_cache(tmp_path: Path) -> None:
 
 
 def test_the_list_of_operations_is_the_op_tables() -> None:
-    """No list of its own: what can be measured is what there is."""
+    """There is no separate list: every operation of the op table can be measured."""
     names = [row["name"] + form for row in _C.ops() for form in ("", "v") if row["vectored"] or not form]
     assert _C.operations() == [name for name in names if name != "recv"]

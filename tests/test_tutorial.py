@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program written for torch.distributed runs unchanged but for one line of import, or for its backend's name."""
+"""A program written for torch.distributed runs unchanged except for one import line, or its backend's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAYS = {  # import, backend: the rest is the same
 
 
 def output(folder: Path, line: str, backend: str) -> list[str]:
-    """What each of three ranks prints."""
+    """The output of each of three ranks."""
     text = SCRIPT.read_text()
     assert text.count(f"\n{THEIRS}\n") == 1
     program = folder / "tutorial.py"
@@ -39,7 +39,7 @@ def output(folder: Path, line: str, backend: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def on_torch(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What it prints as it is."""
+    """The output of the unchanged program."""
     lines = output(tmp_path_factory.mktemp("torch"), THEIRS, "gloo")
     assert len(lines) == 3
     assert all("initialized: False" in text for text in lines)
@@ -63,7 +63,7 @@ NAMES = sorted(_public(torch_dist) | set(distributed_c10d.__all__))
 
 
 def test_every_name_of_torch() -> None:
-    """The module answers all that torch.distributed answers; what is not ours is torch's own object."""
+    """The module has every name of torch.distributed; names that mcr_dl does not define are torch's own objects."""
     assert len(NAMES) > 100
     missing = [name for name in NAMES if not hasattr(mcr_dl, name)]
     assert missing == []
@@ -75,6 +75,6 @@ def test_every_name_of_torch() -> None:
 
 
 def test_a_name_that_nobody_has() -> None:
-    """It is an AttributeError that names the module, also behind the fallback to torch."""
+    """It is an AttributeError that names the module, even with the fallback to torch."""
     with pytest.raises(AttributeError, match=r"mcr_dl.*no_such_name"):
         mcr_dl.no_such_name  # noqa: B018

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions in users' code that runs behind a call: the right one on the right rank, and no rank hangs."""
+"""Exceptions in users' code that a call runs: the right exception on the right rank, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ raisers = pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", 
 
 @pytest.fixture(scope="module")
 def own_pools() -> Iterator[Pools]:
-    """Ranks of their own: some calls of these tests never complete."""
+    """Separate ranks: some calls of these tests never complete."""
     session_pools = Pools()
     yield session_pools
     session_pools.close()
 
 
 def _ends_ranks(where: str, backend: str, blocking: bool, everywhere: bool) -> bool:
-    """Whether other ranks sit in a blocking call of MPI, which is ended with the process."""
+    """Whether other ranks are in a blocking call of MPI, which ends with the process."""
     return backend == "mpi" and blocking and not everywhere and where in user_code.IN_MPI
 
 
@@ -63,7 +63,7 @@ def nursery() -> Iterator[Nursery]:
 @sizes
 @pytest.mark.parametrize("where", user_code.IN_MPI)
 def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
-    """The rank that raises has its exception; the others, inside of MPI, say what they wait for and end."""
+    """The rank that raises gets its exception; the others, inside MPI, report what they wait for and end."""
     ranks = jobs.start(nursery, "raising", [where], size)
     jobs.end(nursery, ranks)
     assert ranks[0].code == 0, ranks[0].text
@@ -73,7 +73,7 @@ def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
 
 def test_groups_in_different_orders(nursery: Nursery) -> None:
     """A limit of mpi (docs/architecture.md): held calls of one group and blocking ones of another, made in different
-    orders, end at their time limit; with all threads let into MPI they complete."""
+    orders, end at their timeout; with MPI_THREAD_MULTIPLE they complete."""
     ranks = jobs.start(nursery, "crossed", [], 2)
     jobs.end(nursery, ranks)
     assert "RAISED mpi.all_reduce (group " in ranks[0].text
@@ -95,7 +95,7 @@ def test_in_a_completion_hook(pools: Pools, size: int, backend: str, blocking: b
 
 @backends
 def test_in_the_hook_of_a_dropped_work(pools: Pools, backend: str) -> None:
-    """Nothing is lost in silence."""
+    """No exception is lost silently."""
     pools.get("processes", 2).run(user_code.unasked_hook, backend, limit=30.0)
 
 
@@ -104,12 +104,12 @@ def test_in_the_hook_of_a_dropped_work(pools: Pools, backend: str) -> None:
 @pytest.mark.parametrize("door", ["mcr_dl", "torch"])
 @raisers
 def test_in_a_callback_of_a_future(pools: Pools, size: int, backend: str, door: str, everywhere: bool) -> None:
-    """Of our works and of torch's."""
+    """Of mcr_dl's works and of torch's."""
     pools.get("processes", size).run(user_code.in_callback, backend, door, everywhere, limit=30.0)
 
 
 @backends
 @pytest.mark.parametrize("name", ["dropped_call", "held_beyond_the_group", "other_threads_go_on"])
 def test_passes_and_threads(pools: Pools, backend: str, name: str) -> None:
-    """What the function's docstring says."""
+    """See the function's docstring."""
     pools.get("processes", 2).run(getattr(user_code, name), backend, limit=40.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words for what went wrong, from reports; dumps and their diagnosis."""
+"""Error texts made from reports; dumps and their diagnosis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANKS = [0, 1, 2]
 
 
 def call(seq: int, **other: Any) -> dict[str, Any]:
-    """A collective as a report has it."""
+    """A collective in the form of a report."""
     known = {"seq": seq, "op": "all_reduce", "dtype": "Float", "red": "SUM", "root": None, "bytes": 4, "backend": "mpi"}
     return {**known, "async": False, "caller": None, "history": "0", **other}
 
@@ -49,7 +49,7 @@ def report(calls: list[dict[str, Any]], **other: Any) -> dict[str, Any]:
 
 
 def test_who_has_not_arrived() -> None:
-    """Those with fewer calls, with their last one and their place; those that send nothing, with the reason."""
+    """Ranks with fewer calls, with their last call and their position; silent ranks, with the reason."""
     reports = {0: report([call(1), call(2)]), 1: report([call(1)])}
     text = diagnose(reports, {2: "process 7 on h has ended"}, "g", RANKS, 2)
     assert text == (
@@ -59,7 +59,7 @@ def test_who_has_not_arrived() -> None:
 
 
 def test_all_have_arrived() -> None:
-    """Then it is the library's or the network's."""
+    """Then the library or the network is the cause."""
     reports = {rank: report([call(1)]) for rank in RANKS}
     assert diagnose(reports, {}, "g", RANKS, 1).startswith("All ranks have arrived")
 
@@ -79,7 +79,7 @@ def test_no_such_group() -> None:
 
 
 def test_inside_of_a_call() -> None:
-    """The call that a late rank is in says more than its line."""
+    """The call of a late rank says more than its line."""
     inside = {"op": "recv", "backend": None, "label": "group 'h'", "seq": 3, "age": 1.25, "waits": False}
     late = report([], threads=[inside])
     text = diagnose({0: report([call(1)]), 1: late}, {}, "g", [0, 1], 1)
@@ -87,7 +87,7 @@ def test_inside_of_a_call() -> None:
 
 
 def test_messages() -> None:
-    """Their numbers are each rank's own: all places are told."""
+    """Each rank numbers its own messages: all positions are reported."""
     text = diagnose({0: report([]), 1: report([])}, {2: "gone"}, "g", RANKS, 9, message=True)
     assert text == "Where the ranks are: rank 2: gone; rank 0: it is at a.py:1 in f; rank 1: it is at a.py:1 in f."
 
@@ -105,7 +105,7 @@ def test_messages() -> None:
     ],
 )
 def test_each_field_makes_a_difference(field: str, value: object) -> None:
-    """And the first one is told."""
+    """The first different field is reported."""
     reports = {
         0: report([call(1), call(2), call(3)]),
         1: report([call(1), call(2, **{field: value}), call(3, bytes=0)]),
@@ -117,7 +117,7 @@ def test_each_field_makes_a_difference(field: str, value: object) -> None:
 
 
 def test_a_difference_that_is_older() -> None:
-    """Only the digests tell."""
+    """Only the digests show it."""
     reports = {0: report([call(70, history="1")]), 1: report([call(70, history="2")])}
     assert (
         first_difference(reports, "g") == "the calls of group 'g' differ before collective 70, the oldest that is kept"
@@ -137,7 +137,7 @@ def test_call_text() -> None:
 
 
 def test_absent_processes() -> None:
-    """A process of this host can be looked at; one of another cannot."""
+    """A process of this host can be inspected; one of another host cannot."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     known = {"rank": 1, "pid": child.pid, "host": "h", "system": host_identity()}
     try:
@@ -156,14 +156,14 @@ def test_absent_processes() -> None:
 
 
 def test_a_report_of_this_process() -> None:
-    """It can be sent as JSON, and says where the main thread is."""
+    """It can be sent as JSON, and has the main thread's position."""
     made = json.loads(json.dumps(_report.make(0, 1, _report.Ages(), None, whole=True)))
     assert made["pid"] == os.getpid()
     assert any("test_a_report_of_this_process" in line for line in made["stacks"]["MainThread"])
 
 
 def dump(folder: Path, rank: int, content: dict[str, Any], number: int = 0) -> None:
-    """A rank's file."""
+    """Write a rank's file."""
     alarm = {"by": 0, "kind": "timeout", "group": "g", "text": "mpi.all_reduce: late", "seq": 2, "message": False}
     folder.joinpath(f"alarm{number}.rank{rank}.json").write_text(json.dumps({"alarm": alarm, **content, "rank": rank}))
 
@@ -198,7 +198,7 @@ def test_broken_dumps(tmp_path: Path, text: str, complaint: str, capsys: pytest.
 
 
 def test_no_dumps(tmp_path: Path) -> None:
-    """A folder without them, and no folder."""
+    """A folder without dumps, and a missing folder."""
     for place in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(InvalidArgumentError, match="expected a folder with dumps"):
             _dump.read(place)
@@ -207,7 +207,7 @@ def test_no_dumps(tmp_path: Path) -> None:
 def test_dumps_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said on stderr; and only the first alarms leave one."""
+    """An error on stderr; only the first alarms leave a dump."""
     monkeypatch.setenv(_dump.VARIABLE, str(tmp_path / "file" / "folder"))
     (tmp_path / "file").write_text("")
     _dump.write(0, report([]), {})
@@ -218,7 +218,7 @@ def test_dumps_that_cannot_be_written(
 
 
 def test_a_slow_store() -> None:
-    """It is given up for the call that asks, not for later ones; one that has failed late is."""
+    """It is given up for the call that asks, not for later ones; a store that fails late is given up."""
     exchange = Exchange(torch_dist.HashStore(), 0, 1, lambda _: report([]), lambda *_: None)
     exchange.start()
     free, failed = threading.Event(), threading.Event()
@@ -231,7 +231,7 @@ def test_a_slow_store() -> None:
         with pytest.raises(RuntimeError, match="does not answer"):
             exchange.ask(lambda: free.wait(10), limit=0.05)
         with pytest.raises(RuntimeError, match="does not answer"):
-            exchange.ask(lambda: 1, limit=10)  # at once, as the first is still under way
+            exchange.ask(lambda: 1, limit=10)  # at once, as the first is still running
         free.set()
         deadline = time.monotonic() + 10
         while exchange.lost is not None and time.monotonic() < deadline:
@@ -254,7 +254,7 @@ def test_a_slow_store() -> None:
     ("timeout", "ends"), [(True, "words. Told."), (False, "failed. Told. The backend's own text: words")]
 )
 def test_the_order_of_an_error(timeout: bool, ends: str) -> None:
-    """A library's words, which may be many lines, come last; those of a timeout are short, and come first."""
+    """A library's text, which may have many lines, comes last; a timeout's is short, and comes first."""
     label = "group '): x', rank 0 of 2"
     text = complete(f"mpi.send ({label}): words", label, "Told.", timeout=timeout)
     assert text == f"mpi.send ({label}): {ends}"
@@ -263,7 +263,7 @@ def test_the_order_of_an_error(timeout: bool, ends: str) -> None:
 
 
 def test_a_difference_comes_first() -> None:
-    """And then nothing is said of the backend, which has done nothing wrong."""
+    """The error then does not blame the backend, which has done nothing wrong."""
     reports = {0: report([call(1)]), 1: report([call(1, bytes=8)]), 2: report([])}
     text = diagnose({rank: reports[rank] for rank in (0, 1)}, {}, "g", [0, 1], 1)
     assert text.startswith("The ranks have made different calls: collective 1 of group 'g' is ")
@@ -273,7 +273,7 @@ def test_a_difference_comes_first() -> None:
 
 
 def test_positions_of_this_process() -> None:
-    """What the core tells of a group."""
+    """The core's data on a group."""
     group = _C.Group("alone", [0], 0, _report_timeout())
     found = next(each for each in _C.positions() if each["label"] == group._label)
     assert (found["group"], found["ranks"], found["collectives"], found["calls"]) == ("alone", [0], 0, [])

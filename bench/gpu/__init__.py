@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/gpu_check.sh runs on a machine with a GPU (docs/gpu-check.md). Needs torch and NumPy, and no pytest."""
+"""The stages of bench/gpu_check.sh on a machine with a GPU (docs/gpu-check.md). Need torch and NumPy, not pytest."""

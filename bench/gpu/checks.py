@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of streams, events, memory and graphs. Each check gets a Setting; it raises, or returns what it has
-measured, or raises NotRun with a reason. All ranks run all checks in one order: those of this module, which is about
-streams, then those of checks_memory and checks_types.
+"""Checks of streams, events, memory and graphs. Each check gets a Setting; it raises, or returns its measurements, or
+raises NotRun with a reason. All ranks run all checks in one order: the checks of streams in this module, then those of
+checks_memory and checks_types.
 
-Results are those of an all_gather into other memory wherever one rank has to do: NCCL does nothing for an all_reduce of
-one rank in place. On the host, in a rehearsal, the same lines run where nothing can be late, so that nothing is proved
-there.
+Where one rank must do work, checks use an all_gather into other memory: NCCL does nothing for an in-place all_reduce of
+one rank. In a rehearsal on the host, the same lines run but nothing can be late, so that a rehearsal proves nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from gpu.device import Device
 
 _COMPLETE_SECONDS = 5.0
 LARGE = 16 << 20  # elements of float32
-LATE_MS = 40.0  # how long streams are kept busy, so that who does not wait is seen
+LATE_MS = 40.0  # how long streams are kept busy, so that a missing wait shows
 
 
 class NotRun(Exception):
-    """This check has no meaning here; the text says why."""
+    """This check does not apply here; the text says why."""
 
 
 @dataclass
 class Setting:
-    """Where the checks run."""
+    """The setting in which the checks run."""
 
     device: Device
     backend: str
@@ -45,7 +44,7 @@ class Setting:
 
     @property
     def total(self) -> float:
-        """What an all_reduce of ``rank + 1`` gives."""
+        """The result of an all_reduce of ``rank + 1``."""
         return self.ranks * (self.ranks + 1) / 2
 
     def gather(self, target: torch.Tensor, source: torch.Tensor, **given: Any) -> Any:
@@ -62,13 +61,13 @@ CHECKS: dict[str, Callable[[Setting], Measured]] = {}
 
 
 def check(function: Callable[[Setting], Measured]) -> Callable[[Setting], Measured]:
-    """Adds a check to the list."""
+    """Add a check to the list."""
     CHECKS[function.__name__] = function
     return function
 
 
 def same(tensor: torch.Tensor, value: float, what: str) -> None:
-    """All elements are `value`; waits for the current stream."""
+    """Check that all elements are `value`; waits for the current stream."""
     found = tensor.double().cpu()
     bad = int((found != value).sum())
     assert bad == 0, (
@@ -77,13 +76,13 @@ def same(tensor: torch.Tensor, value: float, what: str) -> None:
 
 
 def same_parts(at: Setting, gathered: torch.Tensor, part: Callable[[int], float], what: str) -> None:
-    """The part of each rank has that rank's value everywhere; waits for the current stream."""
+    """Check that the part of each rank has that rank's value everywhere; waits for the current stream."""
     for rank, values in enumerate(gathered.double().cpu().flatten().tensor_split(at.ranks)):
         same(values, part(rank), f"{what}, the part of rank {rank}")
 
 
 def soon_complete(at: Setting, work: Any, what: str) -> None:
-    """The work says so once the device is done, though not always at once, as another thread may be looking at it."""
+    """Check that the work completes after the device does; not always at once, as another thread may poll it."""
     at.device.synchronize()
     end = time.monotonic() + _COMPLETE_SECONDS
     while not work.is_completed() and time.monotonic() < end:
@@ -96,7 +95,7 @@ def soon_complete(at: Setting, work: Any, what: str) -> None:
 
 @check
 def current_stream(at: Setting) -> None:
-    """Blocking calls are in the order of the current stream, whichever that is, with no wait of the host."""
+    """Blocking calls are ordered on the current stream, whichever it is, without blocking the host."""
     for stream in (at.device.current(), at.device.stream(), at.device.stream()):
         with at.device.use(stream):
             source, target = at.full(1001, -1.0), at.full(1001 * at.ranks, -2.0)
@@ -108,7 +107,7 @@ def current_stream(at: Setting) -> None:
 
 @check
 def waits_for_the_producer(at: Setting) -> None:
-    """An asynchronous call sees what the current stream has been given before, however late that is."""
+    """An asynchronous call sees earlier work on the current stream, however late it is."""
     for _ in range(3):
         source, target = at.full(100_003, -1.0), at.full(100_003 * at.ranks, -2.0)
         at.device.sleep(LATE_MS / 4)
@@ -124,7 +123,7 @@ def wait_orders_the_consumer(at: Setting) -> None:
     source = at.full(1001, at.rank + 1.0)
     target = at.full(1001 * at.ranks, -1.0)
     aside = at.device.stream()
-    # What holds up the host the first time only, connections and memory of a stream, is over before the time counts.
+    # First uses block the host, for connections and memory of a stream; they end before the time counts.
     at.gather(target, source, async_op=True).wait()
     at.device.synchronize()
     with at.device.use(aside):
@@ -149,9 +148,9 @@ def wait_orders_the_consumer(at: Setting) -> None:
 
 @check
 def wait_does_not_block(at: Setting) -> dict[str, Any]:
-    """Neither the call nor wait() keeps the host for the time that the collective takes."""
+    """Neither the call nor wait() blocks the host while the collective runs."""
     source, target = at.full(LARGE, 1.0), at.full(LARGE * at.ranks, 0.0)
-    for _ in range(2):  # NCCL connects at the first use of each algorithm, and keeps the host waiting for it
+    for _ in range(2):  # NCCL connects at the first use of each algorithm, and blocks the host for it
         at.gather(target, source, async_op=True).wait()
         at.gather(target, source)
         mcr_dl.all_reduce(at.backend, source, op=mcr_dl.ReduceOp.MAX)
@@ -184,7 +183,7 @@ def wait_does_not_block(at: Setting) -> dict[str, Any]:
 
 @check
 def other_device(at: Setting) -> None:
-    """Tensors on another device than the group's, and in host memory, are refused; the group works on."""
+    """Tensors on another device than the group's, and in host memory, raise an error; the group stays usable."""
     at.need_real()
     strangers = [torch.ones(4)]
     if torch.cuda.device_count() > 1:
@@ -202,7 +201,7 @@ def other_device(at: Setting) -> None:
 
 @check
 def threads(at: Setting) -> None:
-    """Several threads at once, each with a stream and a group of its own."""
+    """Several threads at once, each with its own stream and group."""
     if at.ranks > 1:
         raise NotRun("several ranks: the order of threads' calls is the program's to keep")
     device_index = torch.cuda.current_device() if at.device.real else 0
@@ -237,7 +236,7 @@ def threads(at: Setting) -> None:
 
 
 def group_with_lanes(number: int) -> mcr_dl.ProcessGroup:
-    """The backend reads how many lanes there shall be when it makes a communicator."""
+    """The backend reads the number of lanes when it makes a communicator."""
     before = os.environ.get("MCR_DL_NCCL_LANES")
     os.environ["MCR_DL_NCCL_LANES"] = str(number)
     try:
@@ -251,7 +250,7 @@ def group_with_lanes(number: int) -> mcr_dl.ProcessGroup:
 
 @check
 def groups_and_lanes(at: Setting) -> None:
-    """Many calls under way on several groups, waited for in another order."""
+    """Many pending calls on several groups, waited for in another order."""
     groups = [mcr_dl.group.WORLD, mcr_dl.new_group(group_desc="one-lane"), group_with_lanes(4)]
     pairs, works = [], []
     for turn in range(60):

@@ -20,23 +20,23 @@ _RELEASED_SECONDS = 2.0
 
 @check
 def memory_is_kept(at: Setting) -> dict[str, Any]:
-    """A tensor that is dropped right after an asynchronous call is not given away before the call has read it."""
+    """The memory of a tensor dropped right after an asynchronous call is not reused before the call has read it."""
     blocker, sink = at.full(LARGE, 1.0), at.full(LARGE * at.ranks, 0.0)
     count, reused, seen = 1 << 20, 0, 0
     for turn in range(40):
-        at.device.sleep(_HELD_MS)  # so that the host is done with this turn while the call still runs
-        held = at.gather(sink, blocker, async_op=True)  # in the way, on the lane
+        at.device.sleep(_HELD_MS)  # the host finishes this turn while the call still runs
+        held = at.gather(sink, blocker, async_op=True)  # delays the next call on the lane
         source, target = at.full(count, at.rank + 1.0 + turn), at.full(count * at.ranks, -1.0)
         place = source.data_ptr()
         work = at.gather(target, source, async_op=True)
         del source
-        thieves = [at.full(count, -7.0) for _ in range(3)]  # at once, in memory that is free now
+        thieves = [at.full(count, -7.0) for _ in range(3)]  # allocated at once from free memory
         if at.device.real and not work.is_completed():
             assert place not in [thief.data_ptr() for thief in thieves], "memory of a running call was given away"
             seen += 1
         if turn % 2:
             work.wait()
-        del work  # every other time nobody has waited
+        del work  # every other time without a wait
         mcr_dl.synchronize()
         at.device.synchronize()
         same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "output of a dropped input")
@@ -49,7 +49,7 @@ def memory_is_kept(at: Setting) -> dict[str, Any]:
 
 @check
 def memory_does_not_grow(at: Setting) -> dict[str, Any]:
-    """Neither blocking nor asynchronous calls leave memory behind, waited for or not. Each has a tensor of its own."""
+    """Neither blocking nor asynchronous calls leak memory, waited for or not. Each has its own tensor."""
     at.need_real()
     x = at.full(1 << 20, 1.0)
 
@@ -66,7 +66,7 @@ def memory_does_not_grow(at: Setting) -> dict[str, Any]:
     before = torch.cuda.memory_allocated()
     calls(200)
     mcr_dl.synchronize()
-    end = time.monotonic() + _RELEASED_SECONDS  # what nobody waits for is released a little later
+    end = time.monotonic() + _RELEASED_SECONDS  # calls without a wait release their memory a little later
     while (grown := torch.cuda.memory_allocated() - before) > 4 * x.nbytes and time.monotonic() < end:
         time.sleep(1e-3)
     assert grown <= 4 * x.nbytes, f"{grown} bytes more are allocated after 400 calls"
@@ -77,9 +77,9 @@ def memory_does_not_grow(at: Setting) -> dict[str, Any]:
 
 
 def _captured(at: Setting, calls: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-    """The calls turn x into y: twice what is gathered. Replayed with other inputs each time."""
+    """The calls turn x into y: twice the gathered values. Replayed with other inputs each time."""
     x, y = at.full(4096, 0.0), at.full(4096 * at.ranks, 0.0)
-    with at.device.use(at.device.stream()):  # graphs want their work to have run before, on a stream aside
+    with at.device.use(at.device.stream()):  # graphs need their work to have run before, on a side stream
         calls(x, y)
     at.device.synchronize()
     replay = at.device.capture(lambda: calls(x, y))
@@ -110,7 +110,7 @@ def graph_blocking(at: Setting) -> None:
 
 @check
 def graph_asynchronous(at: Setting) -> None:
-    """Asynchronous calls are captured with their waits, one and several under way at once."""
+    """Asynchronous calls are captured with their waits, one and several pending at once."""
 
     def one(x: torch.Tensor, y: torch.Tensor) -> None:
         work = at.gather(y, x, async_op=True)
@@ -128,19 +128,19 @@ def graph_asynchronous(at: Setting) -> None:
         raise NotRun("host libraries cannot be captured")
     _captured(at, one)
     _captured(at, several)
-    source, target = at.full(17, at.rank + 1.0), at.full(17 * at.ranks, -1.0)  # and calls outside of graphs still work
+    source, target = at.full(17, at.rank + 1.0), at.full(17 * at.ranks, -1.0)  # and calls outside graphs still work
     at.gather(target, source, async_op=True).wait()
     same_parts(at, target, lambda rank: rank + 1.0, "all_gather after a capture")
 
 
 @check
 def graph_beside_running(at: Setting) -> dict[str, Any]:
-    """A capture is not disturbed by calls from before it, which the progress thread still looks after."""
+    """Earlier calls, which the progress thread still polls, do not disturb a capture."""
     if at.backend != "nccl":
         raise NotRun("host libraries cannot be captured")
     source, target = at.full(100_003, 0.0), at.full(100_003 * at.ranks, 0.0)
     x, y = at.full(4096, 0.0), at.full(4096 * at.ranks, 0.0)
-    at.gather(target, source, async_op=True).wait()  # first uses hold up the host
+    at.gather(target, source, async_op=True).wait()  # first uses block the host
     at.gather(y, x)
     at.device.synchronize()
     turns, beside = 10, 0
@@ -156,6 +156,6 @@ def graph_beside_running(at: Setting) -> dict[str, Any]:
         same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph beside another call")
         assert work.wait() is True
         same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "a call from before a capture")
-    if at.device.real:  # the host may be held up now and then, but not mostly
+    if at.device.real:  # the host may be blocked now and then, but not mostly
         assert beside * 2 > turns, f"in {turns - beside} of {turns} turns the call was over when the capture was"
     return {"beside": beside}

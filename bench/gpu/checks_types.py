@@ -15,7 +15,7 @@ from mcr_dl import _C
 
 @check
 def float8(at: Setting) -> dict[str, Any]:
-    """Both eight-bit types are moved by every operation, and added where the library can."""
+    """Every operation moves both eight-bit types, and adds them where the library can."""
     names = [name for name in ("float8_e4m3fn", "float8_e5m2") if name in _C.dtypes()]
     if not names:
         raise NotRun("this build has no float8")
@@ -49,7 +49,7 @@ def premul_sum(at: Setting) -> None:
 
 @check
 def batch(at: Setting) -> None:
-    """batch_isend_irecv around a ring, and both ways between neighbours, in whatever order the list has."""
+    """batch_isend_irecv around a ring, and both ways between neighbors, in any order of the list."""
     if at.ranks < 2:
         raise NotRun("needs two ranks")
     after, before = (at.rank + 1) % at.ranks, (at.rank - 1) % at.ranks
@@ -99,7 +99,7 @@ def cupy_arrays(at: Setting) -> None:
 
 @check
 def cupy_wait(at: Setting) -> None:
-    """After wait(), what CuPy's current stream is given next comes behind an asynchronous call on a CuPy array."""
+    """After wait(), later work on CuPy's current stream follows an asynchronous call on a CuPy array."""
     at.need_real()
     try:
         import cupy
@@ -112,7 +112,7 @@ def cupy_wait(at: Setting) -> None:
             at.device.sleep(LATE_MS / 4)
         blocker = cupy.full(LARGE, 1.0, dtype=cupy.float32)
         sink = cupy.empty(LARGE * at.ranks, dtype=cupy.float32)
-        # The next one is late: it comes behind this one, on the same lane.
+        # The next one is late: it runs after this one, on the same lane.
         held = mcr_dl.all_gather_single(sink, blocker, backend=at.backend, async_op=True)
         work = mcr_dl.all_gather_single(target.reshape(-1), array, backend=at.backend, async_op=True)
         work.wait()
@@ -124,7 +124,7 @@ def cupy_wait(at: Setting) -> None:
 
 @check
 def staged(at: Setting) -> None:
-    """Host libraries on device tensors: values, and asynchronous calls beside those of the device's own library."""
+    """Host libraries on device tensors: values, and asynchronous calls concurrent with the device library's own."""
     names = [name for name in ("mpi", "gloo") if name in mcr_dl.get_backends()]
     if not names:
         raise NotRun("no host library was started")

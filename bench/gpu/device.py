@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that is checked, and the host in its place for a rehearsal: the same methods, all complete at once."""
+"""The device under test, and the host in its place for a rehearsal: the same methods, all complete at once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Cuda:
         self._cycles_per_ms = 0.0
 
     def stream(self) -> Any:
-        """A stream of its own."""
+        """A new stream."""
         return torch.cuda.Stream()
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        """Makes a stream current."""
+        """Make a stream current."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
@@ -38,14 +38,14 @@ class Cuda:
         return int(stream.cuda_stream)
 
     def event(self) -> Any:
-        """With timing; has record(), synchronize() and elapsed_time(end) in ms."""
+        """An event with timing; has record(), synchronize() and elapsed_time(end) in ms."""
         return torch.cuda.Event(enable_timing=True)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
     def sleep(self, milliseconds: float) -> None:
-        """Keeps the current stream busy for about so long, and not the host."""
+        """Keep the current stream, but not the host, busy for about this long."""
         if not self._cycles_per_ms:
             cycles = 20_000_000
             torch.cuda._sleep(cycles)  # the first one loads the kernel
@@ -58,7 +58,7 @@ class Cuda:
         torch.cuda._sleep(int(milliseconds * self._cycles_per_ms))
 
     def capture(self, calls: Callable[[], object]) -> Callable[[], object]:
-        """Records the calls into a graph; what replays it. The calls have run before, as graphs want it."""
+        """Record the calls into a graph; returns a function that replays it. The calls must have run before."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             calls()
@@ -66,8 +66,8 @@ class Cuda:
         return replay
 
     def capture_beside(self, calls: Callable[[], object]) -> Callable[[], object]:
-        """The same, but the device goes on with what it was given before, for which torch.cuda.graph() waits. A call
-        of another thread that is not allowed beside a capture spoils it.
+        """As ``capture``, but the device continues with earlier work, for which torch.cuda.graph() would wait. A call
+        of another thread that is not allowed during a capture breaks it.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -86,14 +86,14 @@ class _Moment:
         self.at = time.perf_counter()
 
     def synchronize(self) -> None:
-        """It has passed."""
+        """Wait for the device."""
 
     def elapsed_time(self, end: _Moment) -> float:
         return (end.at - self.at) * 1000
 
 
 class Host:
-    """Host memory, where everything is complete when a call returns. What it shows is no result."""
+    """Host memory, where everything is complete when a call returns. Its results prove nothing."""
 
     kind = "cpu"
     real = False
@@ -116,7 +116,7 @@ class Host:
         return _Moment()
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Return at once: nothing is pending."""
 
     def sleep(self, milliseconds: float) -> None:
         del milliseconds

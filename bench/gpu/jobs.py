@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ranks, tells where they are when they hang, and collects what they have written."""
+"""Starts ranks, shows their stacks when they hang, and collects their files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _STACKS_SECONDS = 1.0
 _START_SECONDS = 18.0  # importing torch, meeting, making groups; and ending
 _TAIL = 3000
 _BEGIN = repr(time.time())
-NOT_RUN = 77  # exit code of a stage that has found that it means nothing here
+NOT_RUN = 77  # exit code of a stage that does not apply here
 
 
 def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:
-    """What each rank runs: its device, stacks on SIGUSR1, the function."""
+    """The start of each rank: its device, stacks on SIGUSR1, the function."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.enable()
     _device.take(kind)
@@ -35,14 +35,14 @@ def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:
 
 
 class Notes:
-    """What one rank has found so far, in a file that survives it."""
+    """One rank's notes so far, in a file that survives the rank."""
 
     def __init__(self, folder: str, name: str, rank: int) -> None:
         self._path = Path(folder) / f"{name}.{rank}.json"
         self.values: dict[str, Any] = {}
 
     def write(self, **values: Any) -> None:
-        """Add values, and put all of them into the file in one step."""
+        """Add values, and write all of them to the file atomically."""
         self.values.update(values)
         temporary = self._path.with_suffix(".new")
         temporary.write_text(json.dumps(self.values, indent=1))
@@ -50,7 +50,7 @@ class Notes:
 
 
 def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
-    """The notes of all ranks in rank order; an empty one for a rank that has written none."""
+    """The notes of all ranks in rank order; empty for a rank that has written none."""
     notes = []
     for rank in range(ranks):
         path = folder / f"{name}.{rank}.json"
@@ -59,13 +59,13 @@ def read(folder: Path, name: str, ranks: int) -> list[dict[str, Any]]:
 
 
 def left(limit: float) -> float:
-    """What is left of `limit` seconds, which count from the stage's start, where gpu_check.sh says when that was."""
-    begin = float(os.environ.get("STAGE_BEGIN", _BEGIN).replace(",", "."))  # bash writes the locale's sign
+    """The rest of `limit` seconds, which count from the stage's start, if gpu_check.sh has set that."""
+    begin = float(os.environ.get("STAGE_BEGIN", _BEGIN).replace(",", "."))  # bash writes the locale's decimal sign
     return limit - (time.time() - begin)
 
 
 def working_seconds(wanted: float, limit: float) -> float:
-    """How long ranks may work that are killed at the `limit`: less than wanted if they could not start else."""
+    """How long ranks that are killed at the `limit` may work: less than wanted if they could not start otherwise."""
     return max(1.0, min(wanted, left(limit) - _START_SECONDS))
 
 
@@ -79,10 +79,11 @@ def run(
     log: Path,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run ``module:function(*args)`` on ranks of this machine; what went wrong, with the ranks' last words, or nothing.
+    """Run ``module:function(*args)`` on ranks of this machine; returns the problem with the ranks' last lines, or
+    nothing.
 
-    `limit` is in seconds from the stage's start; ranks that need longer hang: their stacks go into their logs, and they
-    are killed.
+    `limit` is in seconds from the stage's start; ranks that need longer count as hung: their stacks go into their logs,
+    and they are killed.
     """
     module, _, name = entry.partition(":")
     problem = ""
@@ -108,7 +109,7 @@ def run(
 
 
 def finish(folder: Path, stage: str, document: Mapping[str, Any], problem: str) -> int:
-    """Write the stage's result for the table; its exit code. `document` has "line", the words of the table."""
+    """Write the stage's result for the table; returns its exit code. `document` has "line", the table's text."""
     failed = bool(problem or document.get("failed"))
     result = {**document, "problem": problem, "ok": not failed}
     (folder / f"{stage}.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
@@ -117,7 +118,7 @@ def finish(folder: Path, stage: str, document: Mapping[str, Any], problem: str) 
 
 
 def not_run(folder: Path, stage: str, reason: str) -> int:
-    """Write for the table that the stage means nothing here, and why; its exit code."""
+    """Write to the table that the stage does not apply here, and why; returns its exit code."""
     document = {"line": reason, "problem": "", "ok": False}
     (folder / f"{stage}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     print(reason)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listing 4 of the MCR-DL paper as it is printed there, but for the check at its end and, where there is no MPI,
-``gloo`` in the place of ``mpi``. One rank or several, under run_local or any launcher.
+"""Listing 4 of the MCR-DL paper as printed there, except for the check at its end and, where there is no MPI, ``gloo``
+instead of ``mpi``. One rank or several, under run_local or any launcher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu import jobs
 
 
 def program(first: str, second: str, kind: str) -> tuple[torch.Tensor, float]:
-    """The listing: both libraries and the product at once. Returns the result and what it must be."""
+    """The listing: both libraries and the product at once. Returns the result and its expected value."""
 
     def tensor() -> torch.Tensor:
         return torch.rand(1, 1)
@@ -25,7 +25,7 @@ def program(first: str, second: str, kind: str) -> tuple[torch.Tensor, float]:
     def on_device(made: torch.Tensor) -> torch.Tensor:
         return made.cuda() if kind == "cuda" else made
 
-    torch.manual_seed(4)  # the same on all ranks, so that the result is known
+    torch.manual_seed(4)  # equal on all ranks, so that the result is known
     x = on_device(tensor())
     y = on_device(tensor())
     z = on_device(tensor())
@@ -44,7 +44,7 @@ def program(first: str, second: str, kind: str) -> tuple[torch.Tensor, float]:
 
 
 def on_rank(first: str, kind: str, folder: str, name: str) -> None:
-    """The listing, and its values."""
+    """Run the listing, and check its values."""
     host = "mpi" if mcr_dl.available_backends()["mpi"].startswith("ok") else "gloo"
     result, wanted = program(first, host, kind)
     got = float(result)

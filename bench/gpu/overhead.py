@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MCR-DL adds to a NCCL call: the host's time per call and the device's, against raw NCCL from C++ and against
-torch.distributed, interleaved in one run.
+"""The overhead of MCR-DL on an NCCL call: the host's time per call and the device's, against raw NCCL from C++ and
+against torch.distributed, interleaved in one run.
 
     python -m gpu.overhead --ranks 1 --seconds 30 FOLDER
 
-Every round has a block of calls of each way, in an order that is shuffled and equal on all ranks. Host time ends when
-the last call of a block has returned. The device sleeps first, so that it begins when it has been given all of a block:
-its time, between two events, is its own then, and not the host's. A row where the host took longer than that sleep is
-marked and does not count. Medians over rounds; what is
-added is the median of the differences within a round. An all_reduce of one rank in place is nothing for NCCL to do, so
-that the device's time of one rank is compared on an all_gather, which then is a copy.
+Every round has a block of calls of each way, in a shuffled order that is equal on all ranks. Host time ends when the
+last call of a block has returned. The device sleeps first, so that it starts after the host has issued the whole block:
+its time, between two events, then does not include the host's. A row in which the host took longer than that sleep is
+marked and does not count. Times are medians over rounds; the overhead is the median of the differences within a round.
+NCCL does nothing for an in-place all_reduce of one rank, so the device's time of one rank is compared on an all_gather,
+which then is a copy.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ SIZES = [4 * 4**i for i in range(14)]  # 4 B ... 256 MiB, of one rank's tensor
 OPS = ("all_reduce", "all_gather_single")
 MODES = ("blocking", "async")
 WAYS = ("raw", "mcr_dl", "torch")
-SMALL, LARGE = 64 << 10, 1 << 20  # targets of the host's time are up to, of the device's from
+SMALL, LARGE = 64 << 10, 1 << 20  # the host's time has targets up to the first, the device's from the second on
 _BLOCK_MS = 8.0
 _LEAD_MS = 4.0  # how long the device sleeps
 _LEAST_SMALL_CALLS = 8  # in a block of small calls, whose time is the host's
-_MOST_CALLS = 64  # below the number of launches that a stream takes before it holds up the host
+_MOST_CALLS = 64  # below the number of launches at which a stream blocks the host
 _MOST_ROUNDS, _LEAST_ROUNDS = 21, 3
 _TOO_LONG_MS = 150.0  # a size whose call takes longer is left out, and with it all larger ones
 Way = Callable[[int], float]
 
 
 def _statement(text: str, names: dict[str, Any]) -> Way:
-    """A loop around a statement whose names are local variables: what a user's own loop would cost, and no more."""
+    """A loop around a statement whose names are local variables: the cost of a user's own loop, and no more."""
     setup = "\n".join(f"{name} = _{name}" for name in names)
     timer = timeit.Timer(text, setup, globals={f"_{name}": value for name, value in names.items()})
     return lambda calls: timer.timeit(calls) / calls
@@ -92,7 +92,7 @@ def block(device: Device, way: Way, calls: int) -> tuple[float, float]:
 
 
 class Agreement:
-    """Rank 0's numbers on all ranks."""
+    """Gives rank 0's numbers to all ranks."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank, self._turn = store, rank, 0
@@ -130,7 +130,7 @@ def measure(
 
 
 def summarize(host: dict[str, list[float]], device: dict[str, list[float]], calls: int, rounds: int) -> dict[str, Any]:
-    """Medians in µs, and what ours and torch's add to raw calls of the same round."""
+    """Medians in µs, and the overhead of mcr_dl and torch over raw calls of the same round."""
     row: dict[str, Any] = {
         "calls": calls,
         "rounds": rounds,
@@ -167,7 +167,7 @@ def sweep(device: Device, ways: Ways, agree: Agreement, seconds: float, note: Ca
 
 
 def _environment(name: str) -> str:
-    """A variable as C sees it: backends set some that os.environ does not know of."""
+    """A variable as C sees it: backends set some that os.environ does not have."""
     read = ctypes.CDLL(None).getenv
     read.restype = ctypes.c_char_p
     return (read(name.encode()) or b"").decode()
@@ -199,7 +199,7 @@ def on_rank(backend: str, kind: str, seconds: float, loop: str, folder: str, nam
 
 
 def verdicts(rows: dict[str, dict[str, dict[str, Any]]], ranks: int) -> dict[str, dict[str, Any]]:
-    """Each target with what was measured for it; nothing for what has no raw yardstick."""
+    """Each target with its measurement; nothing for targets without a raw measurement."""
     found: dict[str, dict[str, Any]] = {}
     for mode in MODES:
         small = [
@@ -244,7 +244,7 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Start the ranks. Exit code 1 if they did not come to their end; a missed target is a result, not a failure."""
+    """Start the ranks. Exit code 1 if they did not finish; a missed target is a result, not a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--device", default="cuda")

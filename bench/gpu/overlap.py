@@ -31,7 +31,7 @@ _CHUNKS = {"256K": str(256 << 10), "1M": str(1 << 20), "4M": str(4 << 20), "16M"
 
 
 def in_turns(device: Device, ways: dict[str, Callable[[], object]], rounds: int = _ROUNDS) -> dict[str, float]:
-    """Median ms of each, after one round that does not count, less those of a way that does nothing."""
+    """Median ms of each way, after one warm-up round, minus the time of a way that does nothing."""
     timed: dict[str, Callable[[], object]] = {**ways, _NOTHING: lambda: None}
     taken: dict[str, list[float]] = {name: [] for name in timed}
     for turn in range(rounds + 1):
@@ -63,7 +63,7 @@ class _Pieces:
         self.products = int(agree.number(min(2000.0, max(1.0, alone["c"] / max(alone["p"], 1e-3)))))
 
     def start(self) -> Any:
-        """Every rank's tensor to all: for one rank a copy, where an all_reduce would be nothing."""
+        """Gather every rank's tensor on all ranks: a copy for one rank, where an all_reduce would do nothing."""
         return self.mcr.all_gather_single(self.target, self.source, backend=self.backend, async_op=True)
 
     def communicate(self) -> None:
@@ -86,7 +86,7 @@ class _Pieces:
 
 
 def overlap(pieces: _Pieces) -> dict[str, Any]:
-    """How much of the shorter one hides behind the other; and Listing 3, where the product stands for y + y."""
+    """How much of the shorter one overlaps with the other; and Listing 3, with the product in place of y + y."""
     ways = {"communication": pieces.communicate, "products": pieces.compute, "both": pieces.both, "naive": pieces.naive}
     times = in_turns(pieces.device, ways)
     shorter = min(times["communication"], times["products"])
@@ -128,7 +128,7 @@ def listing3(device: Device, backend: str) -> dict[str, Any]:
 
 
 def lanes(device: Device, backend: str) -> dict[str, Any]:
-    """16 small all_reduces under way at once, on groups made with one lane and with four."""
+    """16 small pending all_reduces, on groups made with one lane and with four."""
     import mcr_dl
     from gpu.checks import group_with_lanes
 
@@ -148,7 +148,7 @@ def lanes(device: Device, backend: str) -> dict[str, Any]:
 
 
 def on_rank(backend: str, kind: str, folder: str, name: str) -> None:
-    """One rank: what overlaps."""
+    """One rank: measure the overlap."""
     import mcr_dl
     from gpu import device as devices
     from mcr_dl import _runtime
@@ -160,7 +160,7 @@ def on_rank(backend: str, kind: str, folder: str, name: str) -> None:
     nbytes = (1 << 30 if ranks == 1 else 16 << 20) if device.real else 1 << 20
     notes.write(overlap=overlap(_Pieces(device, backend, nbytes, ranks, agree)), nbytes=nbytes)
     notes.write(listing3=listing3(device, backend))
-    if backend == "nccl" and ranks > 1:  # alone NCCL has nothing to do
+    if backend == "nccl" and ranks > 1:  # a single rank gives NCCL nothing to do
         notes.write(lanes=lanes(device, backend))
     mcr_dl.destroy_process_group()
 
@@ -184,7 +184,7 @@ def staging_on_rank(host: str, kind: str, nbytes: int, folder: str, name: str) -
 
 
 def _staging(given: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Each host library that works here, as long as there is time."""
+    """Measure each usable host library, while time is left."""
     from mcr_dl import _backends
 
     usable = _backends.available_backends()
@@ -227,7 +227,7 @@ def _line(notes: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Start the ranks; exit code 1 if they did not come to their end."""
+    """Start the ranks; exit code 1 if they did not finish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--device", default="cuda")

@@ -19,7 +19,7 @@ _ID_BYTES = 128
 
 
 def build(folder: Path) -> Path:
-    """Compile the loop; the library."""
+    """Compile the loop; returns the library."""
     library = folder / "raw_nccl.so"
     source = Path(__file__).with_name("raw_nccl.cc")
     compiler = os.environ.get("CXX", "c++")
@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
 
 
 def library_path() -> str:
-    """The libnccl that torch has loaded, or the one that MCR_DL_NCCL_LIB names."""
+    """The libnccl that torch has loaded, or the one in MCR_DL_NCCL_LIB."""
     named = os.environ.get("MCR_DL_NCCL_LIB", "")
     if named:
         return named

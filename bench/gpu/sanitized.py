@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small run for compute-sanitizer: every function once and again asynchronously, in this process alone.
+"""A small run for compute-sanitizer: every function, blocking and asynchronous, in this process alone.
 
 compute-sanitizer --tool memcheck python -m gpu.sanitized
 """

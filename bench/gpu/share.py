@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether two ranks can share the GPU with NCCL at all: torch.distributed alone, without mcr_dl's runtime.
+"""Tests whether two ranks can share the GPU with NCCL at all: torch.distributed alone, without mcr_dl's runtime.
 
     python -m gpu.share FOLDER
 
-Exit code 77 and the reason in the last line if they cannot: what mcr_dl does with several ranks is then no finding.
+Exit code 77 and the reason in the last line if they cannot: results of mcr_dl with several ranks then mean nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECONDS = 25
 
 
 def on_rank(kind: str, folder: str) -> None:
-    """One all_reduce and one all_gather; jobs.enter has taken the device as all other stages do."""
+    """One all_reduce and one all_gather; jobs.enter has taken the device as in all other stages."""
     rank = int(os.environ["RANK"])
     notes, good = jobs.Notes(folder, _NAME, rank), False
     try:
@@ -44,7 +44,7 @@ def on_rank(kind: str, folder: str) -> None:
         notes.write(ok=False, reason=lines[-1] if lines else type(error).__name__)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0 if good else 1)  # what has failed may hang at its end
+    os._exit(0 if good else 1)  # after a failure, an orderly end may hang
 
 
 def main() -> int:

@@ -35,12 +35,12 @@ def _one(check: Any, at: Any) -> dict[str, Any]:
 
 
 def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
-    """One rank: all checks, each noted before and after."""
+    """One rank: all checks, noted before and after each."""
     import mcr_dl
     from gpu import device
     from gpu.checks import CHECKS, Setting
 
-    for module in ("gpu.checks_memory", "gpu.checks_types"):  # they add theirs
+    for module in ("gpu.checks_memory", "gpu.checks_types"):  # they add their checks
         importlib.import_module(module)
     usable = mcr_dl.available_backends()
     started = [each for each in backends if each == backends[0] or usable.get(each, "").startswith("ok")]
@@ -57,7 +57,7 @@ def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
             notes.write(at="", checks=results)
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # the ranks are no longer in step: exit handlers may hang. Who has started them ends the others
+            os._exit(1)  # the ranks are out of step: exit handlers may hang. The parent ends the other ranks
     notes.write(at="", checks=results)
     mcr_dl.destroy_process_group()
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from gpu import jobs
 
-_BATCH = 25  # cases between two looks at the clock
+_BATCH = 25  # cases between two checks of the clock
 _SEED = 20
 _SHOWN = 5  # failures
-# Without a reduction everything must work; with one, what NCCL has for all versions from 2.18 on.
+# Without a reduction everything must work; with one, those that NCCL has in all versions from 2.18 on.
 _NCCL_REDUCTIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
 _NCCL_DTYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
@@ -33,14 +33,14 @@ _NCCL_DTYPES = (
 
 
 def may_lack(backend: str, reduces: bool, dtype: str, red: str) -> bool:
-    """Whether the backend may refuse this on device tensors. Complex numbers are added as pairs."""
+    """Whether the backend may reject this on device tensors. Complex numbers are added as pairs."""
     if dtype.startswith("complex") and red in ("SUM", "AVG"):
         return False
     return backend == "nccl" and reduces and (red not in _NCCL_REDUCTIONS or dtype not in _NCCL_DTYPES)
 
 
 def comparable(backend: str, case: Any, members: int) -> bool:
-    """Whether the reference tells the result. NCCL averages short types by a factor 1/n that it has rounded before."""
+    """Whether the reference predicts the result. NCCL averages short types by a rounded factor 1/n."""
     from reference import dtype_of
 
     dtype = dtype_of(case.dtype)
@@ -49,9 +49,10 @@ def comparable(backend: str, case: Any, members: int) -> bool:
 
 
 def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
-    """All cases, so dealt that each function has its turn before any has a second one, and inside a function each type.
+    """All cases, in an order in which each function runs once before any runs twice, and likewise the types of a
+    function.
 
-    The first case of a function is one that must work.
+    The first case of a function must work.
     """
     import cases
     from calls import OPS, SIGNATURES
@@ -81,12 +82,12 @@ def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
 
 
 def _dealt(piles: list[list[Any]]) -> list[Any]:
-    """One of each pile, then the next of each."""
+    """The first of each pile, then the second of each, and so on."""
     return [case for row in zip_longest(*piles) for case in row if case is not None]
 
 
 def _exchange(case: Any, rank: int, members: list[int]) -> None:
-    """A send or receive and its other half, in NCCL's way: both sides in an order in which they meet."""
+    """A send or receive and its counterpart, in NCCL's way: both sides in matching order."""
     from calls import OPS, SIGNATURES, spell
     from ranks import operations
 
@@ -96,7 +97,7 @@ def _exchange(case: Any, rank: int, members: list[int]) -> None:
         half = replace(case, function=name)
         prepared = operations.prepare(half, rank, len(members))
         halves[OPS[SIGNATURES[name]["op"]]["name"]] = (prepared, spell(half, dict(prepared.arguments)))
-    # In a ring whose even ranks send first, somebody always receives.
+    # In a ring whose even ranks send first, some rank always receives.
     order = ("send", "recv") if rank % 2 == 0 else ("recv", "send")
     results = {name: halves[name][1]() for name in order}
     if case.asynchronous or SIGNATURES[case.function]["starts"]:
@@ -121,7 +122,7 @@ def _run(case: Any) -> None:
 
 
 class _Tally:
-    """What has come out on this rank."""
+    """The results on this rank."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -132,7 +133,7 @@ class _Tally:
         self.dtypes: set[str] = set()
 
     def take(self, case: Any) -> None:
-        """Run a case. Wrong values and refusals leave the ranks in step; anything else ends the run."""
+        """Run a case. Wrong values and rejected calls leave the ranks in step; anything else ends the run."""
         import mcr_dl
         from calls import OPS
 
@@ -164,7 +165,7 @@ class _Tally:
 
 
 def _batches(cases: list[Any], seconds: float, rank: int, store: Any) -> Iterator[list[Any]]:
-    """Until rank 0's time is over, which the others are told through the store. Each function comes in any case."""
+    """Batches until rank 0's time is over, which the store tells the others. Each function runs at least once."""
     end = time.monotonic() + seconds
     first = len({case.function for case in cases})
     yield cases[:first]
@@ -186,7 +187,7 @@ def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, na
     session.start(backend)
     session.groups()
     rank = mcr_dl.get_rank()
-    position.start(Path(folder), rank)  # operations.run says there which case it is at
+    position.start(Path(folder), rank)  # operations.run writes the current case there
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # to the log, as before
     notes, tally = jobs.Notes(folder, name, rank), _Tally(backend)
     cases = cases_of(backend, kind, ranks)
@@ -221,14 +222,14 @@ def _line(document: dict[str, Any]) -> str:
 
 
 def _covered(notes: list[dict[str, Any]], kind: str) -> tuple[dict[str, int], list[str]]:
-    """How many have run on all ranks, and of how many; those that have not. Who is not in a case's group counts."""
+    """The numbers of cases that ran on all ranks and of all cases; the missing ones. Ranks outside a group count."""
     run = set.intersection(*(set(note.get(kind, ())) for note in notes))
     wanted = set().union(*(note.get(f"all_{kind}", ()) for note in notes))
     return {"run": len(run), "all": len(wanted)}, sorted(wanted - run)
 
 
 def main() -> int:
-    """Start the ranks. Exit code 1 if a case failed or the ranks did not come to their end."""
+    """Start the ranks. Exit code 1 if a case failed or the ranks did not finish."""
     from harness import position
 
     parser = argparse.ArgumentParser(description=__doc__)

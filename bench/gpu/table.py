@@ -3,9 +3,9 @@
 
     python -m gpu.table FOLDER [--rehearsal]
 
-FOLDER/stages.tsv has a line for each stage: name, exit code or "-", seconds, and why it was not run. A stage whose JSON
-says "slow" may run out of its time without being a failure. It needs neither
-torch nor mcr_dl, so that it also speaks where the build has failed.
+FOLDER/stages.tsv has a line for each stage: name, exit code or "-", seconds, and the reason if it did not run. A stage
+whose JSON says "slow" may run out of time without failing. This needs neither torch nor mcr_dl, so it works even if the
+build has failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 _WIDTH = 118
 _TIMED_OUT = (124, 137)
-_NOT_RUN = ("-", "77")  # left out, or the stage itself has found that it means nothing here
+_NOT_RUN = ("-", "77")  # left out, or the stage does not apply here
 _SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")
 
 
@@ -30,7 +30,7 @@ def _result(folder: Path, stage: str) -> dict[str, Any]:
 
 
 def stages(folder: Path) -> list[dict[str, Any]]:
-    """By stage: "ok", "FAILED" or "not run", its seconds and its words."""
+    """By stage: "ok", "FAILED" or "not run", its seconds and its text."""
     found = []
     for line in (folder / "stages.tsv").read_text().splitlines():
         name, code, seconds, words = line.split("\t")
@@ -38,7 +38,7 @@ def stages(folder: Path) -> list[dict[str, Any]]:
         state = "not run" if code in _NOT_RUN else "ok" if code == "0" else "FAILED"
         if code.isdecimal() and int(code) in _TIMED_OUT:
             words = "ran past its time; " + words
-            state = "not run" if result.get("slow") else state  # one that may be too slow for the time that there is
+            state = "not run" if result.get("slow") else state  # it may be too slow for the available time
         text = "; ".join(part for part in (words, result.get("line", ""), result.get("problem", "")) if part)
         found.append({"stage": name, "state": state, "seconds": float(seconds or 0), "text": text, "result": result})
     return found
@@ -73,7 +73,7 @@ def _times(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Print it, write FOLDER/gpu_check.json; exit code 1 if a stage failed or none has run."""
+    """Print the table, write FOLDER/gpu_check.json; exit code 1 if a stage failed or none has run."""
     folder, rehearsal = Path(sys.argv[1]), "--rehearsal" in sys.argv
     found = stages(folder)
     (folder / "gpu_check.json").write_text(

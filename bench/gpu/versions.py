@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on this machine, and what mcr_dl makes of it."""
+"""The software and devices of this machine, and the backends that mcr_dl can use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def facts() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print and write them; exit code 1 if nccl was asked for and is not usable."""
+    """Print and write them; exit code 1 if nccl was requested and is not usable."""
     folder, wanted = Path(sys.argv[1]), sys.argv[2]
     found = facts()
     for name, value in found.items():

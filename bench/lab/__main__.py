@@ -4,7 +4,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # run as a folder: the folder above is where the package is found
+if not __package__:  # run as a folder: the package is in the folder above
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from lab.cli import main

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of the lab's own check: what each NIC and each library carries, alone and together.
+"""One rank of the lab's own check: the throughput of each NIC and each library, alone and together.
 
 Rank 0 writes a JSON file: for plain TCP on each NIC, and for all_reduces of each library, medians of the seconds and
 the bytes that each NIC of rank 0's host has sent meanwhile.
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20
 
 
 def sent(nics: int) -> list[int]:
-    """Bytes that each NIC of this host has sent so far, with all headers."""
+    """Bytes that each NIC of this host has sent so far, including all headers."""
     return [int(Path(f"/sys/class/net/eth{nic}/statistics/tx_bytes").read_text()) for nic in range(nics)]
 
 
@@ -66,7 +66,7 @@ def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], object]) 
 
 
 def calls(tensors: dict[str, torch.Tensor], rates: Sequence[int]) -> dict[str, Callable[[], object]]:
-    """What is timed: each library alone, several calls of it at once, both one after the other, both at once, and one
+    """The timed calls: each library alone, several calls of it at once, both in sequence, both at once, and one
     message cut over both in proportion to the rates of their NICs.
     """
 
@@ -120,7 +120,7 @@ def measure(nbytes: int, rates: Sequence[int], rounds: int) -> dict[str, Any]:
             took = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
             after = sent(nics)
             dist.all_reduce(took, dist.ReduceOp.MAX, backend="gloo")
-            if turn > 0:  # the first makes connections
+            if turn > 0:  # the first turn makes connections
                 seconds[name].append(float(took))
                 carried[name].append([b - a for a, b in zip(before, after, strict=True)])
     return {

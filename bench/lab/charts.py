@@ -100,7 +100,7 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
 
 
 def frameworks(measured: Mapping[str, Any], shape: str, path: Path) -> None:
-    """Mixing beside mpi4py and torch.distributed, as multiples of the slowest."""
+    """Mixing compared with mpi4py and torch.distributed, as multiples of the slowest."""
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     found: dict[str, dict[str, float]] = {}
     for name, document in measured.items():
@@ -137,7 +137,7 @@ def nics(rates: Mapping[str, Mapping[str, Sequence[float]]], nominal: Sequence[i
 
 
 def choices(scales: Sequence[Any], path: Path) -> None:
-    """Who is the cheapest: a strip for each operation over message sizes, a panel for each cluster."""
+    """The cheapest candidates: a strip over message sizes for each operation, a panel for each cluster."""
     figure, panels = plt.subplots(
         1, len(scales), figsize=(4.6 * len(scales), 4.6), layout="constrained", sharey=True, squeeze=False
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what labs have left on the machine and removes it: processes first, then namespaces, then files.
+"""Finds the remains of labs on the machine and removes them: processes first, then namespaces, then files.
 
-A lab's things are known by its name and id alone, so that this works for one whose own process has been killed.
+A lab's name and id alone identify its processes and files, so this works even if the lab's own process was killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass
 class Found:
-    """A lab on this machine: `owner` is the process that made it, None if that is gone."""
+    """A lab on this machine: `owner` is the process that made it, None if that process is gone."""
 
     lab: str
     owner: int | None = None
@@ -37,7 +37,7 @@ class Found:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks: with its number it names one process for good."""
+    """The start time of a process, in the kernel's ticks: with the process id it identifies a process for good."""
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
@@ -47,12 +47,12 @@ def _start_time(pid: int) -> str | None:
 
 
 def record_path(lab: str) -> Path:
-    """The file that says who made a lab."""
+    """The file that records who made a lab."""
     return _FILES / f"{PREFIX}-{lab}.json"
 
 
 def record(lab: str, shape: str) -> None:
-    """Write down that this process makes a lab; before anything else of it is made."""
+    """Record that this process makes a lab; called before anything else of it is made."""
     owner = os.getpid()
     record_path(lab).write_text(json.dumps({"owner": owner, "started": _start_time(owner), "shape": shape}))
 
@@ -68,7 +68,7 @@ def _spaces() -> dict[str, list[str]]:
 
 
 def inode(space: str) -> int | None:
-    """The kernel's number of a network namespace; None if the name is all that there is."""
+    """The kernel's inode of a network namespace; None if only the name is left."""
     try:
         found = os.stat(_SPACES / space)
     except OSError:
@@ -77,7 +77,7 @@ def inode(space: str) -> int | None:
 
 
 def processes(inodes: Iterable[int], lab: str | None = None) -> list[int]:
-    """The processes in these network namespaces, and those that carry the lab's mark wherever they are."""
+    """The processes in these network namespaces, and all processes that carry the lab's mark."""
     wanted, mark = set(inodes), f"{MARK}={lab}".encode()
     found = []
     for entry in _PROC.iterdir():
@@ -115,7 +115,7 @@ def find() -> list[Found]:
 
 
 def kill(inodes: Iterable[int], lab: str | None = None) -> int:
-    """End all processes in these namespaces or with the lab's mark; how many there were."""
+    """End all processes in these namespaces or with the lab's mark; returns their number."""
     numbers, ended = list(inodes), set()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while left := processes(numbers, lab):
@@ -130,13 +130,13 @@ def kill(inodes: Iterable[int], lab: str | None = None) -> int:
 
 
 def clean(lab: str) -> tuple[int, int]:
-    """Remove a lab; how many processes and namespaces that were. Safe to repeat.
+    """Remove a lab; returns the numbers of processes and namespaces. Safe to repeat.
 
     Raises:
-        LabError: something would not go.
+        LabError: something could not be removed.
     """
     spaces = _spaces().get(lab, [])
-    # A namespace that loses its name while a process is in it lives on, and its cables with it: processes go first.
+    # A namespace that loses its name while a process is in it lives on, with its cables: processes go first.
     ended = kill(filter(None, map(inode, spaces)), lab)
     for space in spaces:
         found = subprocess.run(

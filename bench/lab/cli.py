@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: run a program in a cluster on this machine, see what labs there are, remove what they left."""
+"""The commands: run a program in a cluster on this machine, list the labs, remove their remains."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def status() -> int:
 
 
 def clean(labs: Sequence[str]) -> int:
-    """Remove labs: those named, else all whose own process is gone."""
+    """Remove labs: the named ones, else all whose own process is gone."""
     found = {each.lab: each for each in cleaning.find()}
     unknown = [lab for lab in labs if lab not in found]
     if unknown:

@@ -34,7 +34,7 @@ def show(rank: int, line: str) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """No Ctrl-C and no SIGTERM in here, where this is the main thread: what is half removed stays behind."""
+    """Block Ctrl-C and SIGTERM in the main thread: an interrupted removal would leave things behind."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,15 +49,15 @@ def undisturbed() -> Iterator[None]:
 class Lab:
     """Hosts with NICs, each NIC plugged into the switch of its number, as a context manager.
 
-    Programs are ended when the thread that has started them ends. Leaving the block, for whatever reason, ends all
-    programs and removes everything; what a lab leaves behind that has itself been killed goes with `lab clean`.
+    Programs end when the thread that started them ends. Leaving the block, for whatever reason, ends all programs
+    and removes everything; `lab clean` removes the remains of a lab that was itself killed.
 
     Args:
-        hosts: how many.
-        ranks_per_host: how many ranks a job has on each.
-        nics: the rate of each of a host's NICs in Mbit/s, both directions.
-        multi_rail: every library may use all NICs; else gloo has the first and MPI the second.
-        cores: at most so many for each host; by default the hosts share all that there are.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks of a job on each host.
+        nics: the rate of each of a host's NICs in Mbit/s, in each direction.
+        multi_rail: every library may use all NICs; otherwise gloo uses the first and MPI the second.
+        cores: the largest number of cores for each host; by default the hosts share all cores.
 
     Raises:
         LabError: something is missing on this machine, or cannot be made; the text says what.
@@ -122,7 +122,7 @@ class Lab:
         self._inodes[host] = number
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, sink: Sink = show) -> Job:
-        """Run a command as every rank of every host that is there, in this folder; `sink` gets each line of output.
+        """Run a command as every rank of every remaining host, in this folder; `sink` gets each line of output.
 
         Raises:
             LabError: no host is left.
@@ -158,7 +158,7 @@ class Lab:
         return plan.cores_of(self.shape, host, plan.available_cores(), self.cores)
 
     def _sharing(self) -> dict[str, str]:
-        """What MPI must be told where a host has more ranks than cores: other programs than ours do not see to it."""
+        """MPI's settings for hosts with more ranks than cores: programs without mcr_dl do not make them."""
         if self.shape.ranks_per_host <= len(self._cores(0)):
             return {}
         from mcr_dl import _backends
@@ -179,7 +179,7 @@ class Lab:
         )
 
     def cut(self, host: int, nic: int) -> None:
-        """Pull the cable of a NIC: from now on both sides hear nothing, and nothing tells them so."""
+        """Pull the cable of a NIC: from now on both sides receive nothing, and nothing notifies them."""
         self._check(host, nic)
         self._do(plan.link(self.id, host, nic, "down"))
 
@@ -189,7 +189,7 @@ class Lab:
         self._do(plan.link(self.id, host, nic, "up"))
 
     def remove_host(self, host: int) -> None:
-        """Pull a host's plug: its cables first, so that its end is not heard, then all that runs on it."""
+        """Pull a host's plug: its cables first, so that its end is not noticed, then all its processes."""
         for nic in range(len(self.shape.rates)):
             self.cut(host, nic)
         cleaning.kill([self._inodes[host]])

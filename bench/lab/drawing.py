@@ -32,7 +32,7 @@ def _box(axes: Any, place: tuple[float, float], size: tuple[float, float], text:
 
 
 def topology(shape: Shape, path: Path) -> None:
-    """Draw a cluster: every cable in the colour of its switch, with its rate."""
+    """Draw a cluster: every cable in the color of its switch, with its rate."""
     nics = len(shape.rates)
     figure, axes = plt.subplots(figsize=(2.6 * shape.hosts + 1.5, 3.6), layout="constrained")
     for host in range(shape.hosts):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the measurements of the paper's Figures 8 to 11 come to: gains over one library, and efficiency.
+"""Evaluates the measurements of the paper's Figures 8 to 11: gains over one library, and efficiency.
 
-A measurement is the JSON document of `figures_rank.py`. Everything that is compared is of one run, in which the rows
-take turns, but for the libraries with every NIC, which need other settings and so a run of their own.
+A measurement is the JSON document of `figures_rank.py`. All compared rows come from one run, in which they take turns,
+except for the libraries with every NIC, which need other settings and so a separate run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEERS = {"torch": "torch.distributed, gloo", "mpi4py": "mpi4py"}
 
 
 def unit(document: Document) -> str:
-    """What throughput counts: tokens, samples."""
+    """The unit of throughput: tokens, samples."""
     return str(document["setting"]["unit"])
 
 
@@ -46,7 +46,7 @@ def best(found: Mapping[str, float], names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """The best mix against the best single library, as shares: 0.31 is 31 % more in the same time."""
+    """The gain of the best mix over the best single library, as a fraction: 0.31 is 31 % more in the same time."""
 
     single: str
     mix: str
@@ -57,7 +57,7 @@ class Gain:
 
     @property
     def met(self) -> bool:
-        """Whether the aim is reached against the best single library, with every NIC too where that was measured."""
+        """Whether the gain over the best single library reaches the target, with every NIC too if that was measured."""
         return self.gain >= self.aim and (self.rails_gain is None or self.rails_gain >= self.aim)
 
 
@@ -74,8 +74,8 @@ def gain(document: Document, rails: Document | None) -> Gain:
 
 
 def allowed(document: Document, speedup: float) -> float | None:
-    """The gain over gloo if all of a step's communication were so many times as fast, and nothing of it were hidden
-    behind computing; None if the communication alone was not measured.
+    """The gain over gloo if a step's whole communication were this many times as fast, and none of it overlapped with
+    computation; None if the communication alone was not measured.
     """
     compute = float(document["compute_alone_seconds"]["median"])
     for mix, seconds in document.get("communication_alone_seconds", {}).items():
@@ -85,9 +85,9 @@ def allowed(document: Document, speedup: float) -> float | None:
 
 
 def efficiencies(document: Document, alone: Document, cores: int) -> dict[str, float]:
-    """By row: throughput against that of one rank alone on one core, times the cores that are at work.
+    """By row: throughput relative to one rank alone on one core, times the number of cores in use.
 
-    The usual measure, N ranks against N times one, would be bounded by how many ranks share a core here.
+    The usual measure, N ranks against N times one, would be limited by how many ranks share a core here.
     """
     busy = min(int(document["conditions"]["ranks"]), cores)
     base = max(throughputs(alone).values()) * busy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under what conditions figures were measured."""
+"""The conditions under which figures were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import mcr_dl as dist
 from mcr_dl.trace import _files
 
-# What tells the libraries which NICs and transports to use, and mcr_dl what to choose by.
+# Variables that select the NICs and transports of the libraries, and mcr_dl's choices.
 _PREFIXES = ("GLOO_", "UCX_", "MPIR_CVAR_", "MCR_DL_", "OMP_NUM_THREADS", "FI_")
 
 

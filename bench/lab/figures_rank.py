@@ -4,12 +4,12 @@
     torchrun --nproc-per-node 2 bench/lab/figures_rank.py --workload dlrm --out dlrm.json
 
 Every rank of a job runs this (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, or mpiexec). Each row
-is a model of its own, made from one seed and trained on the same data; rows take turns of some steps, so that a
-disturbance meets all of them. Rank 0 writes the figures. The program fails if the rows' final losses are not the same.
+is a separate model, made from one seed and trained on the same data; rows take turns of some steps, so that a
+disturbance affects all of them. Rank 0 writes the figures. The program fails if the rows' final losses differ.
 
-Rows: `gloo`, `mpi`, `mixed` (each kind of operation as a whole on the library that suits the mix best, or, if there is
+Rows: `gloo`, `mpi`, `mixed` (each kind of operation as a whole on the library that suits the mix best, or, with only
 one kind, every message cut over both), `split` (some kinds cut over both), `auto`, all of them also with `+fuse` (the
-program makes one call for each parameter's gradient, and the fuse pass joins them, in place of the program's buckets);
+program makes one call for each parameter's gradient, and the fuse pass joins them, instead of the program's buckets);
 `torch` (torch.distributed's gloo) and `mpi4py`, not through mcr_dl.
 """
 
@@ -32,6 +32,7 @@ from figures_sizes import WORKLOADS
 from rich.table import Table
 
 import mcr_dl as dist
+from mcr_dl import _C
 from mcr_dl._console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
@@ -50,7 +51,7 @@ class Entry:
     sent: dict[tuple[str, str], int] = field(default_factory=dict)  # their bytes, as Comm.nbytes
 
     def turn(self, *, measured: bool) -> None:
-        """The row's next steps."""
+        """Run the row's next steps."""
         dist.barrier()
         if not measured:
             self.trainer.step(measured=False)
@@ -63,8 +64,8 @@ class Entry:
 
 
 def breakdowns() -> dict[str, dict[str, Any]]:
-    """Where the time of each row went, from the log: seconds of a step, means over ranks. Calls that mcr_dl did not
-    make are not in it.
+    """Where the time of each row went, from the log: seconds of a step, means over ranks. Calls outside mcr_dl are not
+    included.
     """
     mine = {part.name: part for part in _breakdown.by_region(_save.capture(None))}
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -77,20 +78,20 @@ def _plain(part: _breakdown.Breakdown) -> dict[str, Any]:
 
 
 def carried() -> dict[str, dict[str, int]]:
-    """By row, the bytes of all measured messages of this rank by library, as the log has seen them go."""
+    """By row, the bytes of all measured messages of this rank by library, from the log."""
     found: dict[str, dict[str, int]] = {}
     records = dist.log_records()
     for region in dist.trace._regions.regions():
         kept = found.setdefault(region.name, {})
         for record in records:
             if region.begin <= record.issue < region.end and record.backend is not None:
-                name = record.backend.partition(":")[0]
+                name = _C.Candidate(record.backend).backend
                 kept[name] = kept.get(name, 0) + record.nbytes
     return found
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The lower and the upper one."""
+    """The lower and the upper quartile."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
@@ -100,7 +101,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 def result(
     entry: Entry, record: report.Record, setting: report.Setting, part: dict[str, Any] | None, sent: dict[str, int]
 ) -> dict[str, Any]:
-    """What the file says about one row; times in seconds, means over ranks and medians over steps."""
+    """One row's entry in the file; times in seconds, means over ranks and medians over steps."""
     steps = entry.measured
     comm = entry.trainer.comm
     low, high = quartiles(record.step_seconds)
@@ -132,14 +133,14 @@ def result(
 
 
 def sent_by(entry: Entry, log: dict[str, dict[str, int]]) -> dict[str, int]:
-    """Bytes by library: from the log, or what another library was given."""
+    """Bytes by library: from the log, or those given to another library."""
     if entry.row not in OTHERS:
         return log.get(entry.row, {})
     return {entry.row: sum(entry.sent.values())}
 
 
 def problems(workload: program.Workload, records: Sequence[report.Record]) -> list[str]:
-    """What is wrong with the losses, if anything."""
+    """The problems of the losses, if any."""
     found = []
     for record in records:
         apart = abs(record.loss_end - records[0].loss_end)
@@ -156,8 +157,8 @@ def problems(workload: program.Workload, records: Sequence[report.Record]) -> li
 
 
 def measure(entries: Sequence[Entry], steps: int, deadline: float, console: Console) -> None:
-    """All rows in turns; the first turn of each, one step, warms up. Ends early, after one measured round at least, if
-    another round would not end before the deadline (of `time.time()`, on rank 0).
+    """Run all rows in turns; the first turn of each, one step, warms up. Ends early, after at least one measured round,
+    if another round would not end before the deadline (of `time.time()`, on rank 0).
     """
     rounds = max(1, round(steps / TURN))
     for number in range(rounds + 1):
@@ -175,7 +176,7 @@ def measure(entries: Sequence[Entry], steps: int, deadline: float, console: Cons
 
 
 def show(console: Console, setting: report.Setting, rows: Sequence[dict[str, Any]], unit: str) -> None:
-    """The table of results."""
+    """Print the table of results."""
     table = Table(title=setting.title, title_justify="left")
     for title in ("row", f"{unit}/s", "ms/step", "computing", "overlapped", "loss"):
         table.add_column(title, justify="left" if title == "row" else "right")
@@ -193,7 +194,7 @@ def show(console: Console, setting: report.Setting, rows: Sequence[dict[str, Any
 
 
 def make_entries(workload: program.Workload, names: Sequence[str], rows: Rows) -> tuple[list[Entry], dict[str, str]]:
-    """The rows that can be measured, and why the others cannot."""
+    """The rows that can be measured, and the reasons why the others cannot."""
     entries, refused = [], {}
     for name in names:
         try:
@@ -216,7 +217,7 @@ def finish(entries: Sequence[Entry]) -> list[report.Record]:
 def results(
     entries: Sequence[Entry], records: Sequence[report.Record], setting: report.Setting
 ) -> list[dict[str, Any]]:
-    """What the file says about all rows."""
+    """The entries of all rows in the file."""
     parts, log = breakdowns(), carried()
     return [
         result(entry, record, setting, None if entry.row in OTHERS else parts[entry.row], sent_by(entry, log))
@@ -280,7 +281,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; ends the program with a line if something in it is wrong."""
+    """Read the command line; exits with a one-line error if something in it is wrong."""
     parser = argparse.ArgumentParser(description="Measure a training on several libraries, as one rank of a job.")
     parser.add_argument("--workload", choices=tuple(WORKLOADS), required=True)
     parser.add_argument("--rows", default=",".join(ROWS), help=f"default: {','.join(ROWS)}")
@@ -304,9 +305,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run as one rank of a job that somebody has launched."""
+    """Run as one rank of a job that a launcher has started."""
     given = parse()
-    dist.init_process_group([*program.BACKENDS, "+".join(program.BACKENDS)])  # for auto
+    dist.init_process_group([*program.BACKENDS, f"stripe({','.join(program.BACKENDS)})"])  # for auto
     status = run(given)
     dist.destroy_process_group()
     return status

@@ -19,18 +19,18 @@ FUSE = "+fuse"
 MIXED, SPLIT = "mixed", "split"
 OURS = ("gloo", "mpi", MIXED, SPLIT, "auto")
 OTHERS = ("torch", "mpi4py")
-COMPUTE = "compute"  # the same training without any communication
+COMPUTE = "compute"  # the training without any communication
 
 
 class Refused(ValueError):
-    """The row makes no sense here; says why."""
+    """The row makes no sense here; the text says why."""
 
 
 class TorchComm(Comm):
-    """The same operations on torch.distributed's gloo, not through us."""
+    """The operations on torch.distributed's gloo, not through mcr_dl."""
 
     def ranks(self, kind: str) -> int:
-        """Of torch's group."""
+        """The size of torch's group."""
         return torch.distributed.get_world_size(self.groups[kind])
 
     def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
@@ -56,10 +56,10 @@ class _Request:
 
 
 class Mpi4pyComm(Comm):
-    """The same operations through mpi4py, on the MPI that is loaded already."""
+    """The operations through mpi4py, on the MPI that is already loaded."""
 
     def ranks(self, kind: str) -> int:
-        """Of mpi4py's communicator."""
+        """The size of mpi4py's communicator."""
         return int(self.groups[kind].Get_size())
 
     def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
@@ -77,11 +77,11 @@ class Mpi4pyComm(Comm):
 
 class _Done:
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class NoComm(Comm):
-    """Sends nothing: each rank goes on with what it has, and the training's result is worth nothing."""
+    """Sends nothing: each rank continues with its own values, and the training's result is meaningless."""
 
     def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
         del group, backend
@@ -111,7 +111,7 @@ def _mpi4py() -> Any:
 
 
 def _everyones(problem: str | None) -> None:
-    """Raises Refused on all ranks if one has a problem, so that all leave the row out."""
+    """Raise Refused on all ranks if one has a problem, so that all leave the row out."""
     problems: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
     found = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
@@ -121,9 +121,9 @@ def _everyones(problem: str | None) -> None:
 
 @dataclass
 class Rows:
-    """Makes rows of one workload; groups are shared by rows of one kind, and the mixes are measured once.
+    """Makes rows of one workload; rows of one kind share groups, and the mixes are measured once.
 
-    ``trials`` holds, by mix, the seconds of a step's communication alone, as far as they were measured.
+    ``trials`` holds, by mix, the seconds of a step's communication alone, where they were measured.
     """
 
     workload: program.Workload
@@ -156,14 +156,14 @@ class Rows:
         return NoComm(self._all("none"), groups=self._made("plain"))
 
     def chosen(self) -> dict[str, str]:
-        """In words, what `mixed` and `split` are here, as far as they were asked for."""
+        """The meaning of `mixed` and `split` here, as text, if they were requested."""
         return {row: mixes.name_of(mix) for row, mix in self._mixes.items()}
 
     def _all(self, backend: str) -> mixes.Mix:
         return dict.fromkeys(self.workload.kinds, backend)
 
     def _made(self, kind: str) -> dict[str, Any]:
-        """The groups of one kind, made when they are first asked for."""
+        """The groups of one kind, made at their first use."""
         if kind not in self._groups:
             layout, rank = self.workload.layout(), dist.get_rank()
             if kind == "mpi4py":
@@ -182,7 +182,7 @@ class Rows:
         return self._groups[kind]
 
     def _mix(self, row: str) -> mixes.Mix:
-        """What `mixed` or `split` is here: the fastest of its kind in a rehearsal of a step's communication."""
+        """The mix behind `mixed` or `split`: the fastest of its kind in a rehearsal of a step's communication."""
         if dist.get_world_size() == 1:
             raise Refused("one rank has nobody to communicate with")
         if MIXED not in self._mixes:
@@ -212,12 +212,12 @@ def _with_passes(ranks: Sequence[int], passes: list[str]) -> Any:
 
 
 def bucket_bytes(row: str) -> int:
-    """How the program joins gradients: in buckets of its own, or not at all where the pass is there for it."""
+    """The size of the program's gradient buckets; 0 if the fuse pass joins the gradients."""
     return 0 if row.endswith(FUSE) else program.BUCKET_BYTES
 
 
 def describe(row: str, comm: Comm) -> Mapping[str, str]:
-    """In words: what carries what, and who joins gradients."""
+    """As text: which library carries which operation, and what joins gradients."""
     size = bucket_bytes(row)
     joined = f"in buckets of {size >> 20} MiB" if size else "one call for each parameter, joined by the fuse pass"
     return {**comm.backends, "gradients_joined": joined}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mcr_dl as dist
 from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, moe, moe_model, program
 
-# Work grows with the ranks (weak scaling): so many windows of 128 bytes, or samples, for each rank or model.
+# Work grows with the ranks (weak scaling): this many windows of 128 bytes, or samples, for each rank or model.
 MOE_WINDOWS = 12
 DLRM_SAMPLES = 256
 DENSE_WINDOWS = 6
@@ -26,7 +26,7 @@ def moe_workload(seed: int, scale: float) -> program.Workload:
 
 
 def dlrm_workload(seed: int, scale: float) -> program.Workload:
-    """The paper's recommendation model. Sums as the libraries make them: exact ones would double the bytes."""
+    """The paper's recommendation model. Sums as the libraries compute them: exact ones would double the bytes."""
     return dlrm.Workload(
         dlrm_model.Shape(), _scaled(DLRM_SAMPLES, scale) * dist.get_world_size(), exact=False, seed=seed
     )

@@ -24,7 +24,7 @@ Sink = Callable[[int, str], None]
 class Result:
     """How a job ended. `codes`: exit code by rank, the negated signal if one has ended it.
 
-    `failed` is the rank that failed first, None if none did by itself. `ended` are the ranks that the lab has ended:
+    `failed` is the rank that failed first, None if none failed by itself. `ended` are the ranks that the lab ended:
     after the grace time of a failure, or at the time limit. `hosts` has each rank's host.
     """
 
@@ -41,7 +41,7 @@ class Result:
         return not self.timed_out and not any(self.codes.values())
 
     def text(self) -> str:
-        """One line that says how it ended."""
+        """One line on how it ended."""
         if self.ok:
             return f"{len(self.codes)} ranks, {self.seconds:.1f} s"
         names = ", ".join(f"rank {rank} (host {self.hosts[rank]})" for rank in self.ended)
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids by rank: the program's own, as the commands before it have become it."""
+        """Process ids by rank: the program's own, as the commands before it exec it."""
         return {rank: process.pid for rank, process in self.processes.items()}
 
     def output(self, rank: int) -> str:
@@ -87,7 +87,7 @@ class Job:
         return "\n".join(list(self._output[rank]))
 
     def running(self) -> list[int]:
-        """The ranks that have not ended; notes the first that failed."""
+        """The ranks that have not ended; records the first that failed."""
         left = []
         for rank, process in self.processes.items():
             code = process.poll()
@@ -98,9 +98,10 @@ class Job:
         return left
 
     def wait(self, limit: float, grace: float | None = 5.0) -> Result:
-        """Wait for the end of all ranks, at most `limit` seconds from now; what is left then is ended.
+        """Wait for the end of all ranks, at most `limit` seconds from now; then end the remaining ones.
 
-        Once a rank has failed the others get `grace` seconds, as they might wait for it forever (None: all the time).
+        After a failure the other ranks get `grace` seconds, as they might wait for the failed one forever (None: no
+        limit).
         """
         end, timed_out = time.monotonic() + limit, False
         ended: tuple[int, ...] = ()
@@ -120,7 +121,7 @@ class Job:
         return Result(codes, self._failed, ended, timed_out, seconds, self.hosts)
 
     def kill(self) -> None:
-        """End what is left: asked first, then not."""
+        """End the remaining ranks: by SIGTERM first, then by SIGKILL."""
         self._signal(signal.SIGTERM)
         end = time.monotonic() + _TERM_SECONDS
         while any(process.poll() is None for process in self.processes.values()) and time.monotonic() < end:

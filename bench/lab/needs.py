@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab needs of the system, and what to install where it is missing."""
+"""The system requirements of a lab, and what to install if one is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROGRAMS = {
     "sh": "dash",
 }
 
-# Everything that a lab does to the system, in namespaces that are gone when the last command has ended.
+# Everything that a lab does to the system, in namespaces that disappear with the last command.
 _TRIAL = """
 ip link add one type veth peer name two || { echo 'veth devices (kernel module veth)'; exit 1; }
 tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms || { echo 'shaping (kernel module sch_tbf)'; exit 1; }
@@ -29,7 +29,7 @@ mount -t tmpfs tmpfs /dev/shm || { echo 'mounts in a namespace (capability CAP_S
 
 
 def missing() -> list[str]:
-    """What a lab would lack here, each a phrase that says how to get it; empty where a lab can be made."""
+    """The missing requirements, each a phrase that says how to get it; empty if a lab can be made."""
     absent = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
     if absent:
         packages = " ".join(dict.fromkeys(absent.values()))

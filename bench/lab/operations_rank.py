@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of the table of operations in the lab: the cases of `selection`, checked against plain torch.
 
-Rank 0 writes a JSON file with what was checked. A case that hangs is named, and ends the rank.
+Rank 0 writes a JSON file with the checked cases. A case that hangs is named, and ends the rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINE_SECONDS = 10.0
 
 
 class Watch:
-    """Ends this process when a case takes too long, with its name and the stacks of all threads."""
+    """Ends this process when a case takes too long, with the case's name and the stacks of all threads."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -34,7 +34,7 @@ class Watch:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def next(self, case: Case) -> None:
-        """A case begins."""
+        """Note that a case begins."""
         self.case, self.begin = str(case), time.monotonic()
 
     def _watch(self) -> None:
@@ -46,7 +46,7 @@ class Watch:
 
 
 def run(cases: list[Case], watch: Watch, *, talk: bool) -> int:
-    """Run the cases in order; how many were run."""
+    """Run the cases in order; returns their number."""
     done, spoken = 0, time.monotonic()
     for case in cases:
         watch.next(case)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab consists of, as plain values: names, addresses, commands, and the environment of each rank.
+"""The parts of a lab, as plain values: names, addresses, commands, and the environment of each rank.
 
 Nothing here touches the system.
 """
@@ -14,24 +14,24 @@ PREFIX = "mcrlab"
 MARK = "MCR_LAB"  # in the environment of every process of a lab: its id
 FIRST_PORT = 29500
 
-# A packet of the sender's TCP is at most this long before it is cut into frames. Small enough for a small BURST, and
-# still ten frames in one go, so that shaping costs little of a core.
+# The sender's TCP makes packets up to this length before they are cut into frames. Small enough for a small BURST, and
+# still ten frames at a time, so that shaping costs little of a core.
 PACKET_BYTES = 16 << 10
-# What tbf lets pass at once after a pause. It must hold two packets; more would let short messages pass unshaped
-# (32 KiB are 0.7 ms of a NIC of 400 Mbit/s).
+# The amount that tbf lets pass at once after a pause. It must hold two packets; more would let short messages pass
+# unshaped (32 KiB are 0.7 ms of a NIC of 400 Mbit/s).
 BURST_BYTES = 32 << 10
-# The longest a packet waits in a queue. Long enough that several hosts may send to one without losing packets: TCP
-# would then stand still for 200 ms, and the figures would be about that.
+# The longest time of a packet in a queue. Long enough that several hosts may send to one without losing packets: TCP
+# would otherwise stall for 200 ms, which would dominate the figures.
 QUEUE_MS = 50
 
 
 class LabError(RuntimeError):
-    """The lab, or a program in it, cannot do what was asked; the text says what and why."""
+    """The lab, or a program in it, cannot do what was requested; the text says what and why."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How many hosts, ranks on each, and the rate of each of a host's NICs in Mbit/s."""
+    """The number of hosts, of ranks on each, and the rate of each of a host's NICs in Mbit/s."""
 
     hosts: int
     ranks_per_host: int = 1
@@ -72,13 +72,13 @@ def switch_space(lab: str, nic: int) -> str:
 
 
 def lab_of(space: str) -> str | None:
-    """The id of the lab that a namespace belongs to; None for one that is not a lab's."""
+    """The id of the lab that a namespace belongs to; None for other namespaces."""
     parts = space.split("-")
     return parts[1] if len(parts) == 3 and parts[0] == PREFIX and parts[2][:1] in ("h", "s") else None
 
 
 def host_name(host: int) -> str:
-    """What the host calls itself."""
+    """The host's own name."""
     return f"host{host}"
 
 
@@ -91,13 +91,13 @@ def hosts_file(shape: Shape) -> str:
     """/etc/hosts of every host, so that names resolve without a name server."""
     lines = ["127.0.0.1 localhost"]
     for host in range(shape.hosts):
-        # Also as torch's store asks, which listens on IPv6 and sees IPv4 addresses in this form.
+        # Also in the form of torch's store, which listens on IPv6 and sees IPv4 addresses like this.
         lines += [f"{prefix}{address(host, 0)} {host_name(host)}" for prefix in ("", "::ffff:")]
     return "\n".join(lines) + "\n"
 
 
 def network(lab: str, shape: Shape) -> list[list[str]]:
-    """The commands that make the network, in order. Both ends of every cable are born in namespaces of the lab."""
+    """The commands that make the network, in order. Both ends of every cable are created in the lab's namespaces."""
     switches = [switch_space(lab, nic) for nic in range(len(shape.rates))]
     hosts = [host_space(lab, host) for host in range(shape.hosts)]
     commands = [["ip", "netns", "add", space] for space in (*switches, *hosts)]
@@ -113,7 +113,7 @@ def network(lab: str, shape: Shape) -> list[list[str]]:
 
 
 def cable(space: str, device: str, switch: str, port: str, rate: int) -> list[list[str]]:
-    """A cable from a host's NIC to a switch's port, shaped to the rate where it leaves either end: both directions."""
+    """A cable from a host's NIC to a switch's port, shaped to the rate at both ends, and so in both directions."""
     add = ["ip", "link", "add", device, "netns", space, "type", "veth", "peer", "name", port, "netns", switch]
     commands = [add]
     for place, end in ((space, device), (switch, port)):
@@ -128,13 +128,13 @@ def cable(space: str, device: str, switch: str, port: str, rate: int) -> list[li
 def link(lab: str, host: int, nic: int, state: str) -> list[str]:
     """Pull a NIC's cable (`down`) or put it back (`up`).
 
-    It is the switch's port that goes: the host's NIC stays as it was set up and sees no carrier, and nobody sends
-    anything that would end a connection, which is what a pulled cable looks like from both sides.
+    This changes the switch's port: the host's NIC stays configured and sees no carrier, and no packet ends a
+    connection, which is how a pulled cable looks from both sides.
     """
     return ["ip", "-n", switch_space(lab, nic), "link", "set", f"h{host}", state]
 
 
-# The first process of a host: keeps its namespaces, and is in the way of nothing. $1: its name, $2: /etc/hosts.
+# The first process of a host: it keeps the namespaces and does nothing else. $1: its name, $2: /etc/hosts.
 _BOOT = """
 printf %s "$1" > /proc/sys/kernel/hostname
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
@@ -147,16 +147,16 @@ exec sleep infinity
 
 
 def boot(lab: str, shape: Shape, host: int) -> list[str]:
-    """The command that brings a host up: a name, System V and POSIX shared memory of its own."""
+    """The command that brings a host up: a name, and its own System V and POSIX shared memory."""
     keep = ["setpriv", "--pdeathsig", "KILL", "unshare", "--uts", "--mount", "--ipc"]
     script = ["sh", "-ec", _BOOT, "sh", host_name(host), hosts_file(shape)]
     return ["ip", "netns", "exec", host_space(lab, host), *keep, *script]
 
 
 def cores_of(shape: Shape, host: int, available: Sequence[int], most: int | None = None) -> list[int]:
-    """The cores of a host: an equal share where there are enough (`most` at most), else one in turn.
+    """The cores of a host: an equal share if there are enough (`most` at most), else one core in turn.
 
-    Else every host would have all cores, and programs that bind local rank 0 to the first core would all meet there.
+    Otherwise every host would have all cores, and programs that bind local rank 0 to the first core would all share it.
     """
     share = len(available) // shape.hosts
     if share == 0:
@@ -172,12 +172,12 @@ def enter(holder: int, cores: Sequence[int], folder: str, command: Sequence[str]
 
 
 def library_settings(shape: Shape, *, multi_rail: bool) -> dict[str, str]:
-    """Which library uses which NIC: gloo the first and MPI the second, or both of them all."""
+    """Which library uses which NIC: gloo the first and MPI the second, or both all NICs."""
     devices = [f"eth{nic}" for nic in range(len(shape.rates))]
     gloo, mpi = (devices, devices) if multi_rail else (devices[:1], devices[1:2] or devices[:1])
     settings = {
         "GLOO_SOCKET_IFNAME": ",".join(gloo),
-        # Between hosts; ranks of one host meet in its shared memory, which is MPICH's own affair and not UCX's.
+        # Between hosts; ranks of one host use its shared memory, through MPICH itself and not UCX.
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": ",".join([*mpi, "lo"]),
         "UCX_WARN_UNUSED_ENV_VARS": "n",
@@ -189,7 +189,7 @@ def library_settings(shape: Shape, *, multi_rail: bool) -> dict[str, str]:
 
 
 def rank_environment(shape: Shape, rank: int, port: int) -> dict[str, str]:
-    """What torchrun would set on each rank."""
+    """The variables that torchrun would set on each rank."""
     host, local = divmod(rank, shape.ranks_per_host)
     return {
         "RANK": str(rank),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of `make lab`, made from the files that the stages have written. What a stage did not write is missing in
-it, and said to be.
+"""The report of `make lab`, made from the files of the stages. It lists the stages that have written nothing as
+missing.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ memory for MPI, and the loopback for gloo.
 
 
 def conditions() -> dict[str, Any]:
-    """Of the machine, before the stages."""
+    """The conditions of the machine, before the stages."""
     import torch
 
     from mcr_dl.tuning.host import host
@@ -103,7 +103,7 @@ def conditions() -> dict[str, Any]:
 
 
 def load(folder: Path, shape: Shape, name: str) -> dict[str, Any] | None:
-    """What a stage has written, if it has."""
+    """The document of a stage, if it has written one."""
     path = folder / f"{shape}-{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -128,14 +128,14 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
 
 
 def results_of(work: Path, shape: Shape) -> dict[str, Any]:
-    """All that the stages of a cluster have written, without the courses of single steps."""
+    """The documents of all stages of a cluster, without the details of single steps."""
     names = [stage.name for stage in stages.all_stages(work) if stage.shape == shape and stage.name != "tune"]
     found = {name: load(work, shape, name) for name in names}
     return {name: _short(each) for name, each in found.items() if each is not None}
 
 
 def _short(value: Any) -> Any:
-    """Without long lists and the numbers of processes, which a report does not need."""
+    """The value without long lists and process ids, which a report does not need."""
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key != "provenance"}
         return {key: _short(each) for key, each in kept.items() if not (isinstance(each, list) and _long(each))}
@@ -147,7 +147,7 @@ def _long(values: list[Any]) -> bool:
 
 
 def introduction(document: Mapping[str, Any]) -> str:
-    """What was emulated, where and when."""
+    """The emulated clusters, the machine and the date."""
     facts = document["conditions"]
     failed = [record["stage"] for record in document["stages"] if record["problems"]]
     return INTRODUCTION.format(
@@ -172,7 +172,7 @@ def _with(measured: Measured, name: str) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def bandwidths(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
-    """What each NIC and library carries."""
+    """The throughput of each NIC and library."""
     del work
     lines = [NICS]
     rows, rates = [], {}
@@ -227,7 +227,7 @@ def operations(measured: Measured, work: Path, images: Path, link: str) -> list[
 
 
 def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
-    """What mcr-tune has chosen."""
+    """The choices of mcr-tune."""
     from lab import charts
     from mcr_dl.tuning import table as tables
     from mcr_dl.tuning._text import short_size_text
@@ -276,7 +276,7 @@ def demo(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
 
 
 def stage_table(document: Mapping[str, Any]) -> list[str]:
-    """All stages, with their times and how they ended."""
+    """All stages, with their times and results."""
     rows = [
         [record["stage"], f"{record['seconds']:.0f}", f"{record['load']:.1f}", _verdict(record)]
         for record in document["stages"]

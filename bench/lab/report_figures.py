@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the lab's report that is about the paper's Figures 8 to 11."""
+"""The part of the lab's report on the paper's Figures 8 to 11."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def section(measured: Mapping[str, Mapping[str, Any]], cores: int, images: Path,
 
 
 def gains(found: Mapping[str, Any], rails: Mapping[str, Any]) -> list[str]:
-    """The gain of mixing, against the aims."""
+    """The gain of mixing, compared with the targets."""
     rows = []
     for name, documents in found.items():
         for shape, document in documents.items():
@@ -93,7 +93,7 @@ def workload(
 
 
 def scaling(documents: Mapping[str, Any], rows: Sequence[str], cores: int) -> list[str]:
-    """Throughput against one rank alone."""
+    """Throughput relative to one rank alone."""
     clusters = [shape for shape in documents if shape != "1x1"]
     if "1x1" not in documents:
         return ["One rank alone was not measured, so that there is no scaling efficiency.", ""]

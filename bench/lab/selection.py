@@ -14,9 +14,9 @@ EACH = 6  # cases of every function, backend and type
 
 
 def chosen(world: int, each: int = EACH) -> list[Case]:
-    """For every function, backend and element type `each` cases of small counts, spread evenly over their table, from a
-    place in it that moves with function and type; and for every function and backend one of each type that has large
-    messages. Equal on all ranks, as it is made of the table alone.
+    """For every function, backend and element type, `each` cases of small counts, spread evenly over their table, from
+    an index that moves with function and type; and for every function and backend one case of each type with large
+    messages. Equal on all ranks, as it depends on the table alone.
     """
     cases = []
     for (row, function), backend in product(enumerate(SIGNATURES), session.BACKENDS):
@@ -28,7 +28,7 @@ def chosen(world: int, each: int = EACH) -> list[Case]:
 
 
 def spread(cases: list[Case], each: int, turn: int) -> list[Case]:
-    """`each` of them at even distances (all, if there are no more), from place `turn` on."""
+    """`each` of them at even distances (all, if there are no more), from index `turn` on."""
     if len(cases) <= each:
         return cases
     return [cases[(turn + index * len(cases) // each) % len(cases)] for index in range(each)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages of `make lab`: what runs on which cluster, how long it may take, and what its results must be."""
+"""The stages of `make lab`: programs, clusters, time limits and the conditions on results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab.plan import Shape
 
 NICS = (400, 200)
 SHAPES = (Shape(2, 1, NICS), Shape(4, 1, NICS), Shape(2, 2, NICS))
-ALONE = Shape(1, 1, NICS)  # what scaling is measured against
+ALONE = Shape(1, 1, NICS)  # the baseline of scaling
 WORKLOADS = ("moe", "dlrm", "dense")
 RAIL_ROWS = ("gloo", "mpi")  # of the runs in which a library has every NIC
 SECONDS = {False: "60", True: "25"}  # by multi-rail: a measurement begins no round of all rows that would end later
@@ -25,7 +25,7 @@ Found = Mapping[str, Any]
 
 
 def nothing(found: Found, shape: Shape) -> list[str]:
-    """The check of stages whose figures may be any."""
+    """The check of stages that accept any figures."""
     del found, shape
     return []
 
@@ -34,7 +34,7 @@ def nothing(found: Found, shape: Shape) -> list[str]:
 class Stage:
     """One program as every rank of a cluster. It writes its results to `out` in the folder of results.
 
-    `check` names what is wrong with them, `say` puts them into a few words.
+    `check` lists the problems of the results, `say` summarizes them.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Stage:
     out: str
     limit: float
     multi_rail: bool = False
-    tuned: bool = False  # auto goes by the table of the stage `tune`
+    tuned: bool = False  # auto uses the table of the stage `tune`
     check: Callable[[Found, Shape], list[str]] = nothing
     say: Callable[[Found], str] = field(default=lambda found: f"{len(found)} values")
 
@@ -54,7 +54,7 @@ class Stage:
 
 
 def check_bandwidth(found: Found, shape: Shape) -> list[str]:
-    """Each library must have used its own NIC, no NIC may be faster than it should be, and both must overlap."""
+    """Each library must use its own NIC, no NIC may be faster than its rate, and both must overlap."""
     problems = []
     for nic, (rate, seconds) in enumerate(zip(shape.rates, found["tcp"], strict=True)):
         reached = 8e-6 * found["bytes"] / seconds
@@ -94,7 +94,7 @@ def _say_rails(found: Found) -> str:
 
 
 def check_operations(found: Found, shape: Shape) -> list[str]:
-    """Something must have run, for every function and type."""
+    """At least one case must have run for every function and type."""
     del shape
     from calls import SIGNATURES
     from mcr_dl import _C
@@ -108,7 +108,7 @@ def _say_operations(found: Found) -> str:
 
 
 def check_table(found: Found, shape: Shape) -> list[str]:
-    """The table must have this cluster's scale, and nobody left out."""
+    """The table must have this cluster's scale, without exclusions."""
     wanted = (shape.ranks, shape.hosts)
     scales = [each for each in found["scales"] if (each["ranks"], each["nodes"]) == wanted]
     if len(scales) != 1:
@@ -145,7 +145,7 @@ def of_shape(shape: Shape, folder: Path) -> list[Stage]:
         return _rank("lab.bandwidth_rank", "--rates", ",".join(map(str, shape.rates)), "--out", out(name))
 
     table = str(folder / "table.json")
-    backends = ",".join([*_LIBRARIES, "+".join(_LIBRARIES)])
+    backends = ",".join([*_LIBRARIES, f"stripe({','.join(_LIBRARIES)})"])
     tune = ["--quick", "--backends", backends, "--dtypes", "float32", "--max", "1M", "--factor", "8"]
     tune += ["--budget", "0.12", "--output", table]
     demo = ("--steps", "20", "--batch", "12", "--no-chart", "--chart", out("demo"))
@@ -187,12 +187,12 @@ def figures(shape: Shape, folder: Path) -> list[Stage]:
             program = [sys.executable, str(ROOT / "bench" / "lab" / "figures_rank.py"), "--workload", workload]
             program += ["--out", out, "--seconds", SECONDS[rails]]
             chosen = RAIL_ROWS[:1] if shape == ALONE else rows
-            if chosen:  # all of them, if not
+            if chosen:  # all of them otherwise
                 program += ["--rows", ",".join(chosen)]
             stages.append(Stage(name, shape, program, out, LIMIT, multi_rail=rails, tuned=True, say=_say_figure))
     return stages
 
 
 def all_stages(folder: Path) -> list[Stage]:
-    """All of them, cluster by cluster."""
+    """All stages, cluster by cluster."""
     return [*(stage for shape in SHAPES for stage in of_shape(shape, folder)), *figures(ALONE, folder)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make lab`: the tests of the lab, then every stage on every cluster, then the report.
 
-A stage that fails makes the whole fail in the end; the others still run. Output of the ranks goes to a file for each
-stage, results to docs/results/lab.md, lab.json and docs/images/lab-*.png. With a selection of stages or clusters all of
-it goes to the work folder, as it is no full result.
+A stage that fails makes the whole run fail at the end; the others still run. Output of the ranks goes to a file for
+each stage, results to docs/results/lab.md, lab.json and docs/images/lab-*.png. With a selection of stages or clusters
+everything goes to the work folder, as the result is not complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TAIL_LINES = 15
 
 
 class Runner:
-    """Runs stages and keeps what they found, in a file that is up to date after each."""
+    """Runs stages and keeps their results, in a file that is updated after each."""
 
     def __init__(self, folder: Path, minutes: float, keys: Sequence[str], *, resume: bool) -> None:
         self.folder, self.keys = folder, list(keys)
@@ -59,7 +59,7 @@ class Runner:
         return list(self.document["stages"])
 
     def _resume(self) -> None:
-        """Take over what has passed in earlier runs, of those too that are not asked for now."""
+        """Take over the successful stages of earlier runs, including those that are not selected now."""
         if not self.summary.exists():
             raise LabError(f"--resume: expected {self.summary}, which the last run would have written")
         old = json.loads(self.summary.read_text())
@@ -71,7 +71,7 @@ class Runner:
         return any(record["stage"] == key for record in self.records)
 
     def note(self, key: str, seconds: float, problems: Sequence[str], text: str, load: float) -> None:
-        """Keep and show how a stage ended."""
+        """Record and show how a stage ended."""
         record = {"stage": key, "seconds": round(seconds, 1), "problems": list(problems), "text": text}
         self.document["stages"].append({**record, "load": round(load, 2)})
         self.document["stages"].sort(key=lambda each: self.order.index(each["stage"]))
@@ -150,7 +150,7 @@ class Runner:
                 self.console.print(f"        {line}")
 
     def environment(self, stage: Stage) -> dict[str, str]:
-        """What the ranks of a stage have in theirs, beside what every lab gives them."""
+        """The environment of a stage's ranks, in addition to the one of every lab."""
         table = self.folder / "table.json"
         tuned = stage.tuned and table.exists()
         return {
@@ -178,7 +178,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def selected(all_stages: Iterable[Stage], shapes: Sequence[str] | None, only: Sequence[str] | None) -> list[Stage]:
-    """The stages that were asked for, in their order."""
+    """The selected stages, in their order."""
     return [
         stage for stage in all_stages if (not shapes or str(stage.shape) in shapes) and (not only or stage.name in only)
     ]
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace, work: Path) -> int:
-    """Run the stages that were asked for and report; returns the exit code. In smoke mode any figures are right."""
+    """Run the selected stages and report; returns the exit code. In smoke mode any figures are accepted."""
     full = not given.shapes and not given.only
     summary = work / "lab.json"
     if not given.report:
@@ -224,7 +224,7 @@ def measure(given: argparse.Namespace, work: Path) -> int:
 
 
 def run(work: Path, chosen: Sequence[Stage], minutes: float, *, tests: bool, resume: bool = False) -> None:
-    """Run them and write down in the folder how they ended."""
+    """Run them and record in the folder how they ended."""
     keys = [*(["tests"] if tests else []), *(stage.key for stage in chosen)]
     runner = Runner(work, minutes, keys, resume=resume)
     with runner.bars:

@@ -53,11 +53,14 @@ class Group:
     def _set_any_form(self, any_form: bool) -> None: ...
     def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None: ...
     def _streams(self, backend: str) -> str | None: ...
-    def _stage(self, shadow: Group, chunk: int) -> None: ...
+    def _set_stages(self, groups: list[Group]) -> None: ...
+    def _has_stages(self) -> bool: ...
+    def _stage(self, chunk: int) -> None: ...
     def _disconnect(self, name: str) -> None: ...
     def _close(self) -> None: ...
     def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool, device: str = ...) -> str: ...
     def _group_rank(self, global_rank: int) -> int: ...
+    def _cost_model(self, device: str = ...) -> CostModel: ...
     def _tune(self, costs: list[Any], rules: list[tuple[str, int, int, str]]) -> None: ...
     def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str) -> dict[str, Any]: ...
     def _refine(self, period: int) -> None: ...
@@ -129,11 +132,24 @@ class FusePass(Pass):
     def statistics(self) -> dict[str, int]: ...
 
 class CompressPass(Pass):
-    def __init__(self, shadow: Group, codec: str, ops: list[str], smallest: int, measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None: ...
+    def __init__(self, group: Group, codec: str, ops: list[str], smallest: int, measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None: ...
     @property
     def automatic(self) -> bool: ...
     def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str: ...
     def _reset_feedback(self) -> None: ...
+
+class Candidate:
+    def __init__(self, text: str) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def parts(self) -> list[str]: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def codec(self) -> str: ...
 
 class Topology:
     def __init__(self, dimensions: list[tuple[str, int, int, int, str]], size: int, ranks: list[int] = ...) -> None: ...
@@ -151,6 +167,11 @@ class Topology:
 class Schedule:
     @staticmethod
     def emulated(op: str, count: int, dtype: str, rank: int, size: int, root: int = ...) -> Schedule: ...
+    @staticmethod
+    def striped(op: str, count: int, dtype: str, share: int, size: int, root: int = ...) -> Schedule: ...
+    @staticmethod
+    def compressed(op: str, count: int, dtype: str, codec: str, rank: int, size: int, root: int = ...) -> Schedule: ...
+    def tasks(self, ranks: int) -> list[tuple[str, str, int, int, list[int]]]: ...
     def issue(self, op: str, nbytes: int, after: list[int] = ..., part: int = ..., peer: int = ..., dtype: str = ...) -> int: ...
     def copy(self, count: int, dtype: str, after: list[int] = ...) -> int: ...
     def combine(self, count: int, dtype: str, after: list[int] = ...) -> int: ...
@@ -196,9 +217,11 @@ def codecs() -> list[str]: ...
 def codec(text: str) -> dict[str, Any]: ...
 def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor: ...
 def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor: ...
+def canonical(name: str) -> str: ...
 def dtype_class(dtype: str) -> str: ...
 def set_passes(group: Group, passes: list[Pass]) -> None: ...
 def passes(group: Group) -> list[Pass]: ...
+def place(group: Group) -> tuple[int, str]: ...
 def log_records(number: int) -> list[tuple[Any, ...]]: ...
 def log_groups() -> list[tuple[str, int, int, list[int]]]: ...
 def log_resize(capacity: int) -> None: ...
@@ -229,7 +252,7 @@ def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int: ...
 def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]: ...
 def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]: ...
 @overload
-def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Copies the root's tensor to every rank of the group.
 
     Args:
@@ -243,6 +266,10 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -259,7 +286,7 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
 @overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
@@ -274,6 +301,10 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -290,7 +321,7 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
 @overload
 def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
@@ -307,6 +338,10 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -323,7 +358,7 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
 @overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
@@ -336,6 +371,10 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -352,7 +391,7 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
 @overload
 def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -368,6 +407,10 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -384,7 +427,7 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
 @overload
 def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
@@ -398,6 +441,10 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -414,7 +461,7 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
 @overload
 def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
@@ -429,6 +476,10 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -445,7 +496,7 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
 @overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
@@ -460,6 +511,10 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -501,7 +556,7 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, d
 @overload
 def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | None:
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | None:
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
@@ -515,6 +570,10 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once; the same on all ranks.
 
@@ -532,7 +591,7 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
 @overload
 def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> int | Any:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> int | Any:
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
@@ -546,6 +605,10 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         async_op: True: return a Work at once; the same on all ranks.
 
@@ -563,7 +626,7 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
 @overload
 def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
 @overload
-def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """MPI's name of broadcast.
 
     Args:
@@ -576,6 +639,10 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -592,7 +659,7 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
 @overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
@@ -604,6 +671,10 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -620,7 +691,7 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
 @overload
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
@@ -632,6 +703,10 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -648,7 +723,7 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
 @overload
 def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -663,6 +738,10 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -679,7 +758,7 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
@@ -694,6 +773,10 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -710,7 +793,7 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
 @overload
 def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
@@ -724,6 +807,10 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -740,7 +827,7 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
 @overload
 def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
@@ -757,6 +844,10 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -773,7 +864,7 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
 @overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
@@ -790,6 +881,10 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -806,7 +901,7 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 @overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
@@ -822,6 +917,10 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -838,7 +937,7 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
 @overload
 def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
@@ -856,6 +955,10 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -872,7 +975,7 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
 @overload
 def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
@@ -890,6 +993,10 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -906,7 +1013,7 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
 @overload
 def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work:
+def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work:
     """Starts sending a tensor to one rank and returns a Work.
 
     Args:
@@ -920,6 +1027,10 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.
@@ -936,7 +1047,7 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
 @overload
 def isend(backend: str, /, *args: Any, **kwargs: Any) -> Work: ...
 @overload
-def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, timeout: timedelta | float | None = None) -> Work:
+def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work:
     """Starts receiving a tensor from one rank, or from any (src=None), and returns a Work.
 
     Args:
@@ -950,6 +1061,10 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
             the positional arguments.
         codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
             'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
+        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
+            least one go first.
+        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
+            are kept.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.

@@ -190,7 +190,7 @@ __all__ += _C.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """What is not ours is torch.distributed's own: it works on our groups, as they are torch's."""
+    """Fall back to torch.distributed for other names: its functions work on mcr_dl's groups, which are torch's too."""
     if name.startswith("__") or not hasattr(_torch_dist, name):
         message = f"module 'mcr_dl' has no attribute {name!r}, and torch.distributed has none either"
         raise AttributeError(message)

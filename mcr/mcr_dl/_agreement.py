@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks agree on through the store before the first collective."""
+"""Agreement of the ranks through the store while they start. ``_changes`` handles later changes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,31 @@ import torch.distributed as torch_dist
 from mcr_dl import _documents
 from mcr_dl._errors import InvalidArgumentError
 
-_LARGEST = 64 * _documents.MIB  # bytes of one rank's value: its log's records, when stragglers are looked for
+_LARGEST = 64 * _documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
+
+
+def encode(value: Any) -> str:
+    """Encode a value of JSON's types for the store."""
+    return _documents.dumps(value)
+
+
+def decode(text: bytes, what: str) -> Any:
+    """Decode a text from the store. Raises InvalidArgumentError, whose text begins with ``what``."""
+    return _documents.parse(text, what, limit=_LARGEST)
 
 
 def _value(text: bytes, key: str, rank: int) -> Any:
-    return _documents.parse(text, f"the value of rank {rank} for {key!r}", limit=_LARGEST)
+    return decode(text, f"the value of rank {rank} for {key!r}")
 
 
 def settle(
     store: torch_dist.Store, rank: int, size: int, key: str, value: Any, decide: Callable[[list[Any]], Any]
 ) -> Any:
-    """Give every rank what ``decide`` makes of all ranks' values (JSON's types, in rank order) on rank 0.
+    """Run ``decide`` on rank 0 over all ranks' values (JSON's types, in rank order) and give every rank the result.
 
-    Raises InvalidArgumentError with the text of the one that ``decide`` raises, on every rank.
+    If ``decide`` raises, every rank raises InvalidArgumentError with the text of that error.
     """
-    store.set(f"{key}/{rank}", _documents.dumps(value))
+    store.set(f"{key}/{rank}", encode(value))
     if rank == 0:
         texts = [store.get(f"{key}/{other}") for other in range(size)]
         try:
@@ -34,7 +44,7 @@ def settle(
             answer = {"error": str(error)}
         except Exception as error:  # the others wait for an answer, whatever happens here
             answer = {"error": f"rank 0: {type(error).__name__}: {error}"}
-        store.set(f"{key}/answer", _documents.dumps(answer))
+        store.set(f"{key}/answer", encode(answer))
     answer = _value(store.get(f"{key}/answer"), f"{key}/answer", 0)
     if "error" in answer:
         raise InvalidArgumentError(answer["error"])
@@ -42,7 +52,7 @@ def settle(
 
 
 def require_equal(name: str, values: list[Any]) -> None:
-    """Raise InvalidArgumentError naming the first rank whose value is not rank 0's."""
+    """Raise InvalidArgumentError that names the first rank whose value differs from rank 0's."""
     for rank, value in enumerate(values):
         if value != values[0]:
             message = f"{name}: expected the same on all ranks, got {values[0]} on rank 0 and {value} on rank {rank}"

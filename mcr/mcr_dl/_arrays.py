@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that are not tensors, as tensors on the same memory."""
+"""Tensors on the memory of arrays from other packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 def as_tensor(value: object, parameter: str, written: bool = True) -> torch.Tensor:
     """Wrap a NumPy array or any DLPack object, such as a CuPy array, without a copy (also called by the C++ core).
 
-    ``written`` says whether the call writes to it. Raises InvalidTypeError if ``value`` is no array and
+    ``written`` says whether the call writes to the array. Raises InvalidTypeError if ``value`` is not an array, and
     InvalidArgumentError if its memory cannot be shared as it is.
     """
     if isinstance(value, torch.Tensor):
@@ -36,19 +36,19 @@ def as_tensor(value: object, parameter: str, written: bool = True) -> torch.Tens
 
 
 def _with_usual_type(array: Any) -> Any:
-    """The same memory, with the one of several equal NumPy types that torch knows.
+    """View the same memory with the NumPy type that torch knows, where NumPy has several equal ones.
 
-    ``numpy.uint64`` is C's unsigned long on some platforms; ``numpy.ulonglong`` is a second type of the same values.
+    ``numpy.uint64`` is C's unsigned long on some platforms; ``numpy.ulonglong`` is a second type with the same values.
     """
     kind = getattr(array, "dtype", None)
     return array.view(kind.str) if kind is not None and kind.kind in "iufc" else array
 
 
 def stream_of(value: object) -> int | None:
-    """The ``cudaStream_t`` that is current in CuPy for a CuPy array's device, 0 for the default one; None for others.
+    """CuPy's current ``cudaStream_t`` on a CuPy array's device, 0 for the default stream; None for other arrays.
 
-    The C++ core runs a call on CuPy arrays there, as CuPy's own functions would. Streams of CuPy and of torch are
-    current independently of each other.
+    The C++ core runs a call on CuPy arrays on that stream, as CuPy's own functions would. CuPy and torch each have
+    their own current stream.
     """
     if not any(kind.__module__.partition(".")[0] == "cupy" for kind in type(value).__mro__):
         return None

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the module of each backend lies, and which of them can be used here."""
+"""Finds the module of each backend, and which backends can be used here."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +16,17 @@ from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, Invali
 
 ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
-REAL = ("mpi", "nccl", "gloo")  # what "auto" and no name stand for; all others start by name only
-_ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library, and so ask for it
-_NO_DEVICE = "no CUDA device"  # what the core says where there is none (src/backends/nccl/library.cc)
+REAL = ("mpi", "nccl", "gloo")  # used for "auto" and for no name; all others start by name only
+_ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library and thereby ask for it
+_NO_DEVICE = "no CUDA device"  # the core's text where there is none (src/backends/nccl/library.cc)
 _MODULES = Path(_C.__file__).parent / "_backends"
 _ADAPTERS = ("c10d",)  # modules that serve backends of other names
+_COMMA = re.compile(r",(?![^()]*\))")  # outside of parentheses
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What one process says of one backend. JSON's types alone, as ranks exchange it."""
+    """One process's report on one backend. It has JSON's types only, as ranks exchange it."""
 
     library: str = ""  # as in available_backends(); empty if the backend cannot be used
     problem: str = ""
@@ -37,7 +39,7 @@ def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def known_names() -> list[str]:
-    """Names of all backends that this installation knows, usable here or not, in the order of preference."""
+    """Names of all backends that this installation knows, usable here or not, in order of preference."""
     built = sorted(
         path.stem for path in _MODULES.glob("*.so") if path.stem not in _ADAPTERS and not path.stem.startswith("mpi_")
     )
@@ -45,24 +47,72 @@ def known_names() -> list[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether some backend has this name (also called by the C++ core, to tell a typo from a forgotten ``init``)."""
-    return all(part in known_names() for part in parts_of(name) or (name,))
+    """Whether a backend has this name, in any spelling. Names of candidates with variants or codecs do not count."""
+    try:
+        candidate = _C.Candidate(name)
+    except InvalidArgumentError:
+        return False
+    return not candidate.variant and not candidate.codec and not unknown_in(name)
+
+
+def unknown_in(name: str) -> str:
+    """The first backend in a candidate's name that this installation does not know; empty if it knows all of them.
+
+    Also called by the C++ core, to tell a typo from a forgotten ``init``.
+    """
+    candidate, known = _C.Candidate(name), known_names()
+    return next((part for part in candidate.parts or [candidate.backend] if part not in known), "")
+
+
+def require_candidate(text: str, source: str) -> _C.Candidate:
+    """Parse a candidate's name. Raises InvalidArgumentError, which names the source, if it has an unknown backend.
+
+    Variants and codecs are not checked here: the libraries of a group say which ones they have.
+    """
+    try:
+        candidate = _C.Candidate(text)
+        unknown = unknown_in(text)
+    except InvalidArgumentError as error:
+        message = f"{source}: {error}"
+        raise InvalidArgumentError(message) from None
+    if unknown:
+        where = f"{unknown!r} in {text!r}" if candidate.parts else f"{unknown!r}"
+        message = f"{source}: expected one of {', '.join(known_names())}, auto, got the unknown name {where}"
+        raise InvalidArgumentError(message)
+    return candidate
+
+
+def require_backend(text: str, source: str) -> str:
+    """A backend's name in its canonical spelling, such as ``stripe(gloo,mpi)``.
+
+    Raises InvalidArgumentError for other candidates too.
+    """
+    candidate = require_candidate(text, source)
+    if candidate.variant or candidate.codec:
+        message = f"{source}: expected a backend, which brings its variants, as {candidate.backend}, got {text!r}"
+        raise InvalidArgumentError(message)
+    return candidate.backend
+
+
+def split_names(text: str) -> list[str]:
+    """Split a list such as ``"mpi,gloo,stripe(gloo,mpi)"`` into names; commas in parentheses belong to a name."""
+    return _COMMA.split(text)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """``("gloo", "mpi")`` for "gloo+mpi", whose messages are cut over the two; nothing for other backends."""
-    first, _, second = name.partition("+")
-    return (first, second) if second and first != second and "+" not in second else ()
+    """``("gloo", "mpi")`` for "stripe(gloo,mpi)", which cuts messages over the two; nothing for other backends."""
+    return tuple(_C.Candidate(name).parts)
 
 
 def is_torch(name: str) -> bool:
-    """Whether the backend is one of torch.distributed's, behind the c10d adapter."""
+    """Whether the backend belongs to torch.distributed and runs behind the c10d adapter."""
     return name not in ("mpi", "nccl") and name in _torch_backends.names()
 
 
 def with_parts(names: Iterable[str]) -> list[str]:
-    """What has to be started for these backends: the two that "gloo+mpi" needs come before it."""
-    return list(dict.fromkeys(each for name in names for each in (*parts_of(name), name)))
+    """Add the backends that these need: the two parts of "stripe(gloo,mpi)" come before it."""
+    candidates = map(_C.Candidate, names)
+    return list(dict.fromkeys(each for found in candidates for each in (*found.parts, found.backend)))
 
 
 def _module(stem: str) -> str:
@@ -78,24 +128,24 @@ SHARED_CORES = {
 
 
 def share_cores() -> None:
-    """Let MPICH's ranks take turns where a host has more of them than cores (each variable can be set by hand).
+    """Let MPICH's ranks take turns where a host has more ranks than cores (each variable can be set by hand).
 
-    MPICH's shared-memory algorithms poll without giving up the core: with 4 ranks on 2 cores an all_reduce takes
-    8 ms, and 14 µs with the general ones (bench/oversubscribed.py). It has to be said before MPI starts, and alike on
-    all ranks of a host.
+    MPICH's shared-memory algorithms poll without yielding the core: with 4 ranks on 2 cores an all_reduce takes 8 ms,
+    and 14 µs with the general algorithms (bench/oversubscribed.py). The variables must be set before MPI starts, and
+    equally on all ranks of a host.
     """
     for name, value in SHARED_CORES.items():
         os.environ.setdefault(name, value)
 
 
 def _share_cores_of_machine() -> None:
-    """The same by two numbers that all ranks of a host know alone: under mpiexec MPI starts before they can speak."""
+    """``share_cores`` by two numbers that every rank of a host knows: mpiexec's ranks cannot communicate before MPI."""
     if _launch.local_size() > (os.cpu_count() or 1):
         share_cores()
 
 
 def is_stand_in(name: str) -> bool:
-    """Whether the backend has only the library of our own tests, which nobody shall get without asking for it."""
+    """Whether the backend has only the tests' library, which must never be used without being asked for."""
     if name != "nccl":
         return False
     try:
@@ -105,7 +155,7 @@ def is_stand_in(name: str) -> bool:
 
 
 def _locate(name: str) -> tuple[str, str]:
-    """The path of the backend's module, and that of the library which it binds at run time."""
+    """The path of the backend's module, and of the library that the module binds at run time."""
     if name == "nccl":
         try:
             return _module(name), _nccl_library.find().path
@@ -129,20 +179,18 @@ def _locate_module(name: str) -> str:
         return _module("c10d")
     if name in _third_party():
         path = str(_third_party()[name].load()())
-        if not os.path.isabs(path):  # dlopen would look in the current directory, or wherever the loader looks
+        if not os.path.isabs(path):  # dlopen would look in the current directory or on the loader's path
             raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
         return path
     return _module(name)
 
 
 def load(name: str) -> str:
-    """Load the backend's module and return its path; "" for one that is made of two others.
+    """Load the backend's module and return its path; "" for a backend that is made of two others.
 
     Raises InvalidArgumentError for an unknown name and BackendUnavailableError, with the reason, if it cannot be used.
     """
-    if not is_known(name):
-        message = f"backend: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
-        raise InvalidArgumentError(message)
+    name = require_backend(name, "backend")
     if parts := parts_of(name):
         for part in parts:
             load(part)
@@ -159,10 +207,11 @@ def load(name: str) -> str:
 
 
 def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
-    """The names in ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"``; none for auto.
+    """Parse ``"mpi"``, ``["mpi", "gloo"]``, ``"mpi,gloo"`` or ``"cpu:mpi,cuda:nccl"`` into names; none for auto. Names
+    are returned in their canonical spelling.
 
-    None and torch's name of us, ``"mcr"``, stand for what MCR_DL_BACKENDS says. Raises InvalidArgumentError or
-    InvalidTypeError naming what is wrong, and the variable if the names come from there.
+    None and ``"mcr"``, torch's name for MCR-DL, stand for the value of MCR_DL_BACKENDS. Raises InvalidArgumentError or
+    InvalidTypeError that names the wrong part, and the variable if the names come from it.
     """
     source = "backend"
     if backend in (None, _torch_backends.OURS):
@@ -172,7 +221,7 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     if not hasattr(backend, "__iter__"):
         message = f"{source}: expected a name, a list of names or None, got {backend!r}"
         raise InvalidTypeError(message)
-    parts = backend.split(",") if isinstance(backend, str) else list(backend)
+    parts = split_names(backend) if isinstance(backend, str) else list(backend)
     if not parts:
         message = f"{source}: expected at least one name, or 'auto' for all that can be used, got {backend!r}"
         raise InvalidArgumentError(message)
@@ -183,18 +232,18 @@ def _parse_name(part: object, source: str, backend: object) -> str:
     if not isinstance(part, str) or not part.strip():
         message = f"{source}: expected names of backends, or auto, got {backend!r}"
         raise InvalidArgumentError(message)
-    device, _, name = part.strip().lower().rpartition(":")
-    if device not in ("", "cpu", "cuda"):
+    name = part.strip().lower()
+    device, colon, rest = name.partition(":")
+    if colon and device in ("cpu", "cuda"):
+        return require_backend(rest, source)
+    if colon and device.isidentifier() and device not in known_names():
         message = f"{source}: expected 'cpu:<name>' or 'cuda:<name>', got {part!r}"
         raise InvalidArgumentError(message)
-    if not is_known(name):
-        message = f"{source}: expected one of {', '.join(known_names())}, auto, got the unknown name {name!r}"
-        raise InvalidArgumentError(message)
-    return name
+    return require_backend(name, source)
 
 
 def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
-    """The same for a group that is to be made: of "gloo+mpi" the two parts must come before it."""
+    """As ``parse_backends``, for a new group: the two parts of "stripe(gloo,mpi)" must come before it."""
     names = parse_backends(backend)
     for place, name in enumerate(names):
         for missing in sorted(set(parts_of(name)) - set(names[:place])):
@@ -204,9 +253,9 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
 
 
 def condition(name: str, size: int, *, named: bool) -> Condition:
-    """Whether this process can start the backend in a job of so many ranks, and with which library. Does not start it.
+    """Whether this process can start the backend in a job of ``size`` ranks, and with which library. Starts nothing.
 
-    ``named``: the program names it; only then is the tests' stand-in for NCCL good enough.
+    ``named``: the program names the backend; only then is the tests' stand-in for NCCL accepted.
     """
     asked = bool(os.environ.get(_ASKED.get(name, ""), ""))
     try:
@@ -224,22 +273,33 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
 
 
 def usable() -> list[str]:
-    """Those of the libraries behind ``auto`` that this process can load."""
+    """The backends behind ``auto`` that this process can load."""
     return [name for name in REAL if condition(name, 1, named=False).library]
+
+
+def _nameable(backend: object) -> str:
+    if not isinstance(backend, str):
+        message = f"backend: expected one of {', '.join(known_names())}, auto, got {backend!r}"
+        raise InvalidArgumentError(message)
+    if backend == "auto":
+        return backend
+    candidate = require_candidate(backend, "backend")
+    if candidate.codec:
+        message = (
+            f"backend: expected a candidate without a codec, got {backend!r}: name it in the calls, or in Compress"
+        )
+        raise InvalidArgumentError(message)
+    return candidate.name
 
 
 @contextmanager
 def use(backend: str) -> Iterator[None]:
-    """Name the backend of the calls in the block that name none: ours, torch.distributed's, DDP's in a backward pass.
+    """Set the backend of calls in the block that name none: mcr_dl's, torch.distributed's, DDP's in a backward pass.
 
-    It holds for this thread and those on which autograd works for it. ``"auto"`` undoes an outer block. Raises
+    It applies to this thread and to autograd's threads that work for it. ``"auto"`` undoes an outer block. Raises
     InvalidArgumentError for an unknown name; a call raises NotInitializedError if its group lacks the backend.
     """
-    name = backend.partition(":")[0] if isinstance(backend, str) else ""
-    if name != "auto" and not is_known(name):
-        message = f"backend: expected one of {', '.join(known_names())}, auto, got {backend!r}"
-        raise InvalidArgumentError(message)
-    before = _C.name_backend(backend)
+    before = _C.name_backend(_nameable(backend))
     try:
         yield
     finally:

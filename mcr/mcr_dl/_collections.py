@@ -24,7 +24,7 @@ class P2POp:
     Args:
         op: isend or irecv, of mcr_dl or of torch.distributed.
         tensor: dense tensor to send or to receive into.
-        peer, group_peer: the other side as a global or as a group rank; one of the two.
+        peer, group_peer: the peer as a global or as a group rank; give one of the two.
         group: group to work in; None: the default group.
         tag: number that matches a send with its receive.
         backend: as for isend.
@@ -48,7 +48,7 @@ class P2POp:
             message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
             raise InvalidArgumentError(message)
         if not _groups._not_a_member(group):
-            _groups._group(group)  # raises if it is none
+            _groups._group(group)  # raises if it is not a group
         self.op = _C.isend if op in _SENDS else _C.irecv
         self.tensor = tensor
         self.group = group
@@ -57,7 +57,7 @@ class P2POp:
         self.peer = _groups.get_global_rank(_groups._group(group), group_peer) if peer is None else peer  # type: ignore[arg-type]
 
     def start(self) -> _C.Work:
-        """Issue it."""
+        """Issue the operation."""
         return self.op(self.tensor, self.peer, self.group, self.tag, backend=self.backend)
 
     def __repr__(self) -> str:
@@ -65,9 +65,9 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
-    """Start all sends and receives of the list and return their works, in its order.
+    """Start all sends and receives of the list and return their works, in the order of the list.
 
-    Raises InvalidTypeError if an entry is no P2POp. Source: torch.distributed.batch_isend_irecv.
+    Raises InvalidTypeError if an entry is not a P2POp. Source: torch.distributed.batch_isend_irecv.
     """
     for position, entry in enumerate(p2p_op_list):
         if not isinstance(entry, P2POp):
@@ -79,7 +79,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
 
 @contextmanager
 def _batch() -> Iterator[None]:
-    """What is started in the block starts together, on libraries whose messages would else wait for each other."""
+    """Start the block's operations together, on libraries whose messages would otherwise wait for each other."""
     _C.begin_batch()
     try:
         yield
@@ -88,7 +88,7 @@ def _batch() -> Iterator[None]:
 
 
 class CoalescingManager:
-    """What the coalescing manager yields: the works of the calls in its block."""
+    """The object that the coalescing manager yields. It holds the works of the calls in its block."""
 
     def __init__(self) -> None:
         self.works: list[_C.Work] = []
@@ -98,7 +98,7 @@ class CoalescingManager:
         self.works.append(work)
 
     def wait(self) -> None:
-        """Wait for all of them."""
+        """Wait for all works."""
         for work in self.works:
             work.wait()
 
@@ -112,7 +112,7 @@ def _coalescing_manager(
 ) -> Iterator[CoalescingManager]:
     """Start the calls of the block together and wait for them at its end, or in ``manager.wait()`` if ``async_ops``.
 
-    All ranks use it around the same calls. Raises InvalidArgumentError when nested.
+    All ranks use it around the same calls. Raises InvalidArgumentError if blocks are nested.
     Source: torch.distributed._coalescing_manager.
     """
     del device

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-# What only commands, tables and pictures need.
+# Only commands, tables and pictures need these.
 OPTIONAL = ("jsonschema", "matplotlib", "platformdirs", "rich")
 _LACKS_PACKAGE = 2  # exit code
 

@@ -2,8 +2,8 @@
 """The consoles and progress bars of all commands and reports.
 
 Texts of libraries and users are full of brackets, which rich takes for markup: it drops them, or raises MarkupError.
-A console of this module prints strings as they are, in titles and cells of tables too; ``rich.text.Text`` and the
-argument ``style`` carry styles. `make lint` refuses rich's own consoles and whatever else reads markup elsewhere.
+A console of this module prints strings unchanged, also in titles and cells of tables; ``rich.text.Text`` and the
+argument ``style`` carry styles. `make lint` rejects rich's own consoles and anything else that reads markup elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Console(_Console):
         raise BrokenPipeError
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Print a text whose lines are not wrapped."""
+        """Print a text without wrapping its lines."""
         self.print(text, style=style, soft_wrap=True)
 
     def print_whole(self, table: Table, width: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process's device, and how tensors of devices reach libraries that take host memory."""
+"""This process's device, and how device tensors reach libraries that take host memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 4 << 20
 def own(device_id: torch.device | int | None = None) -> int:
     """The index of this process's CUDA device: the given one, else the current one; -1 if there is none.
 
-    Raises InvalidArgumentError for a device that is not there.
+    Raises InvalidArgumentError if the device does not exist.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device_id is None:
@@ -40,7 +40,7 @@ def own(device_id: torch.device | int | None = None) -> int:
 
 
 def _chunk() -> int:
-    """Bytes of a piece of a staged tensor, from ``MCR_DL_STAGING_CHUNK``; 0: tensors stay whole."""
+    """Bytes of one piece of a staged tensor, from ``MCR_DL_STAGING_CHUNK``; 0: tensors stay whole."""
     text = os.environ.get("MCR_DL_STAGING_CHUNK", str(_CHUNK))
     if text == "off":
         return 0
@@ -61,7 +61,7 @@ def _may_share() -> bool:
 
 
 def _decide(values: list[dict[str, Any]]) -> int | None:
-    """The common size of pieces, None if no rank has a device; two ranks on one device are an error for NCCL."""
+    """The common size of pieces; None if no rank has a device. Raises if ranks share a device, which NCCL rejects."""
     _agreement.require_equal("MCR_DL_STAGING_CHUNK", [value["chunk"] for value in values])
     owners: dict[str, int] = {}
     for rank, value in enumerate(values):
@@ -77,7 +77,7 @@ def _decide(values: list[dict[str, Any]]) -> int | None:
 
 
 def agree(current: _State) -> int | None:
-    """What all ranks' devices have in common: see ``_decide``. A collective over the job."""
+    """Agree on the devices of all ranks (see ``_decide``). Collective over the job."""
     mine = {
         "device": _identity(current.device) if current.device >= 0 else "",
         "alone": "nccl" in current.backends and not _may_share(),
@@ -89,27 +89,23 @@ def agree(current: _State) -> int | None:
 
 
 def stage(group: _C.Group, names: list[str], chunk: int) -> None:
-    """Let a group's host libraries have device tensors, by communicators of their own."""
-    from mcr_dl import _runtime
+    """Let a group's host libraries take device tensors, by communicators of their own."""
+    from mcr_dl import _changes, _stages
 
     hosts = [name for name in names if group._streams(name) is None]
     if not hosts:
         return
-    shadow = _C.Group(f"{group.name()}/stage", list(group.ranks), group.rank(), group.timeout)
-    _runtime.connect(shadow, hosts)
-    if group.size() > 1:
-        current = _runtime.state()
-        store = torch_dist.PrefixStore(f"stage/{group.name()}/{current.count('stage ' + group.name())}", current.store)
-        direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
-        _agreement.settle(store, group.rank(), group.size(), "direct", direct, _same_ways)
-    group._stage(shadow, chunk)
+    _stages.make(group)
+    direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
+    _changes.agree(group, "new_group", direct, _same_ways)
+    group._stage(chunk)
 
 
 def _same_ways(values: list[Any]) -> None:
-    """A rank that hands over device memory in one piece does not meet one that sends pieces of a copy."""
+    """Check that all ranks hand over device memory alike: in one piece, or as pieces of a copy."""
     _agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
 
 
 def raise_priority() -> None:
-    """Make the streams of asynchronous calls come first on the device."""
+    """Give the streams of asynchronous calls high priority on the device."""
     _C.prefer_high_priority(True)

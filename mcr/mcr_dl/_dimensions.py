@@ -56,13 +56,13 @@ _SCHEMA = {
 
 @cache
 def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator  # 0.1 s, which programs without such a file need not pay
+    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs without such a file need not pay
 
     return Draft202012Validator(_SCHEMA)
 
 
 def check(document: Any, what: str) -> dict[str, Any]:
-    """The document, if it is one of a topology. Raises InvalidArgumentError with the path of what is wrong."""
+    """Return the document if it is a valid topology. Raises InvalidArgumentError with the path of the wrong part."""
     from jsonschema.exceptions import best_match
 
     fault = best_match(_validator().iter_errors(document))
@@ -74,13 +74,13 @@ def check(document: Any, what: str) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document in a file. Raises InvalidArgumentError for a file that cannot be read or is no topology."""
+    """Read a topology document. Raises InvalidArgumentError for a file that cannot be read or is not a topology."""
     what = f"topology {os.fspath(path)}"
     return check(_documents.read(path, what, limit=64 * _documents.MIB), what)
 
 
 def own(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What this rank tells the others: its document, None without one, or what is wrong with it."""
+    """This rank's message to the others: its document, None if it has none, or its error."""
     path = environment.get(VARIABLE, "")
     try:
         return {"document": read(path) if path else None, "problem": ""}
@@ -107,7 +107,7 @@ def _first_difference(one: Any, other: Any) -> str:
 
 
 def decide(values: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
-    """The document of all ranks. Raises InvalidArgumentError that names the first difference, or what is wrong."""
+    """The document of all ranks. Raises InvalidArgumentError that names the first difference or error."""
     for rank, value in enumerate(values):
         if value["problem"]:
             raise InvalidArgumentError(f"rank {rank}: {value['problem']}")
@@ -122,7 +122,7 @@ def decide(values: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
 
 
 def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
-    """The topology of a document, if there is one. Raises InvalidArgumentError if it is none of ``size`` ranks."""
+    """The topology of a document, if there is one. Raises InvalidArgumentError if it does not fit ``size`` ranks."""
     if document is None:
         return None
     rows = [
@@ -130,7 +130,7 @@ def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
             each["name"],
             int(each["size"]),
             *(int(each.get(key, 0)) for key in ("bandwidth", "latency")),
-            each.get("backend", ""),
+            _C.canonical(each.get("backend", "")),
         )
         for each in document["dimensions"]
     ]
@@ -138,9 +138,9 @@ def grid_of(document: dict[str, Any] | None, size: int) -> _C.Topology | None:
 
 
 def check_backends(document: dict[str, Any], backends: list[str]) -> None:
-    """Raise InvalidArgumentError for a dimension whose backend the group has not."""
+    """Raise InvalidArgumentError for a dimension whose backend the group lacks."""
     for index, each in enumerate(document["dimensions"]):
-        name = each.get("backend", "")
+        name = _C.canonical(each.get("backend", ""))
         if name and name not in backends:
             message = f"topology: $.dimensions[{index}].backend: expected one of {', '.join(backends)}, got {name!r}"
             raise InvalidArgumentError(message)
@@ -149,7 +149,7 @@ def check_backends(document: dict[str, Any], backends: list[str]) -> None:
 def decider(
     decide_facts: Callable[[list[Any]], dict[str, Any]], backends: list[str]
 ) -> Callable[[list[Any]], dict[str, Any]]:
-    """What rank 0 makes of all ranks' facts, and of their topologies among these."""
+    """Combine rank 0's decision on all ranks' facts with the one on their topologies."""
 
     def decide_all(values: list[Any]) -> dict[str, Any]:
         topology = decide([value["topology"] for value in values], len(values))
@@ -165,7 +165,7 @@ def decider(
 
 @dataclass
 class Held:
-    """A group's topology, and the groups of the dimensions that this rank is in: those of ``owned`` end with it."""
+    """A group's topology, and the groups of this rank's dimensions. Those in ``owned`` end with the group."""
 
     grid: _C.Topology
     groups: dict[str, _C.Group] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Held:
 
 
 def grid_of_members(given: _C.Topology | None, nodes: list[int], ranks: list[int]) -> _C.Topology:
-    """The topology of a group of global ranks: a part of the job's, if that was given, else by their hosts."""
+    """The topology of a group of global ranks: part of the job's topology if one was given, else from the hosts."""
     if given is not None:
         return given.of_members(ranks)
     return _C.Topology.of_hosts([nodes[rank] if nodes else 0 for rank in ranks])
@@ -186,9 +186,9 @@ def hold(
     given: dict[str, _C.Group] | None,
     turn: int,
 ) -> Held:
-    """The topology with a group for each dimension that is neither one rank nor all; or with those ``given``.
+    """Hold the topology with a group for each dimension that is neither one rank nor all; or with the ``given`` groups.
 
-    Collective over the group where groups are made. ``turn`` tells the groups of several topologies apart.
+    Collective over the group if groups are made. ``turn`` distinguishes the groups of successive topologies.
     """
     held = Held(grid, given or {})
     for index, (name, size, *_) in enumerate(grid.dimensions if given is None else []):
@@ -201,7 +201,7 @@ def hold(
 
 
 def end(held: Held | None, end_group: Callable[[_C.Group], None]) -> None:
-    """End the groups that were made with a topology, as torch's process groups where they are some."""
+    """End the groups that were made with a topology; those that are torch's process groups end through torch."""
     for each in [] if held is None else held.owned:
         handle = _C.handle_of(each)
         if not each._closed and isinstance(handle, torch_dist.ProcessGroup):

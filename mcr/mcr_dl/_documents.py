@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How files and texts that others have written are read: with a limit on their size and depth, and one clear error.
+"""Reads files and texts from others: with a limit on their size and depth, and one clear error.
 
-Every reader of JSON goes through here (docs/security.md lists them). What the values mean is checked by the readers.
+Every reader of JSON uses this module (docs/security.md lists them). The readers check what the values mean.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _check_depth(document: Any) -> None:
 
 
 def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") -> Any:
-    """The value of a JSON text of at most ``limit`` bytes, without repeated keys and numbers that are not finite.
+    """Parse a JSON text of at most ``limit`` bytes; repeated keys and numbers that are not finite are rejected.
 
-    Raises InvalidArgumentError, in one line that begins with ``what`` and ends with ``again``, what would help.
+    Raises InvalidArgumentError, in one line that begins with ``what`` and ends with ``again``, the advice.
     """
     advice = f"; {again}" if again else ""
     correct = f"; correct it or {again}" if again else ""
@@ -76,26 +76,26 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
     except RecursionError as error:
         message = f"{what}: expected at most {DEPTH} lists and objects inside each other, got more{correct}"
         raise InvalidArgumentError(message) from error
-    except ValueError as error:  # a key twice, a number that is not finite or has thousands of digits
+    except ValueError as error:  # a repeated key, a number that is not finite or has thousands of digits
         raise InvalidArgumentError(f"{what}: {_one_line(error)}{correct}") from error
     return document
 
 
 def dumps(value: Any) -> str:
-    """What ``parse`` reads, of a value with texts from anywhere: bytes of a name that are no UTF-8 become ``?``."""
+    """Encode a value for ``parse``. Its texts may come from anywhere: bytes that are not UTF-8 become ``?``."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace").decode()
 
 
 def _one_line(error: Exception) -> str:
-    """Python's text for a number that is too long ends with advice for the program's author."""
+    """Drop the advice to the program's author that ends Python's text on a number that is too long."""
     text = str(error)
     return text if text.startswith("expected") else f"expected numbers of fewer digits, got {text.partition(';')[0]}"
 
 
 def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "") -> bytes:
-    """The content of a regular file of at most ``limit`` bytes; no more is read of a larger one.
+    """The content of a regular file of at most ``limit`` bytes; a larger file is not read further.
 
-    Raises InvalidArgumentError, in one line that begins with ``what`` and says what to do: name another file or
+    Raises InvalidArgumentError, in one line that begins with ``what`` and gives advice: name another file, or
     ``make`` it.
     """
     file = Path(path)
@@ -121,5 +121,5 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str
 
 
 def read(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", again: str = "") -> Any:
-    """The JSON document in a file: ``read_bytes``, then ``parse``."""
+    """Read the JSON document in a file: ``read_bytes``, then ``parse``."""
     return parse(read_bytes(path, what, limit=limit, make=make), what, limit=limit, again=again)

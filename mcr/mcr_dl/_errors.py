@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of MCR-DL: each is one of torch's, so that existing ``except`` clauses catch it."""
+"""The exceptions of MCR-DL. Each derives from one of torch's, so that existing ``except`` clauses catch it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BackendUnavailableError(McrError):
     """A backend cannot be used here; the text says why."""
 
     def __init__(self, text: str = "", *, absent: bool = False) -> None:
-        """``absent``: the machine has no such library or device; else it has one that cannot be used."""
+        """``absent``: the machine has no such library or device; otherwise it has one that cannot be used."""
         super().__init__(text)
         self.absent = absent
 
@@ -42,11 +42,11 @@ class BackendError(McrError):
 
 
 class CollectiveTimeoutError(McrError, TimeoutError):
-    """An operation was still running when its time was up."""
+    """An operation was still running when its timeout passed."""
 
 
 class DesyncError(McrError):
-    """Ranks have made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks get it."""
+    """Ranks made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks raise it."""
 
 
 _C.set_exceptions({cls.__name__: cls for cls in McrError.__subclasses__()})

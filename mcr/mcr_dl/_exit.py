@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps at the end of the process that may hang if other ranks have died, with a time limit."""
+"""Steps at the end of the process, which may hang if other ranks have died; so they have a time limit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _serve() -> None:
         try:
             step()
         except Exception:
-            traceback.print_exc()  # as of any failure that nobody can catch any more
+            traceback.print_exc()  # as for any failure that can no longer be caught
         done.set()
 
 
 def prepare() -> None:
-    """Start the thread that the steps will run on: from 3.12 on Python starts none any more when it ends."""
+    """Start the thread that will run the steps: since 3.12 Python starts no thread while it shuts down."""
     global _thread
     if _thread is None or not _thread.is_alive():  # a forked process has lost it
         _thread = threading.Thread(target=_serve, name="mcr_dl exit", daemon=True)
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 
 def bounded(step: Callable[[], None]) -> None:
-    """Run a step; give up waiting for it after some seconds. Without ``prepare`` it runs here, without a limit."""
+    """Run a step; stop waiting for it after some seconds. Without ``prepare`` it runs here, without a limit."""
     if _thread is None or not _thread.is_alive():
         step()
         return

@@ -11,7 +11,7 @@ from mcr_dl import _C
 def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
     """A future that gets the work's result tensors, or its error (also called by the C++ core).
 
-    That of a work on a device's stream has its value at once; whoever takes it makes its stream wait, as torch's do.
+    The future of a work on a device's stream has its value at once; its reader makes its stream wait, as with torch's.
     """
     place = work._stream()
     if place is not None:
@@ -22,7 +22,7 @@ def future_of(work: _C.Work) -> torch.futures.Future[list[torch.Tensor]]:
         error = work.exception()
         if error is None:
             return future.set_result(work.result())
-        if not isinstance(error, Exception):  # of a user's function: SystemExit, say, which torch's futures do not take
+        if not isinstance(error, Exception):  # a user's function may raise SystemExit, which torch's futures reject
             raised = RuntimeError(f"{type(error).__name__}: {error}")
             raised.__cause__ = error
             error = raised

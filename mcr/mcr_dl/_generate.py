@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the files that are made from the op table: ``_C.pyi`` and ``docs/support-matrix.md``.
 
-Run as ``python -m mcr_dl._generate DIR`` (``make generate``); ``make lint`` compares them with those checked in.
+Run as ``python -m mcr_dl._generate DIR`` (``make generate``); ``make lint`` compares them with the committed ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _TYPES = {
     "backend": "str",
     "size_hint": "int",
     "codec": "str",
+    "priority": "int",
+    "key": "str",
     "device_ids": "Any",
 }
 # Parameters that only the root needs, by operation.
@@ -93,9 +95,11 @@ _FUNCTIONS = (
     "def codec(text: str) -> dict[str, Any]:",
     "def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:",
     "def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:",
+    "def canonical(name: str) -> str:",
     "def dtype_class(dtype: str) -> str:",
     "def set_passes(group: Group, passes: list[Pass]) -> None:",
     "def passes(group: Group) -> list[Pass]:",
+    "def place(group: Group) -> tuple[int, str]:",
     "def log_records(number: int) -> list[tuple[Any, ...]]:",
     "def log_groups() -> list[tuple[str, int, int, list[int]]]:",
     "def log_resize(capacity: int) -> None:",
@@ -128,7 +132,7 @@ _FUNCTIONS = (
     "hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]:",
 )
 
-# The classes are bound by hand in module.cc; test_api.py compares these with what they have.
+# module.cc binds the classes by hand; test_api.py compares their members with these.
 _CLASSES: dict[str, tuple[str, ...]] = {
     "Work": (
         "def wait(self, timeout: timedelta | None = None) -> bool:",
@@ -158,11 +162,14 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _set_any_form(self, any_form: bool) -> None:",
         "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
-        "def _stage(self, shadow: Group, chunk: int) -> None:",
+        "def _set_stages(self, groups: list[Group]) -> None:",
+        "def _has_stages(self) -> bool:",
+        "def _stage(self, chunk: int) -> None:",
         "def _disconnect(self, name: str) -> None:",
         "def _close(self) -> None:",
         "def _support(self, backend: str, op: str, dtype: str, red: str, vectored: bool, device: str = ...) -> str:",
         "def _group_rank(self, global_rank: int) -> int:",
+        "def _cost_model(self, device: str = ...) -> CostModel:",
         "def _tune(self, costs: list[Any], rules: list[tuple[str, int, int, str]]) -> None:",
         "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str) -> dict[str, Any]:",
         "def _refine(self, period: int) -> None:",
@@ -213,11 +220,19 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def statistics(self) -> dict[str, int]:",
     ),
     "CompressPass(Pass)": (
-        "def __init__(self, shadow: Group, codec: str, ops: list[str], smallest: int, "
+        "def __init__(self, group: Group, codec: str, ops: list[str], smallest: int, "
         "measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None:",
         "@property def automatic(self) -> bool:",
         "def _standing(self, op: str, dtype: str, candidate: str, nbytes: int) -> str:",
         "def _reset_feedback(self) -> None:",
+    ),
+    "Candidate": (
+        "def __init__(self, text: str) -> None:",
+        "@property def name(self) -> str:",
+        "@property def backend(self) -> str:",
+        "@property def parts(self) -> list[str]:",
+        "@property def variant(self) -> str:",
+        "@property def codec(self) -> str:",
     ),
     "Topology": (
         "def __init__(self, dimensions: list[tuple[str, int, int, int, str]], size: int, "
@@ -233,6 +248,11 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     "Schedule": (
         "@staticmethod def emulated(op: str, count: int, dtype: str, rank: int, size: int, "
         "root: int = ...) -> Schedule:",
+        "@staticmethod def striped(op: str, count: int, dtype: str, share: int, size: int, "
+        "root: int = ...) -> Schedule:",
+        "@staticmethod def compressed(op: str, count: int, dtype: str, codec: str, rank: int, size: int, "
+        "root: int = ...) -> Schedule:",
+        "def tasks(self, ranks: int) -> list[tuple[str, str, int, int, list[int]]]:",
         "def issue(self, op: str, nbytes: int, after: list[int] = ..., part: int = ..., peer: int = ..., "
         "dtype: str = ...) -> int:",
         "def copy(self, count: int, dtype: str, after: list[int] = ...) -> int:",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks: making, splitting and asking about them, as in torch.distributed."""
+"""Groups of ranks: making, splitting and querying them, as in torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Group = torch_dist.ProcessGroup | _C.Group | None
 
 
 def _group(group: object) -> _C.Group:
-    """Our group behind the argument of a public function."""
+    """The core's group behind the argument of a public function."""
     current = _runtime.state()
     if group is None:
         return current.groups["default"]
@@ -36,7 +36,7 @@ def _group(group: object) -> _C.Group:
 
 
 def described(group: object) -> str:
-    """What a wrong group is, for errors (also called by the C++ core)."""
+    """Describe a wrong group for an error text (also called by the C++ core)."""
     if not isinstance(group, torch_dist.ProcessGroup):
         return type(group).__name__
     kinds = {device.type: group._get_backend(device).name() for device in group._device_types}
@@ -48,9 +48,9 @@ def _not_a_member(group: object) -> bool:
 
 
 def _left_out(group: object, function: str) -> bool:
-    """Whether this rank is not a member of the group, with torch's warning that the function does nothing.
+    """Whether this rank is outside the group; if so, warns as torch does that the function does nothing.
 
-    Raises InvalidTypeError for what is no group.
+    Raises InvalidTypeError if the argument is not a group.
     """
     if not _not_a_member(group):
         _group(group)
@@ -79,7 +79,7 @@ def get_world_size(group: Group | str = None) -> int:
 def _named(group: Group | str) -> Group:
     if not isinstance(group, str):
         return group
-    if group != "auto" and group not in get_backends():
+    if group != "auto" and _C.canonical(group) not in get_backends():
         message = f"backend: expected one of {', '.join(get_backends())}, auto, got {group!r}"
         raise (NotInitializedError if _backends.is_known(group) else InvalidArgumentError)(message)
     return None
@@ -112,7 +112,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 
 def get_backend(group: Group = None) -> str:
-    """The group's first backend (torch.distributed.get_backend); get_backends() names all."""
+    """The group's first backend (torch.distributed.get_backend); get_backends() returns all."""
     return _group(group).backends[0]
 
 
@@ -142,7 +142,7 @@ def get_default_backend_for_device(device: str | torch.device) -> str:
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """This process's rank on its host, from the launcher (torch.distributed.get_node_local_rank).
 
-    Raises InvalidArgumentError if the launcher does not tell and no fallback is given.
+    Raises InvalidArgumentError if the launcher does not set it and no fallback is given.
     """
     local = _launch.number(os.environ, "LOCAL_RANK", _launch.detect().local_rank)
     if local >= 0:
@@ -166,7 +166,7 @@ def _check_ranks(ranks: Iterable[int], size: int) -> list[int]:
 
 
 def _check_description(text: str | None) -> None:
-    """It becomes part of a name that other ranks and C libraries see."""
+    """Check a description, which becomes part of a name that other ranks and C libraries see."""
     try:
         usable = "\x00" not in (text or "").encode().decode()
     except UnicodeEncodeError:
@@ -195,13 +195,13 @@ def new_group(
         timeout: how long an operation of the group may take, a timedelta or seconds; the default group's by default.
         backend: names as for init_process_group; the default group's by default.
         use_local_synchronization: True: only the members call.
-        group_desc: a name for people, part of the group's name; equal on all ranks.
+        group_desc: a readable name, which becomes part of the group's name; equal on all ranks.
         sort_ranks: False: group ranks follow the order of ``ranks``.
-        mpi_comm: a communicator of mpi4py: its members call, its ranks and order are the group's, and mpi's operations
+        mpi_comm: a communicator of mpi4py: its members call, the group takes its ranks and order, and mpi's operations
             run on a duplicate of it.
-        pg_options: ``mcr_dl.Options``, whose backends count where ``backend`` is not given, and whose ``uniform`` is
-            about torch.distributed's calls on the group; others are accepted as in torch.
-        device_id: accepted as in torch; the default group's device and streams serve all groups.
+        pg_options: ``mcr_dl.Options``, whose backends apply where ``backend`` is not given, and whose ``uniform``
+            describes torch.distributed's calls on the group; other options are accepted as in torch.
+        device_id: accepted as in torch; all groups use the default group's device and streams.
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
@@ -333,9 +333,9 @@ def split_group(
 def destroy_process_group(group: Group = None) -> None:
     """End one group, or the runtime with all groups (None or the default group).
 
-    Started operations are completed first, for at most ten seconds; a warning names it if some could not.
+    Completes started operations first, for at most ten seconds, and warns of those that do not complete.
     A rank that is not a member of the group has nothing to end. Raises NotInitializedError outside init and finalize,
-    and DesyncError, with all groups ended, if the ranks have made different calls (``MCR_DL_DEBUG=detail``).
+    and DesyncError, after all groups have ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
     Source: torch.distributed.destroy_process_group.
     """
     if _not_a_member(group):
@@ -347,7 +347,7 @@ def destroy_process_group(group: Group = None) -> None:
     handles = [_C.handle_of(each) for each in ending]
     default = everything and _torch_groups.is_torch_default(members)
     if desync:
-        _runtime.forget()  # the operations under way may never complete
+        _runtime.forget()  # pending operations may never complete
     if default:
         torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
     for handle in [] if default else handles:

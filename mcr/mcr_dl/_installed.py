@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses, before ``_C`` is loaded, an installation that was never built or was built against another torch.
+"""Rejects, before ``_C`` is loaded, an installation that was never built or was built against another torch.
 
-``_C`` uses torch's C++ API, which changes with every minor version: with another one the loader would report an
-undefined symbol, or nothing, and the process would crash later. Patch versions keep the API, and a CPU build and a CUDA
-build of one version have the same one. A pre-release fits itself alone.
+``_C`` uses torch's C++ API, which changes with every minor version: with another version the loader would report an
+undefined symbol, or nothing, and the process would crash later. Patch versions keep the API, and the CPU and CUDA
+builds of one version have the same API. A pre-release matches only itself.
 """
 
 from __future__ import annotations

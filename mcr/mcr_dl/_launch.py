@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who started this process: rank, size and a store, from torchrun, mpiexec, srun, or nobody."""
+"""How this process was started: rank, size and a store, from torchrun, mpiexec, srun or no launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mcr_dl._errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Launch:
-    """What the environment says about this process. ``local_rank`` is -1 where the launcher does not tell."""
+    """This process's launch, from the environment. ``local_rank`` is -1 where the launcher does not set it."""
 
     launcher: str
     rank: int
@@ -27,7 +27,7 @@ class Launch:
     local_rank: int = -1
 
 
-# launcher, rank, size, local rank: the first row whose rank and size are both set wins. A user's RANK goes first.
+# launcher, rank, size, local rank: the first row whose rank and size are both set wins. A user's RANK comes first.
 _VARIABLES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("mpiexec (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -37,7 +37,7 @@ _VARIABLES = (
 
 
 def number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-    """The whole number in a variable. Raises InvalidArgumentError, and KeyError if it is not set."""
+    """The integer in a variable. Raises InvalidArgumentError if it is not one, KeyError if the variable is not set."""
     if otherwise is not None and name not in environment:
         return otherwise
     if not re.fullmatch(r"-?[0-9]{1,18}", environment[name].strip()):
@@ -46,7 +46,7 @@ def number(environment: Mapping[str, str], name: str, otherwise: int | None = No
 
 
 def read(environment: Mapping[str, str] = os.environ) -> Launch:
-    """What the launcher's variables say, unchecked; a process without a launcher is rank 0 of 1."""
+    """Read the launcher's variables, unchecked; a process without a launcher is rank 0 of 1."""
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
             return Launch(
@@ -56,7 +56,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Launch:
-    """The same. Raises InvalidArgumentError, naming both variables, for a rank outside of the job's size."""
+    """As ``read``, checked. Raises InvalidArgumentError that names both variables for a rank outside the job's size."""
     found = read(environment)
     if 0 <= found.rank < found.size:
         return found
@@ -66,12 +66,12 @@ def detect(environment: Mapping[str, str] = os.environ) -> Launch:
 
 
 def export_local_rank() -> None:
-    """Leave LOCAL_RANK in the environment, where programs read it, if the launcher tells it under another name."""
+    """Set LOCAL_RANK in the environment, where programs read it, if the launcher gives it under another name."""
     os.environ.setdefault("LOCAL_RANK", str(max(detect().local_rank, 0)))
 
 
 def local_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks of the job run on this host, from the launcher; all of them where it does not tell."""
+    """How many ranks of the job run on this host, from the launcher; all of them if it does not say."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environment:
             return number(environment, name)
@@ -84,7 +84,7 @@ def cores() -> str:
 
 
 def crowded(nodes: Sequence[Any], masks: Sequence[str]) -> list[bool]:
-    """For each rank, whether its node has more ranks than these may use cores, by the nodes and ``cores()`` of all."""
+    """For each rank, whether its node has more ranks than usable cores, from the nodes and ``cores()`` of all ranks."""
     usable: dict[Any, int] = defaultdict(int)
     for node, mask in zip(nodes, masks, strict=True):
         usable[node] |= int(mask, 16)
@@ -98,12 +98,12 @@ def has_mpi_launcher(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def store_outlives(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the launcher holds the store, and not rank 0."""
+    """Whether the launcher, rather than rank 0, holds the store."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def first_host(nodelist: str) -> str:
-    """The first name of Slurm's compressed list: ``gpu[03-07,09],login`` -> ``gpu03``."""
+    """The first host in Slurm's compressed list: ``gpu[03-07,09],login`` -> ``gpu03``."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodelist)
     if match is None:
         raise InvalidArgumentError(f"SLURM_JOB_NODELIST: expected a list of hosts, got {nodelist!r}")
@@ -112,7 +112,7 @@ def first_host(nodelist: str) -> str:
 
 
 def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Host and port on which the ranks of a Slurm step meet: the step's first host, a port made from its job's id."""
+    """Host and port where the ranks of a Slurm step meet: the step's first host, a port derived from its job's id."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or socket.gethostname()
     return first_host(nodes), 15000 + number(environment, "SLURM_JOB_ID", 0) % 45000
 

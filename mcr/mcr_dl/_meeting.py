@@ -14,13 +14,13 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, _backends, _launch
 from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
 
-# Stores by meeting point, as long as the process: rank 0 must not close one that others still read or come back to.
+# Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.
 _stores: dict[tuple[object, ...], torch_dist.Store] = {}
 _torch_meetings = count()
 
 
 def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.Store:
-    """The store under mpiexec, which names no meeting point: rank 0 opens one and broadcasts its address over MPI."""
+    """The store under mpiexec, which sets no meeting point: rank 0 opens one and broadcasts its address over MPI."""
     try:
         path = _backends.load("mpi")
     except BackendUnavailableError as error:
@@ -58,7 +58,7 @@ def _rendezvous(launch: _launch.Launch, init_method: str | None, timeout: timede
 
 
 def meet(launch: _launch.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
-    """The store of the launch: that of an earlier life if it met at the same point. Every rank calls this."""
+    """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this."""
     point = (launch, init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     if point not in _stores:
         _stores[point] = _rendezvous(launch, init_method, timeout)
@@ -67,7 +67,7 @@ def meet(launch: _launch.Launch, init_method: str | None, timeout: timedelta) ->
 
 
 def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:
-    """What torch's ``env://`` gives under mpiexec and srun; None where no launcher has started this process."""
+    """The result of torch's ``env://`` under mpiexec and srun; None if no launcher started this process."""
     launch = _launch.detect()
     if launch.launcher == "none":
         return None

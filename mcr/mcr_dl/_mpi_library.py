@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the MPI library that this process shall use, and loads it where the backend's module can see its symbols."""
+"""Finds the MPI library for this process, and loads it where the backend's module can see its symbols."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Family = Literal["mpich", "openmpi"]
 _NAMES: dict[Family, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}
 _VARIABLE = "MCR_DL_MPI_LIB"
 _CACHE = "/sbin/ldconfig"  # lists what the loader knows
-# libmpi.so.12 and its older name are MPICH's (and those of the libraries with its ABI), libmpi.so.40 is Open MPI's.
+# MPICH (and libraries with its ABI) has libmpi.so.12 and an older name; Open MPI has libmpi.so.40.
 _FILE = re.compile(r"lib(mpi|mpich)\.so(\.\d+)*")
 _STANDARD_ABI = re.compile(r"libmpi_abi\.so(\.\d+)*")
 
@@ -45,12 +45,12 @@ class MpiLibrary(NamedTuple):
 
 class _Launcher(NamedTuple):
     name: str
-    family: Family | None  # whose processes it usually starts
-    exclusive: bool = True  # whether it can start no other's
+    family: Family | None  # the family of the launcher that usually starts its processes
+    exclusive: bool = True  # whether no other family's launcher can start them
 
 
 def find() -> MpiLibrary:
-    """Choose the library: the one named, else the one already loaded, else the launcher's, else the first one found."""
+    """Choose the library: the named one, else the one already loaded, else the launcher's, else the first one found."""
     launcher = _launcher()
     named = os.environ.get(_VARIABLE, "")
     if named and named not in _NAMES:
@@ -82,7 +82,7 @@ def load() -> MpiLibrary:
 
 
 def require_launcher(size: int) -> None:
-    """Raise MpiLibraryError if the library cannot start so many ranks without the launcher that it lacks here."""
+    """Raise MpiLibraryError if the library needs a launcher to start ``size`` ranks, and has none here."""
     if size > 1 and not has_mpi_launcher() and find().family == "openmpi":
         raise MpiLibraryError(
             f"Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n {size} python "
@@ -112,7 +112,7 @@ def _launcher() -> _Launcher:
 
 
 def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
-    """Refuse a library that would take each process for a job of its own."""
+    """Reject a library that would take each process for a job of its own."""
     if launcher.family == library.family or not launcher.exclusive:
         return library
     mine = _NAMES[library.family]
@@ -179,7 +179,7 @@ def _loaded() -> MpiLibrary | None:
 def _candidates() -> Iterator[MpiLibrary]:
     for place, how in _places():
         for path in sorted(place.glob("libmpi*.so*")):
-            # libmpi.so itself may be a text for the linker.
+            # libmpi.so itself may be a linker script.
             if _FILE.fullmatch(path.name) and path.suffix != ".so":
                 yield MpiLibrary(str(path), _family(str(path)), how)
     for name in ("mpi", "mpich"):
@@ -189,7 +189,7 @@ def _candidates() -> Iterator[MpiLibrary]:
 
 
 def _of_the_system(name: str) -> str | None:
-    """Where the loader finds a library by its short name (``mpi``) or its file's: in LD_LIBRARY_PATH or its cache.
+    """Where the loader finds a library by its short name (``mpi``) or its file name: in LD_LIBRARY_PATH or its cache.
 
     ctypes.util.find_library also asks the compilers and linkers that PATH happens to name.
     """
@@ -211,7 +211,7 @@ def _of_the_system(name: str) -> str | None:
 
 
 def _is_ours(path: str) -> bool:
-    """Whether it is of this process's word size: the cache may list libraries for others."""
+    """Whether the library has this process's word size: the cache may list libraries for others."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(5) == b"\x7fELF" + bytes([2 if sys.maxsize > 2**32 else 1])
     return False
@@ -219,12 +219,12 @@ def _is_ours(path: str) -> bool:
 
 def _places() -> dict[tuple[Path, str], None]:
     """List the directories where packages put the library, each with the reason to look there."""
-    # A wheel puts the library beside the site-packages that it is installed in, also into another environment.
+    # A wheel puts the library next to the site-packages that it is installed in, also in another environment.
     packages = [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
     beside = [path.parents[2] for path in packages if path.is_absolute() and len(path.parents) > 2]
     prefixes = dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), *beside])
     places = {(prefix / "lib", f"in {prefix}"): None for prefix in prefixes}
-    # Not the current directory, which an empty or relative entry of PATH would mean.
+    # An empty or relative entry of PATH would mean the current directory; leave those out.
     path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
     for tool in ("mpicc", "mpiexec"):
         found = shutil.which(tool, path=path)
@@ -238,7 +238,7 @@ def _places() -> dict[tuple[Path, str], None]:
 
 
 def _family(path: str) -> Family:
-    """Tell the family from the library's symbols, without loading it; from its name where there is only that."""
+    """Find out the family from the library's symbols, without loading it; from its name if it has none to read."""
     if os.path.isfile(path):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return "openmpi" if content.find(b"\0ompi_mpi_comm_self\0") >= 0 else "mpich"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the NCCL library that this process shall use: the named one, else torch's."""
+"""Finds the NCCL library for this process: the named one, else torch's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 _VARIABLE = "MCR_DL_NCCL_LIB"
 _FILE = re.compile(r"libnccl\.so(\.\d+)*")
 _SONAME = "libnccl.so.2"
-_STAND_IN = "mcr_dl_stand_in"  # the symbol by which the tests' library is known
+_STAND_IN = "mcr_dl_stand_in"  # the symbol that marks the tests' library
 
 
 class NcclLibraryError(RuntimeError):
@@ -33,13 +33,13 @@ class NcclLibrary(NamedTuple):
 
     path: str
     how: str
-    stand_in: bool = False  # the library of our own tests, which works on host memory
+    stand_in: bool = False  # the tests' library, which works on host memory
 
 
 def find() -> NcclLibrary:
-    """Choose the library: the one named, else the one already loaded (torch's), else a wheel's, else the loader's.
+    """Choose the library: the named one, else the one already loaded (torch's), else a wheel's, else the loader's.
 
-    Raises NcclLibraryError with the reason and what would help. Looking at it loads the library.
+    Raises NcclLibraryError with the reason and advice. Checking the library loads it.
     """
     named = os.environ.get(_VARIABLE, "")
     if os.sep in named and not os.path.isabs(named):
@@ -94,7 +94,7 @@ def _loaded() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """Names of NVIDIA's packages, that of torch's own CUDA first."""
+    """Names of NVIDIA's packages; the one for torch's own CUDA version comes first."""
     major = (torch.version.cuda or "13").partition(".")[0]
     return list(dict.fromkeys([f"nvidia-nccl-cu{major}", "nvidia-nccl-cu13", "nvidia-nccl-cu12"]))
 
@@ -108,7 +108,7 @@ def _installed() -> Iterator[str]:
         for file in files:
             if _FILE.fullmatch(file.name) and (path := Path(str(file.locate()))).exists():
                 yield str(path)
-    # Where packages come without a list of their files, the folder still is known.
+    # Packages may come without a list of their files; the folder is known all the same.
     try:
         spec = importlib.util.find_spec("nvidia.nccl")
     except ImportError:

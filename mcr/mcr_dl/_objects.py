@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives on picklable Python objects, and the monitored barrier, as in torch.distributed.
 
-Unpickling runs code that the sender chose: use them among processes that trust each other.
+Unpickling runs code that the sender chose: use them only among processes that trust each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Group = _groups.Group
 
 
 def _device(group: _Group) -> torch.device:
-    """Where the group can move bytes: on the host, unless all of its backends work on devices."""
+    """Where the group can move bytes: on the host, unless all of its backends need device memory."""
     members = _groups._group(group)
     if all(members._streams(name) == "cuda" for name in members.backends):
         return torch.device("cuda", _runtime.state().device)
@@ -113,7 +113,7 @@ def broadcast_object_list(
     device: torch.device | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Replace the objects of the list by the root's (torch.distributed.broadcast_object_list)."""
+    """Replace the objects in the list with the root's (torch.distributed.broadcast_object_list)."""
     del device
     if _groups._left_out(group, "broadcast_object_list"):
         return
@@ -207,10 +207,10 @@ def recv_object_list(
 def monitored_barrier(
     group: _Group = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names who is missing: the first such rank, or all with ``wait_all_ranks``.
+    """A barrier that names missing ranks: the first one, or all of them with ``wait_all_ranks``.
 
-    It runs over the store, so it works on every backend, and beside a collective that hangs. Raises
-    CollectiveTimeoutError on all ranks that have come. Source: torch.distributed.monitored_barrier.
+    It runs over the store, so it works on every backend, even while a collective hangs. Raises CollectiveTimeoutError
+    on all ranks that have arrived. Source: torch.distributed.monitored_barrier.
     """
     if _groups._left_out(group, "monitored_barrier"):
         return
@@ -232,7 +232,7 @@ def monitored_barrier(
 
 
 def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:
-    """Global ranks that do not come in time, looked for by group rank 0."""
+    """Global ranks that do not arrive in time. Group rank 0 looks for them."""
     store = _runtime.state().store
     keys = [f"{key}/{rank}" for rank in range(members.size())]
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the pictures of all commands look."""
+"""The style of the pictures of all commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 INK = "#333333"
 
 
-def style(font_size: float) -> dict[Any, Any]:  # matplotlib's type for it names each of its settings
+def style(font_size: float) -> dict[Any, Any]:  # matplotlib's type names each of its settings
     """Settings for ``matplotlib.rc_context``: ink instead of black, axes without a frame."""
     return {
         "font.size": font_size,

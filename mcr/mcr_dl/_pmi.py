@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts MPI without an MPI launcher: answers an MPI library's process-management questions from torch's store.
+"""Starts MPI without an MPI launcher: answers an MPI library's process-management requests from torch's store.
 
-Libraries of the MPICH family ask their launcher who else is there, and exchange addresses through it, in PMI-1: lines
+Libraries of the MPICH family ask their launcher for the other ranks, and exchange addresses through it, in PMI-1: lines
 of ``cmd=name key=value ...`` over a socket whose number is in the environment. Here the other end of the socket is a
-thread of the same process, so MPI_Init and MPI_Finalize have to run without the GIL, and before Python ends.
+thread of the same process, so MPI_Init and MPI_Finalize must run without the GIL, and before Python ends.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FAREWELL = "cmd=finalize_ack rc=0"
 
 
 class _State(Enum):
-    UNUSED = auto()  # MPI has not asked anything, so its end of the socket is still ours
+    UNUSED = auto()  # MPI has sent no request yet, so this object still owns MPI's end of the socket
     SERVING = auto()
-    LEFT = auto()  # MPI has taken its leave
+    LEFT = auto()  # MPI has finalized
     CLOSED = auto()
 
 
 def host_identity() -> str:
-    """Name what two processes must have in common to share memory: host name, running kernel and /dev/shm."""
+    """Identify the host for shared memory: host name, running kernel and /dev/shm must all be equal."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -50,7 +50,7 @@ def host_identity() -> str:
 
 
 def process_mapping(hosts: Sequence[str]) -> str:
-    """Write which rank lives on which host as PMI does: blocks of (first host, number of hosts, ranks on each)."""
+    """Write PMI's mapping of ranks to hosts: blocks of (first host, number of hosts, ranks on each)."""
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks: list[tuple[int, int, int]] = []
     for node, run in groupby(numbers[host] for host in hosts):
@@ -65,10 +65,10 @@ def process_mapping(hosts: Sequence[str]) -> str:
 
 
 class PmiResponder:
-    """Plays the MPI launcher for this process, with the store in the place of the launcher's own network.
+    """Plays the MPI launcher for this process; the store replaces the launcher's own network.
 
-    Construct it on every rank before MPI_Init; it leaves ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment,
-    which `hide()` takes out again once MPI has read them.
+    Construct it on every rank before MPI_Init; it sets ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment,
+    and `hide()` removes them once MPI has read them.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)) -> None:
@@ -76,7 +76,7 @@ class PmiResponder:
         self._rank = rank
         self._size = size
         self._timeout = timeout
-        self._given = store  # kept, for it may be the one that serves all the others
+        self._given = store  # kept alive: it may be the store that serves all ranks
         self._store = PrefixStore("mcr_dl/pmi", own_connection(store))
         self._barriers = 0
         self._leaving, self._gone = threading.Event(), threading.Event()
@@ -94,7 +94,7 @@ class PmiResponder:
         }
         self._socket, theirs = socket.socketpair()
         self._stop, self._stopped = socket.socketpair()
-        # MPI closes its end itself. Programs that this one runs do not inherit it.
+        # MPI closes its end itself. Child programs do not inherit it.
         self._client_fd = theirs.detach()
         self._process = os.getpid()
         self._environment = {
@@ -111,28 +111,28 @@ class PmiResponder:
         atexit.register(self.close)
 
     def hide(self) -> None:
-        """Take the variables out of the environment, so that programs which this one runs do not see them."""
+        """Remove the variables from the environment, so that child programs do not see them."""
         for name, value in self._environment.items():
             if os.environ.get(name) == value:
                 del os.environ[name]
 
     def close(self) -> None:
-        """Stop answering, but for MPI's farewell. Runs at exit, and may be called once MPI_Finalize has returned."""
+        """Stop answering, except MPI's final request. Runs at exit; may be called once MPI_Finalize has returned."""
         atexit.unregister(self.close)
-        if self._state == _State.CLOSED or os.getpid() != self._process:  # a forked child has no thread, and no say
+        if self._state == _State.CLOSED or os.getpid() != self._process:  # a forked child must not answer
             return
         self.hide()
         self._leaving.set()
         self._gone.set()
         self._stop.close()
         self._thread.join(_PATIENCE)
-        if self._thread.is_alive():  # it waits for ranks that do not come: what it holds goes with the process
+        if self._thread.is_alive():  # it waits for ranks that do not come; the process's end releases what it holds
             return
         if self._state == _State.UNUSED:
             os.close(self._client_fd)
         elif self._state == _State.SERVING:
-            # MPICH takes its leave when the process ends, after Python has: the answer waits for the question, in a
-            # socket that stays open.
+            # MPICH finalizes when the process ends, after Python has: the answer is written in advance, into a socket
+            # that stays open.
             with contextlib.suppress(OSError):
                 self._send(_FAREWELL)
             self._socket.detach()
@@ -163,7 +163,7 @@ class PmiResponder:
         self._socket.sendall(f"{reply}\n".encode())
 
     def _answer(self, line: str) -> str:
-        """Reply to a line; an empty reply is none."""
+        """Answer a line; an empty result means no answer."""
         words = dict(word.partition("=")[::2] for word in line.split())
         command = words.get("cmd", "")
         if command == "abort":  # the library ends the process; a launcher such as torchrun ends the others
@@ -182,7 +182,7 @@ class PmiResponder:
         return f"cmd=maxes rc=0 kvsname_max={_KEY_LENGTH} keylen_max={_KEY_LENGTH} vallen_max={_VALUE_LENGTH}"
 
     def _get_my_kvsname(self, _: dict[str, str]) -> str:
-        # The library names its shared memory after it, so that no two jobs of a host may have the same.
+        # The library names its shared memory after this, so it must be unique among the jobs on a host.
         try:
             self._store.wait(["job"], self._timeout)
             return f"cmd=my_kvsname rc=0 kvsname={self._store.get('job').decode()}"
@@ -219,8 +219,8 @@ class PmiResponder:
         try:
             self._count(f"{key}/entered")
             self._meet(f"{key}/entered/all")
-            # The store ends with the process that holds it, as a rule rank 0, and this may be the last thing it is
-            # asked: rank 0 leaves when the others have left.
+            # The store ends with its process, usually rank 0's, and this may be the last request to it: rank 0 leaves
+            # after the others.
             self._count(f"{key}/left")
             if self._rank == 0:
                 self._meet(f"{key}/left/all")
@@ -229,7 +229,7 @@ class PmiResponder:
         return "cmd=barrier_out rc=0 msg=success"
 
     def _meet(self, key: str) -> None:
-        """Wait for a key. At the end of the process the other ranks may be gone, and this thread must not sit in the
+        """Wait for a key. At the end of the process the other ranks may be gone, and this thread must not be inside the
         store when Python ends.
         """
         if not self._leaving.is_set():
@@ -240,7 +240,7 @@ class PmiResponder:
                 raise RuntimeError("the process ends")
 
     def leave(self) -> None:
-        """What MPI asks from now on belongs to its end."""
+        """Treat MPI's requests from now on as part of its finalization."""
         self._leaving.set()
 
     def _count(self, key: str) -> None:
@@ -253,7 +253,7 @@ class PmiResponder:
 
 
 def own_connection(store: Store) -> Store:
-    """Connect to the store once more, so that waiting there does not keep others from it, where that is possible."""
+    """Open another connection to the store, if possible, so that a wait on it does not block the store for others."""
     clone: Callable[[], Store] | None = getattr(store, "clone", None)
     with contextlib.suppress(NotImplementedError, RuntimeError):
         if clone is not None:
@@ -262,7 +262,7 @@ def own_connection(store: Store) -> Store:
 
 
 def _is_word(value: str) -> bool:
-    """Whether it can stand in a line: another rank's value must not add words or lines to an answer."""
+    """Whether a value can stand in a line: another rank's value must not add words or lines to an answer."""
     return value.isascii() and value.isprintable() and " " not in value
 
 

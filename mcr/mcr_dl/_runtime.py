@@ -44,7 +44,7 @@ from mcr_dl.tuning import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
 _DRAIN = timedelta(seconds=10)
-_EXIT_DESYNC = 70  # as of a process that ends itself in a call that cannot go on
+_EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot continue
 
 
 @dataclass
@@ -54,17 +54,17 @@ class _State:
     timeout: timedelta
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
-    asked: list[str] = field(default_factory=list)  # backends without which there is no start
+    asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
-    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: those that its passes use
+    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that its passes use
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
-    grid: _C.Topology | None = None  # that the user has given; None: found from the hosts
+    grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, _dimensions.Held] = field(default_factory=dict)  # by group
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
-    staging: int | None = None  # bytes of a piece of a staged tensor; None where no rank has a device
+    staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
 
     def count(self, key: str) -> int:
         """Count the uses of a key: equal on all ranks that use it equally often."""
@@ -74,7 +74,7 @@ class _State:
 
 _state: _State | None = None
 _responder: PmiResponder | None = None
-_epoch = 0  # how often init has run, so that a second life does not read the first one's keys
+_epoch = 0  # number of inits so far; keeps a second init from reading the first one's keys
 
 
 def state() -> _State:
@@ -94,18 +94,18 @@ def is_initialized() -> bool:
 
 
 def _prepare_mpi(current: _State) -> None:
-    """See to it that MPI_Init finds a process manager: the launcher's, or ours in front of torch's store."""
+    """Make sure that MPI_Init finds a process manager: the launcher's, or ``PmiResponder`` on torch's store."""
     global _responder
     if _responder is not None or current.launch.size == 1 or _launch.has_mpi_launcher():
         return
     _responder = PmiResponder(torch_dist.PrefixStore("pmi", current.store), current.launch.rank, current.launch.size)
-    # Exit handlers run last come, first served: MPI must end while the responder still answers.
+    # Exit handlers run in reverse order: MPI must end while the responder still answers.
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
 
 def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
-    """Make the group's communicators: a collective over its members."""
+    """Make the group's communicators. Collective over its members."""
     if watch.forked():
         raise NotInitializedError(watch.forked_text())
     current = state()
@@ -147,7 +147,7 @@ def make_group(
     passes: bool = True,
     line: bool = False,
 ) -> _C.Group:
-    """A connected group of global ranks that has this process as a member, with the job's passes."""
+    """A connected group of global ranks that includes this process, with the job's passes."""
     current = state()
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
@@ -161,7 +161,7 @@ def make_group(
 def add_dimensions(
     group: _C.Group, grid: _C.Topology | None = None, *, given: dict[str, _C.Group] | None = None, turn: int = -1
 ) -> None:
-    """Give a group its topology (None: as far as the job's says) and groups of its dimensions: ``_dimensions.hold``."""
+    """Give a group its topology (None: the part that the job's gives it) and groups of its dimensions (``hold``)."""
     current = state()
     if grid is None:
         nodes = [] if current.knowledge is None else current.knowledge.nodes
@@ -170,7 +170,7 @@ def add_dimensions(
 
 
 def end_dimensions(group: _C.Group) -> None:
-    """End the groups of a group's dimensions that were made with them."""
+    """End the groups that were made for a group's dimensions."""
     _dimensions.end(state().topologies.pop(group.name(), None), end_group)
 
 
@@ -220,26 +220,26 @@ def init_process_group(
 ) -> None:
     """Start the runtime: every rank of the job calls this once, with equal arguments.
 
-    The default group is torch.distributed's too, unless that has one already.
+    The default group is torch.distributed's too, unless torch already has one.
 
     Args:
         backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
-            nccl and gloo as far as all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
+            nccl and gloo where all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
         init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
         world_size, rank: for programs without a launcher; both or none.
-        store: a torch store that all ranks reach; together with rank and world_size.
+        store: a torch store that all ranks can reach; give rank and world_size with it.
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
-        pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` counts: the streams of
-            asynchronous calls then come first on the device. Or ``mcr_dl.Options``, of which ``uniform`` counts.
-        tuning_table: the file that ``auto`` goes by, or ``"none"``; by default the one that ``MCR_DL_TUNING_TABLE``
-            names, else this machine's in the user's cache, else a shipped one of such a machine. Rank 0's counts.
-        passes: what the calls of this and every later group go through, as for ``set_passes``; by default those that
-            ``MCR_DL_PASSES`` names.
+        pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` is used: it gives the
+            streams of asynchronous calls high priority. Or ``mcr_dl.Options``, of which ``uniform`` is used.
+        tuning_table: the file that ``auto`` uses, or ``"none"``; by default the one in ``MCR_DL_TUNING_TABLE``, else
+            this machine's in the user's cache, else a shipped one for such a machine. Rank 0's applies to all ranks.
+        passes: the passes of this and every later group, as for ``set_passes``; by default those in
+            ``MCR_DL_PASSES``.
 
     Raises:
-        InvalidArgumentError: an argument or variable is wrong or differs between ranks, or the runtime runs already.
+        InvalidArgumentError: an argument or variable is wrong or differs between ranks, or the runtime already runs.
         BackendUnavailableError: some rank cannot use a named backend, or no backend can be used; raised on all ranks.
 
     Source: torch.distributed.init_process_group.
@@ -279,7 +279,7 @@ def start(
     tuning_table: str | os.PathLike[str] | None = None,
     passes: Iterable[Any] | None = None,
 ) -> None:
-    """What init_process_group() does, but for torch's process group."""
+    """Do the work of init_process_group(), except for torch's process group."""
     global _state, _epoch
     if _state is not None:
         message = "init_process_group: the default group is initialized already; call destroy_process_group() first"
@@ -321,7 +321,7 @@ def _is_shadow(name: str) -> bool:
 
 
 def _debug() -> str:
-    """What MCR_DL_DEBUG says: "off", or "detail" where all calls are compared over the ranks."""
+    """The value of MCR_DL_DEBUG: "off", or "detail", which compares all calls over the ranks."""
     value = os.environ.get("MCR_DL_DEBUG", "").lower() or "off"
     if value not in ("off", "detail"):
         raise InvalidArgumentError(f"MCR_DL_DEBUG: expected off or detail, got {value!r}")
@@ -329,9 +329,9 @@ def _debug() -> str:
 
 
 def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None:
-    """All ranks must start the same backends on the same libraries, and choose by the same table.
+    """Make all ranks start the same backends on the same libraries, and choose by the same table.
 
-    Else their calls would not meet.
+    Otherwise their calls would not meet.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
     current.backends, current.asked = _startup.agree(store, rank, size, current.backends)
@@ -347,7 +347,7 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
 
 
 def _make_world(current: _State) -> _C.Group:
-    """The default group, and what the ranks can choose from: variants are known once the libraries have started."""
+    """Make the default group and the list of candidates; variants are known once the libraries have started."""
     launch = current.launch
     world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
     _connect_world(world, current)
@@ -365,7 +365,7 @@ def _make_world(current: _State) -> _C.Group:
 
 
 def _connect_world(world: _C.Group, current: _State) -> None:
-    """Start the backends, one after the other; all ranks do without one that has failed on some, or all raise."""
+    """Start the backends in turn; if one fails on some ranks, all ranks continue without it, or all raise."""
     store = torch_dist.PrefixStore("init", current.store)
     for name in list(current.backends):
         problem = ""
@@ -385,7 +385,7 @@ def _connect_world(world: _C.Group, current: _State) -> None:
 
 
 def forget() -> None:
-    """Give everything up at once; what has been started may not complete."""
+    """Give up everything at once; pending operations may not complete."""
     global _state
     watch.stop()
     if _state is not None:
@@ -396,7 +396,7 @@ def forget() -> None:
 
 
 def forget_group(group: _C.Group) -> None:
-    """The same for one group and those that its passes use."""
+    """As ``forget``, for one group and the groups that its passes use."""
     watch.compare()
     current = state()
     for name in [*current.shadows.pop(group.name(), []), group.name()]:
@@ -404,7 +404,7 @@ def forget_group(group: _C.Group) -> None:
 
 
 def end_group(group: _C.Group) -> None:
-    """End a group other than the default one, when its passes hold no call any more."""
+    """End a group other than the default one, once its passes hold no calls."""
     from mcr_dl.passes import chain
 
     end_dimensions(group)
@@ -413,9 +413,9 @@ def end_group(group: _C.Group) -> None:
 
 
 def end() -> None:
-    """End the runtime: what has been started is completed first, for at most ten seconds.
+    """End the runtime. Completes started operations first, for at most ten seconds.
 
-    Raises DesyncError, when all is ended, if the ranks have made different calls (``MCR_DL_DEBUG=detail``).
+    Raises DesyncError, after everything has ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
     """
     desync = watch.compare_last()
     if desync:
@@ -431,7 +431,7 @@ def end() -> None:
 
 
 def finalize(backends: Iterable[str] | None = None) -> None:
-    """End the named backends (None: all of them, and the runtime). Source: MCR-DL paper, Listing 1."""
+    """End the named backends (None: all backends and the runtime). Source: MCR-DL paper, Listing 1."""
     current = state()
     names = current.backends if backends is None else _backends.parse_backends(backends)
     for name in names:
@@ -483,14 +483,14 @@ def _at_exit() -> None:
         from mcr_dl import trace
 
         trace.finish(together=False)
-    # Libraries end together. After an uncaught exception, or without a rank, the others may never come to that: then
-    # this one leaves at once, so that the launcher ends them.
+    # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then
+    # this process exits at once, so that the launcher ends the others.
     together = watch.leave_together(error is None and not desync)
     if _responder is not None:
         _responder.leave()
     if together and _state is not None:
         _exit.bounded(forget)
-    _C.leave()  # what has not ended by now is left to the system
+    _C.leave()  # the system cleans up the rest
     if together:
         _exit.bounded(_C.shutdown)
     if not _launch.store_outlives():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the values of a JSON document are of the types that a class of ours declares for its fields."""
+"""Checks that the values of a JSON document have the types that a class of this package declares for its fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _json_type(hint: Any) -> type:
 
 
 def are(values: Sequence[Any], hint: Any) -> bool:
-    """Whether all of them are of the type: int, str, bool, None, dict, tuple[X, ...] (a list in JSON), or unions."""
+    """Whether all values have the type: int, str, bool, None, dict, tuple[X, ...] (a list in JSON), or a union."""
     options = _options(hint)
     if not set(map(type, values)) <= {_json_type(option) for option in options}:
         return False
@@ -34,7 +34,7 @@ def are(values: Sequence[Any], hint: Any) -> bool:
 
 
 def check_columns(cls: type, columns: Mapping[str, Sequence[Any]], where: str, skip: Iterable[str] = ()) -> None:
-    """Compare columns of values with a class's fields: all there, no others, all of their types.
+    """Compare columns of values with a class's fields: none missing, none extra, all of the declared types.
 
     Raises ValueError, whose text names the field.
     """
@@ -52,7 +52,7 @@ def _text(hint: Any) -> str:
 
 
 def check(cls: type, value: Any, where: str) -> dict[str, Any]:
-    """The same for one object; returns it. Raises ValueError."""
+    """As ``check_columns``, for one object; returns it. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got a {type(value).__name__}")
     check_columns(cls, {name: [each] for name, each in value.items()}, where)

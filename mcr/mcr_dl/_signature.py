@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures and docstrings of the operations, made from the op table so that no list of them is kept by hand."""
+"""Signatures and docstrings of the operations, generated from the op table instead of kept in a list by hand."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ _PARAMETERS = {
     "size_hint": "bytes, equal on all ranks, that 'auto' may choose by where counts differ between ranks",
     "codec": "how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is; 'auto' as the "
     "tuning table says; None: as the group's pass says (docs/compression.md)",
+    "priority": "integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the least one go first",
+    "key": "string that names the data, such as a parameter, in the log and its traces; of few, as all are kept",
     "device_ids": "accepted as in torch; a host barrier has no use for it",
 }
 

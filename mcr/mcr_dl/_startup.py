@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backends a job starts: each rank says what it can use, and all ranks start the same ones."""
+"""Decides which backends a job starts: each rank reports what it can use, and all ranks start the same ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _Answer = dict[str, Any]
 
 
 def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> tuple[list[str], list[str]]:
-    """The backends that all ranks start: those named, or else those of ``auto`` that every rank can use.
+    """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
 
-    Every rank calls this. The second list has those that were asked for, by name or by a variable that names their
-    library: without them there is no start. Warns on every rank of a backend that is left out though some rank has it.
-    Raises BackendUnavailableError on every rank if one of them cannot be used on some rank, or if no backend is left,
+    Every rank calls this. The second list has the backends that were asked for, by name or by a variable that names
+    their library: init fails without them. Warns on every rank of a backend that is left out although some rank has it.
+    Raises BackendUnavailableError on every rank if some rank cannot use a requested backend, or if no backend is left,
     and InvalidArgumentError if the names differ between the ranks.
     """
     conditions = {
@@ -38,7 +38,7 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> t
 
 
 def warn_left_out(text: str) -> None:
-    """Warn of a backend that was not named and does not start."""
+    """Warn that a backend which was not named does not start."""
     warnings.warn(f"{text}; it is left out (MCR_DL_BACKENDS names the backends to start)", stacklevel=2)
 
 

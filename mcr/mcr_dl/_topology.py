@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topology of a group: its dimensions, this rank's place, and a group of its own for each dimension."""
+"""The topology of a group: its dimensions, this rank's coordinates, and a group for each dimension."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as torch_dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from mcr_dl import _C, _agreement, _dimensions, _groups, _runtime, _torch_groups
+from mcr_dl import _C, _changes, _dimensions, _groups, _runtime, _torch_groups
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -27,39 +26,39 @@ class Dimension:
 
 
 class Topology:
-    """How the ranks of a group lie in dimensions, the outermost first. Equal on all ranks but for this rank's place."""
+    """The arrangement of a group's ranks in dimensions, outermost first. Equal on all ranks except for coordinates."""
 
     def __init__(self, group: _C.Group) -> None:
-        """Of a group that has one."""
+        """``group`` must have a topology."""
         self._of = group
         self._held = _runtime.state().topologies[group.name()]
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """All dimensions."""
+        """All dimensions, outermost first."""
         return tuple(Dimension(*row) for row in self._held.grid.dimensions)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the dimensions."""
         return tuple(each.name for each in self.dimensions)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Their sizes; the product is the number of ranks."""
+        """The sizes of the dimensions; their product is the number of ranks."""
         return tuple(each.size for each in self.dimensions)
 
     def coordinates(self, rank: int | None = None) -> tuple[int, ...]:
-        """The place of a rank of the group; by default of this one."""
+        """The coordinates of a rank of the group; by default of this one."""
         return tuple(self._held.grid.coordinates(self._of.rank() if rank is None else rank))
 
     def ranks(self, name: str, rank: int | None = None) -> tuple[int, ...]:
-        """The ranks of the group that differ from this one (or ``rank``) in that dimension alone, and itself."""
+        """The ranks of the group that differ from this one (or ``rank``) only in that dimension, including itself."""
         grid = self._held.grid
         return tuple(grid.line(self._of.rank() if rank is None else rank, grid.index_of(name)))
 
     def group(self, name: str) -> Any:
-        """The group of ``ranks(name)``, for all operations; the whole group where it is one of all ranks.
+        """The group of ``ranks(name)``, for all operations; the whole group if the dimension has all ranks.
 
         Raises InvalidArgumentError for an unknown dimension and for one of size 1, in which a rank is alone.
         """
@@ -75,7 +74,7 @@ class Topology:
         return _C.handle_of(found)
 
     def __repr__(self) -> str:
-        """The shape and this rank's place."""
+        """The shape and this rank's coordinates."""
         shape = " x ".join(f"{each.size} {each.name}" for each in self.dimensions)
         return f"<Topology {shape}, rank {self._of.rank()} at {self.coordinates()}>"
 
@@ -83,8 +82,8 @@ class Topology:
 def topology(group: _groups.Group = None) -> Topology:
     """The topology of a group (None: of the default group).
 
-    It is the one of ``set_topology`` or ``MCR_DL_TOPOLOGY``; else found from the ranks' hosts: ``rail`` over the hosts
-    and ``host`` within one, or one dimension ``ranks`` where hosts have different numbers of ranks.
+    It was set by ``set_topology`` or ``MCR_DL_TOPOLOGY``, or else comes from the ranks' hosts: ``rail`` over the hosts
+    and ``host`` within one, or one dimension ``ranks`` if hosts have different numbers of ranks.
     """
     return Topology(_groups._group(group))
 
@@ -107,7 +106,7 @@ def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
 
 
 def _groups_of_mesh(mesh: DeviceMesh) -> dict[str, _C.Group]:
-    """The mesh's own groups by dimension, where all are groups of ours."""
+    """The mesh's own groups by dimension, if all of them are mcr_dl's."""
     names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(mesh.mesh.ndim))
     found = {name: _C.group_of(mesh.get_group(index)) for index, name in enumerate(names) if mesh.mesh.shape[index] > 1}
     return {name: each for name, each in found.items() if each is not None} if all(found.values()) else {}
@@ -118,10 +117,12 @@ def set_topology(
 ) -> None:
     """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
 
-    All ranks of the group call this with the same topology. The groups of a mesh are used where mcr_dl made them;
-    else one is made for each dimension. Those of the topology before are destroyed.
+    All ranks of the group call this with the same topology, after the same collective of the group. The groups of a
+    mesh are used if mcr_dl made them; otherwise a group is made for each dimension. The groups of the previous topology
+    are destroyed.
 
-    Raises InvalidArgumentError on all ranks, and changes nothing, where it is no topology of the group or differs.
+    Raises InvalidArgumentError on all ranks, and changes nothing, if the topology does not fit the group, or if the
+    topologies or the calls before this one differ.
     """
     members = _groups._group(group)
     current = _runtime.state()
@@ -132,11 +133,8 @@ def set_topology(
     except (InvalidArgumentError, InvalidTypeError) as error:
         value["problem"] = str(error)
     turn = current.count(f"topology {members.name()}")
-    store = torch_dist.PrefixStore(f"topology/{members.name()}/{turn}", current.store)
     size = members.size()
-    document = _agreement.settle(
-        store, members.rank(), size, "topology", value, lambda values: _dimensions.decide(values, size)
-    )
+    document = _changes.agree(members, "set_topology", value, lambda values: _dimensions.decide(values, size))
     meshes = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
     _runtime.end_dimensions(members)
     _runtime.add_dimensions(members, _dimensions.grid_of(document, size), given=meshes or None, turn=turn)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the backends that torch.distributed brings or has been taught, for the c10d adapter to use."""
+"""Makes the backends that torch.distributed has or that are registered with it, for the c10d adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if dist.is_available():
 if TYPE_CHECKING:
     from datetime import timedelta
 
-OURS = "mcr"  # our own name there, registered by mcr_dl_autoload
+OURS = "mcr"  # MCR-DL's own name in torch, registered by mcr_dl_autoload
 _FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"
 
 
@@ -45,8 +45,8 @@ def unavailable(name: str) -> str | None:
 def create(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
     """Make the torch backend of that name for a group, together with the group's other members.
 
-    The store is shared by the members, and no other backend of theirs uses its keys below `name`. Keep the result
-    alive as long as the group: a backend that is written in Python is more than the C++ object behind it.
+    The members share the store, and their other backends use no keys below `name`. Keep the result
+    alive as long as the group: a backend written in Python is more than the C++ object behind it.
     """
     name = name.lower()
     reason = unavailable(name)
@@ -56,7 +56,7 @@ def create(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelt
     if name == "gloo":
         return c10d.ProcessGroupGloo(own_store, rank, size, timeout)
     if name == "fake":
-        importlib.import_module(_FAKE_MODULE)  # registers it
+        importlib.import_module(_FAKE_MODULE)  # registers the backend
     return _create_plugged_in(name, own_store, rank, size, timeout)
 
 

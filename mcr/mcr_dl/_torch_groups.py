@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ours as process groups of torch, and torch's backend "mcr" as groups of ours."""
+"""Groups of mcr_dl as process groups of torch, and torch's backend "mcr" as groups of mcr_dl."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _runtime
+from mcr_dl import _C, _agreement, _backends, _changes, _runtime
 from mcr_dl._errors import InvalidArgumentError, NotInitializedError
 from mcr_dl._torch_backends import OURS
 
-_expected: _C.Group | None = None  # what the process group stands for that torch is making now
+_expected: _C.Group | None = None  # the group behind the process group that torch is making now
 
 
 @contextmanager
@@ -30,10 +30,10 @@ def _standing_for(group: _C.Group) -> Iterator[None]:
 
 
 def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None) -> torch_dist.ProcessGroup:
-    """Have torch make the process group that stands for ours: the default one, if torch has none yet.
+    """Have torch make the process group that stands for this group: the default one, if torch has none yet.
 
-    Called by the members. Options of ours and the group that it is a part of say what form its calls have. Raises
-    InvalidArgumentError where torch's default group is not of the same processes, or the ranks' options differ.
+    The members call this. mcr_dl's options and the parent group determine the form of its calls. Raises
+    InvalidArgumentError if torch's default group has other processes, or if the ranks' options differ.
     """
     current = _runtime.state()
     _agree_on_form(group, options, parent)
@@ -48,7 +48,7 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
         else:
             _check_default()
             ranks = list(group.ranks)
-            unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older torch has it not
+            unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older torch lacks it
             made = torch_dist.new_group(
                 ranks,
                 group.timeout,
@@ -78,7 +78,7 @@ def _check_default() -> None:
 
 
 def world() -> torch_dist.ProcessGroup | None:
-    """The process group of all ranks whose backend is ours; None before init."""
+    """The process group of all ranks on the backend "mcr"; None before init."""
     group = _C.world()
     if group is None:
         return None
@@ -87,7 +87,7 @@ def world() -> torch_dist.ProcessGroup | None:
 
 
 def is_torch_default(group: _C.Group) -> bool:
-    """Whether it is behind torch's default process group."""
+    """Whether the group is behind torch's default process group."""
     default = torch_dist.group.WORLD
     return default is not None and _C.group_of(default) is group
 
@@ -96,26 +96,19 @@ def is_torch_default(group: _C.Group) -> bool:
 
 
 def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
-    """Have the members of a new group agree whether a call has one form on all ranks, and give it up if they do not.
+    """Have the members of a new group agree whether a call has one form on all ranks; give it up if they disagree.
 
-    Where the options do not say it, a part is as its parent, and any other group as MCR_DL_UNIFORM says.
+    Where the options do not say, a part takes its parent's form, and any other group the form in MCR_DL_UNIFORM.
     """
     asked = options.uniform if isinstance(options, _C.Options) else None
     if asked is None and parent is not None:
         asked = not parent._any_form
     value = {"asked": asked, "variable": os.environ.get("MCR_DL_UNIFORM", "")}
     try:
-        group._set_any_form(not _settle(group, "uniform", value, _uniform))
+        group._set_any_form(not _changes.agree(group, "new_group", value, _uniform))
     except BaseException:
         on_abort(group)
         raise
-
-
-def _settle(group: _C.Group, what: str, value: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    current = _runtime.state()
-    members = f"{what}/{group.name()}/{group.ranks[0]}"  # the parts of one group may have one name
-    store = torch_dist.PrefixStore("form", current.store)
-    return _agreement.settle(store, group.rank(), group.size(), f"{members}/{current.count(members)}", value, decide)
 
 
 def _uniform(values: list[Any]) -> bool:
@@ -130,10 +123,10 @@ def _uniform(values: list[Any]) -> bool:
 
 
 def _notice_joins() -> None:
-    """Have every Join of torch's let its group's calls take any form.
+    """Have each of torch's Join contexts let its group's calls take any form.
 
-    In a Join the ranks that have no more inputs answer asynchronous calls of the others with blocking ones. All ranks
-    make the Join in the same place of their calls, which is compared.
+    In a Join, ranks without further inputs answer the others' asynchronous calls with blocking ones. All ranks enter
+    the Join at the same point in their calls, which is checked.
     """
     from torch.distributed.algorithms.join import Join
 
@@ -146,22 +139,13 @@ def _notice_joins() -> None:
         make(join, joinables, *args, **options)
         group = _C.group_of(joinables[0].join_process_group or torch_dist.group.WORLD)
         if group is not None and not group._any_form:
-            _settle(group, "join", _collectives(group), _one_place)
+            _changes.agree(group, "Join", None)
             group._set_any_form(True)
 
     Join.__init__ = notice  # type: ignore[assignment, method-assign]
 
 
-def _collectives(group: _C.Group) -> int:
-    # Earlier groups of the same name may live on: the newest is the last one.
-    return [int(each["collectives"]) for each in _C.positions() if each["label"] == group._label][-1]
-
-
-def _one_place(counts: list[int]) -> None:
-    _agreement.require_equal("Join: collectives of the group before it", counts)
-
-
-# ---- what torch calls
+# ---- called by torch
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -173,7 +157,7 @@ def create(options: Any, backend_options: Any) -> Any:
 
 
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
-    ranks = list(options.global_ranks_in_group)  # none: torch's default group
+    ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     everyone = not ranks or len(ranks) == torch_dist.get_world_size()
     if not _runtime.is_initialized():
         if not everyone:
@@ -216,12 +200,12 @@ def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     if group is _C.world():
         _runtime.end()
-    elif not group._closed:  # the groups of its dimensions have ended with a group
+    elif not group._closed:  # the groups of a group's dimensions have ended with it
         _runtime.end_group(group)
 
 
 def on_abort(group: _C.Group) -> None:
-    """The same without waiting for anything."""
+    """As ``on_shutdown``, without waiting for anything."""
     if group is _C.world():
         _runtime.forget()
     else:

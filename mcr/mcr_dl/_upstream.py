@@ -39,18 +39,18 @@ def init_distributed(
         dist_backend: a backend's name; for mcr_dl also several, or None as in init_process_group.
         auto_mpi_discovery: take rank and size from any launcher (torchrun, mpiexec, srun), and leave ``LOCAL_RANK`` in
             the environment for the program; False: from torchrun's variables or the arguments alone.
-        distributed_port: where the ranks of one host meet for torch.distributed if the launcher names no place.
+        distributed_port: where the ranks of one host meet for torch.distributed if the launcher gives no meeting point.
         verbose: print on rank 0 what was started.
         timeout: how long an operation may take.
         init_method: a torch rendezvous URL; by default the launcher's environment.
-        dist_init_required: False: it must run already.
-        config: for mcr_dl: what ``mcr_dl.configure`` takes, such as ``{"comms_logger": {"enabled": True}}``.
-        rank, world_size: for programs that nobody launched; both or none.
-        use_mcr_dl: which of the two; ``get_distributed_engine`` returns it from now on.
+        dist_init_required: False: it must already run.
+        config: for mcr_dl: the argument of ``mcr_dl.configure``, such as ``{"comms_logger": {"enabled": True}}``.
+        rank, world_size: for programs without a launcher; both or none.
+        use_mcr_dl: which of the two to start; ``get_distributed_engine`` returns it from now on.
 
     Raises:
         NotInitializedError: ``dist_init_required=False``, and it does not run.
-        InvalidArgumentError: an argument is wrong, or nothing tells rank and size.
+        InvalidArgumentError: an argument is wrong, or rank and size are not known.
         BackendUnavailableError: a backend cannot be used here; the text says why.
 
     Source: init_distributed of OSU-Nowlab/MCR-DL, and of DeepSpeed before it.
@@ -83,13 +83,13 @@ def init_distributed(
 
 
 def init_processes(dist_engine: str, dist_backend: str | Iterable[str] | None = None) -> None:
-    """Start an engine on a backend, each rank on a GPU of its own where there are any.
+    """Start an engine on a backend, each rank on a GPU of its own if there are any.
 
     Args:
         dist_engine: ``"mcr_dl"`` or ``"torch"``.
         dist_backend: as for ``init_distributed``.
 
-    Raises InvalidArgumentError for another engine, and what ``init_distributed`` raises.
+    Raises InvalidArgumentError for another engine, and the errors of ``init_distributed``.
     Source: init_processes of OSU-Nowlab/MCR-DL.
     """
     if dist_engine not in _MODULES:
@@ -103,7 +103,7 @@ def init_processes(dist_engine: str, dist_backend: str | Iterable[str] | None = 
 
 
 def get_distributed_engine() -> ModuleType:
-    """The module that communicates: mcr_dl, or torch.distributed after it was started by one of the functions above.
+    """The module that communicates: mcr_dl, or torch.distributed if one of the functions above started it.
 
     Source: get_distributed_engine of OSU-Nowlab/MCR-DL.
     """
@@ -111,7 +111,7 @@ def get_distributed_engine() -> ModuleType:
 
 
 def _tell_torch(port: int, meet: bool) -> None:
-    """Put what the launcher says under the names that torch.distributed reads; ``meet``: also where the ranks meet."""
+    """Copy the launcher's values to the names that torch.distributed reads; ``meet``: also the ranks' meeting point."""
     found = _launch.detect()
     facts: dict[str, int | str] = {"RANK": found.rank, "WORLD_SIZE": found.size}
     if meet and "MASTER_ADDR" not in os.environ:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment variables of MCR-DL: one table, against which the documentation and the environment are checked."""
+"""The environment variables of MCR-DL: one table. The documentation and the environment are checked against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "MCR_DL_"
 
 
 class Variable(NamedTuple):
-    """One variable. ``page`` is the page of docs/ that says more, with an anchor where it has one."""
+    """One variable. ``page`` is the page of docs/ that describes it, with an anchor if it has one."""
 
     name: str
     meaning: str
@@ -23,8 +23,8 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable(
         "MCR_DL_BACKENDS",
-        "the backends where the program names none, or `mcr`: `mpi,gloo`; default `auto`: `mpi`, `nccl` and `gloo` as "
-        "far as all ranks can use them",
+        "the backends where the program names none, or `mcr`: `mpi,gloo`, or in a shell with quotes "
+        "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: `mpi`, `nccl` and `gloo` as far as all ranks can use them",
         "integrations.md#which-backends-start",
     ),
     Variable(
@@ -81,7 +81,7 @@ _warned = False
 
 
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """One text for each variable with our prefix that is not in the table, with the nearest name."""
+    """One text, with the nearest known name, for each variable with the prefix MCR_DL_ that is not in the table."""
     known = [variable.name for variable in VARIABLES]
     suffixes = [name.removeprefix(PREFIX) for name in known]
     texts = []

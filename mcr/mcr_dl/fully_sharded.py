@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fully_shard (FSDP2) on libraries of its own: one that gathers weights, one that reduces gradients.
+"""fully_shard (FSDP2) with a backend for each collective: one gathers weights, one reduces gradients.
 
 >>> network = fully_shard(network, mesh=mesh)
 >>> mcr_dl.fully_sharded.set_backends(network, all_gather="mpi", reduce_scatter="gloo")
@@ -23,18 +23,18 @@ __all__ = ["AllGather", "ReduceScatter", "set_backends"]
 
 
 class _Communication:
-    """What both have in common: memory from torch's allocator, and the backend's name."""
+    """The common part of both collectives: memory from torch's allocator, and the backend's name."""
 
     def __init__(self, backend: str | None = None) -> None:
         """``backend`` names one of the group's backends, or "auto"; None leaves the choice to the group."""
         self.backend = backend
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A tensor for a call, not initialised."""
+        """An uninitialized tensor for a call."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def named(self) -> AbstractContextManager[None]:
-        """Around a call of torch's."""
+        """The context of a call by torch."""
         return nullcontext() if self.backend is None else use(self.backend)
 
     def __repr__(self) -> str:
@@ -42,9 +42,9 @@ class _Communication:
 
 
 class AllGather(_Communication, _fsdp_api.AllGather):
-    """For ``FSDPModule.set_custom_all_gather``: weights are gathered by the named backend.
+    """For ``FSDPModule.set_custom_all_gather``: the named backend gathers the weights.
 
-    The mesh's group must be ours (torch's backend "mcr"). Mirrors torch's DefaultAllGather.
+    The mesh's group must use torch's backend "mcr". Mirrors torch's DefaultAllGather.
     """
 
     def __call__(
@@ -63,9 +63,9 @@ class AllGather(_Communication, _fsdp_api.AllGather):
 
 
 class ReduceScatter(_Communication, _fsdp_api.ReduceScatter):
-    """For ``FSDPModule.set_custom_reduce_scatter``: gradients are reduced by the named backend.
+    """For ``FSDPModule.set_custom_reduce_scatter``: the named backend reduces the gradients.
 
-    The mesh's group must be ours (torch's backend "mcr"). Mirrors torch's DefaultReduceScatter.
+    The mesh's group must use torch's backend "mcr". Mirrors torch's DefaultReduceScatter.
     """
 
     def __call__(
@@ -88,12 +88,12 @@ def set_backends(module: nn.Module, *, all_gather: str | None = None, reduce_sca
     """Name the backends of the collectives of a sharded module and of every sharded module in it.
 
     Arguments:
-        module: what ``fully_shard`` has been applied to, or contains such modules.
+        module: a module to which ``fully_shard`` was applied, or which contains such modules.
         all_gather: the backend that gathers weights; None leaves the choice to the group.
         reduce_scatter: the backend that reduces gradients; None leaves the choice to the group.
 
     Raises:
-        InvalidTypeError: there is no sharded module in it.
+        InvalidTypeError: the module contains no sharded module.
     """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not sharded:

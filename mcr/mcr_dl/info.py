@@ -25,7 +25,7 @@ def _mpi_text() -> str:
 
 
 def _nccl_text(state: str) -> str:
-    """The library, and what its version and the functions that it lacks are, as the backend's state says."""
+    """The library, its version and the functions that it lacks, from the backend's state."""
     try:
         library = _nccl_library.find()
     except _nccl_library.NcclLibraryError as error:

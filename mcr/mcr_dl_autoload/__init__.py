@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr", and finds
-its ranks under mpiexec and srun too.
+"""The entry point that ``import torch`` runs where MCR-DL is installed: torch.distributed then knows the backend "mcr",
+and finds its ranks under mpiexec and srun too.
 
-A package of its own, so that torch's import stays quick: mcr_dl is imported when the backend is used. DeepSpeed knows
-it too, once it is imported.
+It is a separate package so that torch's import stays fast: mcr_dl is imported when the backend is used. DeepSpeed knows
+the backend too, once it is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Teach torch.distributed and DeepSpeed the backend (torch's entry point ``torch.backends``)."""
+    """Register the backend with torch.distributed and DeepSpeed (torch's entry point ``torch.backends``)."""
     import torch.distributed as dist
 
     from mcr_dl_autoload import _deepspeed, _rendezvous

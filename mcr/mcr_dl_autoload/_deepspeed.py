@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where DeepSpeed makes the object behind ``deepspeed.comm``, it gets ours if that is wanted (mcr_dl.deepspeed).
+"""Gives DeepSpeed an mcr_dl object for ``deepspeed.comm``, if that is requested (mcr_dl.deepspeed).
 
 Imports nothing of mcr_dl before DeepSpeed asks for it.
 """
@@ -17,13 +17,13 @@ from typing import Any
 
 MODULE, CLASS = "deepspeed.comm.torch", "TorchBackend"
 VARIABLE = "MCR_DL_DEEPSPEED"
-_VENDORS = ("deepspeed.comm.ccl",)  # whose objects DeepSpeed makes before it looks at dist_backend
+_VENDORS = ("deepspeed.comm.ccl",)  # DeepSpeed makes their objects before it looks at dist_backend
 
 installed = False  # mcr_dl.deepspeed.install() has been called
 
 
 def watch() -> None:
-    """Hook DeepSpeed if it is imported, else when it will be."""
+    """Hook DeepSpeed now if it is imported, else when it will be."""
     module = sys.modules.get(MODULE)
     if module is not None:
         hook(module, needed=False)
@@ -34,8 +34,8 @@ def watch() -> None:
 def hook(module: ModuleType, needed: bool) -> None:
     """Put the choice into DeepSpeed's class; hooking twice changes nothing.
 
-    Raises mcr_dl.BackendUnavailableError if the class is not there and ``needed``: without ``install`` or the variable,
-    a DeepSpeed that works otherwise shall go on.
+    Raises mcr_dl.BackendUnavailableError if the class is missing and ``needed``: without ``install`` or the variable, a
+    DeepSpeed that otherwise works must not fail.
     """
     original = getattr(module, CLASS, None)
     if isinstance(original, type):
@@ -48,14 +48,14 @@ def hook(module: ModuleType, needed: bool) -> None:
 
 
 def _make(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
-    """``TorchBackend.__new__``: one of ours where that is wanted, in every namespace that has the class."""
+    """``TorchBackend.__new__``: one of mcr_dl's if requested, in every namespace that has the class."""
     if cls.__module__ not in (MODULE, *_VENDORS) or not _wanted(kwargs.get("backend", args[0] if args else None)):
         return object.__new__(cls)
     from mcr_dl.deepspeed._backend import McrBackend
 
     if cls.__module__ == MODULE:
         return object.__new__(McrBackend)
-    return McrBackend("mcr", *args, **kwargs)  # not an object of that class, so Python does not initialise it again
+    return McrBackend("mcr", *args, **kwargs)  # not an object of that class, so Python does not initialize it again
 
 
 def _wanted(backend: object) -> bool:
@@ -71,7 +71,7 @@ def _is_ours(backend: object) -> bool:
 
 
 def switched_on() -> bool:
-    """Whether the environment asks for it; mcr_dl.InvalidArgumentError for a value that it cannot have."""
+    """Whether the environment asks for it; raises mcr_dl.InvalidArgumentError for an invalid value."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "0", "1"):
         from mcr_dl import InvalidArgumentError
@@ -82,7 +82,7 @@ def switched_on() -> bool:
 
 
 def deepspeed_version() -> str:
-    """For messages."""
+    """DeepSpeed's version, for texts."""
     try:
         return version("deepspeed")
     except PackageNotFoundError:
@@ -90,7 +90,7 @@ def deepspeed_version() -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finds DeepSpeed's module as Python would, with a step after its execution."""
+    """Finds DeepSpeed's module as Python would, and adds a step after its execution."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -117,4 +117,4 @@ class _Loader(Loader):
         hook(module, needed=switched_on())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source, get_filename, ...: what inspect and linecache ask for
+        return getattr(self._loader, name)  # get_source, get_filename and others, for inspect and linecache

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets torch's ``env://`` find the ranks under mpiexec and srun, which set neither RANK nor WORLD_SIZE.
 
-Nothing happens before a program calls ``torch.distributed.init_process_group`` without them, which fails otherwise.
+Nothing changes until a program calls ``torch.distributed.init_process_group`` without them, which would fail otherwise.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 
 def extend() -> None:
-    """Put the launchers' variables behind those that torch reads; calling it again changes nothing."""
-    # torch.distributed.rendezvous is the function; register_rendezvous_handler refuses a scheme that is there.
+    """Add the launchers' variables as a fallback to those that torch reads; repeated calls change nothing."""
+    # torch.distributed.rendezvous is the function; register_rendezvous_handler rejects a scheme that is registered.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     own = handlers["env"]
     if hasattr(own, "mcr_dl_extended"):

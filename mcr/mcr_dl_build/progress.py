@@ -2,7 +2,7 @@
 """Run a step of the Makefile: ``progress.py TITLE LOG COMMAND...``.
 
 The command's output is appended to LOG. The screen shows the title, ninja's status ("[37/84] Building ...": one line
-that changes on a terminal, a line now and then elsewhere) and the time that it took, or the whole output if it fails. A
+that changes on a terminal, an occasional line elsewhere) and the elapsed time, or the whole output if it fails. A
 command that succeeds within a second shows nothing.
 """
 
@@ -23,7 +23,7 @@ _EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 class _Screen:
-    """Prints the title once there is something to wait for, and the status below it. Used by two threads."""
+    """Prints the title once the wait is noticeable, and the status below it. Used by two threads."""
 
     def __init__(self, title: str) -> None:
         self._title, self._lock = title, threading.Lock()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the torch that a wheel is built against into its requirements (a provider of [[tool.dynamic-metadata]]).
+"""Adds the torch that a wheel is built against to its requirements (a provider of [[tool.dynamic-metadata]]).
 
 The package uses torch's C++ API, which is kept within a minor version: a build against torch 2.13.0 requires
 ``torch==2.13.*``. mcr_dl/_installed.py checks the same at import, as later installations of torch may ignore it.
@@ -14,19 +14,19 @@ from typing import Any
 
 
 def dynamic_metadata(settings: Mapping[str, Any], _project: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Give ``project.dependencies``: the ones of the entry's settings and torch."""
+    """Return ``project.dependencies``: those of the entry's settings and torch."""
     return {"dependencies": [*settings["dependencies"], _torch(settings["oldest-torch"])]}
 
 
 def dynamic_wheel(_settings: Mapping[str, Any]) -> dict[str, bool]:
-    """Say that the requirements of a source distribution are not those of a wheel made from it."""
+    """Declare that the requirements of a source distribution differ from those of a wheel made from it."""
     return {"dependencies": True}
 
 
 def _torch(oldest: str) -> str:
     try:
         public = version("torch").partition("+")[0]
-    except PackageNotFoundError:  # a source distribution can be made without; the build itself asks for torch
+    except PackageNotFoundError:  # a source distribution can be made without torch; the build itself asks for it
         return f"torch>={oldest}"
     release = re.match(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?$", public)
     return f"torch=={release[1]}.*" if release else f"torch=={public}"

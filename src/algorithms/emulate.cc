@@ -11,7 +11,7 @@ namespace mcr {
 
 namespace {
 
-// The largest message that every library sends in one piece.
+// The largest message that every library can send in one piece.
 constexpr int64_t kMessageBytes = int64_t{1} << 30;
 
 class Emulation {
@@ -66,7 +66,7 @@ class Emulation {
   void receive(int peer, const Buffer& buffer) { message(Op::recv, peer, buffer); }
   void copy(const Buffer& to, const Buffer& from) { pending_.push_back(schedule_.copy(to, from, call_.dtype)); }
 
-  // One block each way with every rank, each in a different order of the others; this rank's own block is copied.
+  // Exchanges one block with every other rank, each rank in a different order; copies this rank's own block.
   template <class To, class From>
   void exchange(To to, From from) {
     copy(from(rank_), to(rank_));
@@ -76,7 +76,7 @@ class Emulation {
     }
   }
 
-  // Block `i` of the side that has one per rank.
+  // Block `i` of the side that has one block per rank.
   Buffer block(const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs, int i) const {
     const auto index = static_cast<std::size_t>(i);
     if (call_.vectored) return part(whole, displs[index], counts[index]);
@@ -86,9 +86,9 @@ class Emulation {
   Buffer in_block(int i) const { return block(call_.in, call_.in_counts, call_.in_displs, i); }
   Buffer out_block(int i) const { return block(call_.out, call_.out_counts, call_.out_displs, i); }
 
-  // Memory for a contribution of every rank, one behind the other.
+  // Memory for the contributions of all ranks, contiguous.
   Buffer contributions(int64_t count) { return {schedule_.scratch(bytes(count) * size_), count * size_}; }
-  // Combines them into the first one, in the order of the ranks, when all are there, and copies that to `result`.
+  // When all contributions have arrived, combines them into the first one, in rank order, and copies that to `result`.
   void fold(const Buffer& all, const Buffer& result) {
     Schedule::Ids after = std::move(pending_);
     for (int i = 1; i < size_; ++i) {
@@ -165,7 +165,7 @@ class Emulation {
   const int rank_;
   const int size_;
   Schedule& schedule_;
-  Schedule::Ids pending_;  // what brings the contributions
+  Schedule::Ids pending_;  // the tasks that fetch the contributions
 };
 
 }  // namespace

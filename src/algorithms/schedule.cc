@@ -6,9 +6,23 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/pool.h"
 #include "base/reduce.h"
 
 namespace mcr {
+
+std::shared_ptr<Schedule> Schedule::make() { return make_pooled<Schedule>(); }
+
+Schedule::Schedule() {
+  tasks_.reserve(kUsual);
+  edges_.reserve(kUsual);
+  steps_.reserve(kUsual);
+  objects_.reserve(kUsual);
+}
+
+Schedule::~Schedule() {
+  for (auto one = objects_.rbegin(); one != objects_.rend(); ++one) one->destroy(one->object);
+}
 
 Call Schedule::operands(Buffer out, Buffer in, DType dtype) {
   Call call;
@@ -18,46 +32,37 @@ Call Schedule::operands(Buffer out, Buffer in, DType dtype) {
   return call;
 }
 
-Schedule::Id Schedule::add(Task::Kind kind, const Call& call, const Ids& after) {
-  Task task;
+Schedule::Id Schedule::add(Task::Kind kind, const Call& call, After after) {
+  Task& task = tasks_.emplace_back();
   task.kind = kind;
   task.call = call;
   task.first_edge = static_cast<uint32_t>(edges_.size());
-  task.edges = static_cast<uint32_t>(after.size());
-  task.late = std::any_of(after.begin(), after.end(), [this](Id id) {
+  task.edges = static_cast<uint32_t>(after.ids().size());
+  task.late = std::ranges::any_of(after.ids(), [this](Id id) {
     const auto& before = tasks_[id];
     return before.late || before.kind == Task::Kind::Issue || before.kind == Task::Kind::Wait;
   });
-  edges_.insert(edges_.end(), after.begin(), after.end());
-  tasks_.push_back(std::move(task));
+  edges_.insert(edges_.end(), after.ids().begin(), after.ids().end());
   return static_cast<Id>(tasks_.size() - 1);
 }
 
-Schedule::Id Schedule::issue(const Call& call, const Ids& after, uint8_t part) {
+Schedule::Id Schedule::add(Task::Kind kind, const Call& call, After after, Step step) {
+  const Id id = add(kind, call, after);
+  tasks_[id].function = static_cast<uint32_t>(steps_.size());
+  steps_.push_back(step);
+  return id;
+}
+
+Schedule::Id Schedule::issue(const Call& call, After after, uint8_t part) {
   const Id id = add(Task::Kind::Issue, call, after);
   tasks_[id].part = part;
   if (tasks_[id].late) tasks_[id].stage = ++stages_;
   return id;
 }
 
-Schedule::Id Schedule::encode(const Call& operands, std::function<void(Schedule&)> function, const Ids& after) {
-  const Id id = add(Task::Kind::Encode, operands, after);
-  tasks_[id].function = static_cast<uint32_t>(functions_.size());
-  functions_.push_back(std::move(function));
-  return id;
-}
-
-Schedule::Id Schedule::decode(const Call& operands, std::function<void(Schedule&)> function, const Ids& after) {
-  const Id id = encode(operands, std::move(function), after);
-  tasks_[id].kind = Task::Kind::Decode;
-  return id;
-}
-
-Schedule::Id Schedule::wait(std::function<bool()> function) {
-  const Id id = add(Task::Kind::Wait, {}, {});
-  tasks_[id].function = static_cast<uint32_t>(waits_.size());
-  waits_.push_back(std::move(function));
-  return id;
+bool Schedule::poll(Id id) {
+  const auto& step = steps_[tasks_[id].function];
+  return step.run(step.function, *this);
 }
 
 void Schedule::compute(Id id) {
@@ -65,6 +70,7 @@ void Schedule::compute(Id id) {
   const Call& call = task.call;
   switch (task.kind) {
     case Task::Kind::Copy:
+      if (task.function != Task::kNone) break;
       if (call.in.count != 0)
         std::memcpy(call.out.data, call.in.data, static_cast<std::size_t>(call.in.count * size_of(call.dtype)));
       return;
@@ -72,12 +78,13 @@ void Schedule::compute(Id id) {
       return mcr::combine(call.out.data, call.in.data, call.in.count, call.dtype, call.red);
     case Task::Kind::Encode:
     case Task::Kind::Decode:
-      return functions_[task.function](*this);
+      break;
     case Task::Kind::Issue:
     case Task::Kind::Wait:
-      break;
+      throw Error(ErrorCode::InvalidArgument, "schedule: expected a task that is computed, got an Issue or a Wait");
   }
-  throw Error(ErrorCode::InvalidArgument, "schedule: expected a task that is computed, got an Issue or a Wait");
+  const auto& step = steps_[task.function];
+  step.run(step.function, *this);
 }
 
 }  // namespace mcr

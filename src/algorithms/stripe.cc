@@ -11,14 +11,14 @@ namespace {
 
 constexpr int64_t kGrain = 64;  // elements
 
-// The blocks of one side of a call: one per rank, or a single one.
+// The blocks of one side of a call: one per rank, or only one.
 struct Side {
   struct Block {
     int64_t displacement, count;
   };
   Buffer buffer;
   std::vector<Block> blocks;
-  bool uneven = false;  // the call has counts and displacements for it
+  bool uneven = false;  // the call has counts and displacements for this side
   bool single() const { return blocks.size() == 1 && !uneven; }
 };
 
@@ -82,7 +82,7 @@ class Piece {
     return static_cast<std::byte*>(data) + elements * size_of(dtype_);
   }
 
-  template <class Copy>  // copy(piece where it lies, piece in the memory)
+  template <class Copy>  // copy(piece in the caller's memory, piece in scratch memory)
   void each(Copy copy) const {
     for (std::size_t i = 0; packed_ && i < pieces_.size(); ++i) {
       if (pieces_[i].count != 0) copy(pieces_[i], Buffer{at(buffer_.data, lists_->displs[i]), pieces_[i].count});
@@ -93,13 +93,13 @@ class Piece {
   const bool packed_;
   std::vector<Buffer> pieces_;
   Buffer buffer_;
-  std::shared_ptr<Lists> lists_;  // what the call's spans point to
+  std::shared_ptr<Lists> lists_;  // the call's spans point into these
 };
 
 }  // namespace
 
 int64_t first_piece(int64_t count, const Stripes& stripes) {
-  // In this order a large count does not overflow.
+  // This order avoids overflow for large counts.
   const int64_t exact =
       count / Stripes::kWhole * stripes.share + count % Stripes::kWhole * stripes.share / Stripes::kWhole;
   return exact / kGrain * kGrain;

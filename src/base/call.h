@@ -23,33 +23,36 @@ struct Buffer {
 
 /// All that a backend sees of an operation: no tensor, no Python. Counts and displacements are in elements.
 ///
-/// Extent::Same uses `out` alone. `in` and `out` never overlap otherwise. In a vectored call the spans have one entry
-/// per rank (empty where the rank does not need them) and outlive the operation. Displacements are always filled in.
+/// Extent::Same uses only `out`. In all other calls `in` and `out` never overlap. In a vectored call the spans have one
+/// entry per rank (empty where the rank does not need them) and outlive the operation. Displacements are always filled
+/// in.
 struct Call {
   Op op = Op::barrier;
   DType dtype = DType::Byte;
   RedOp red = RedOp::SUM;
   bool vectored = false;
-  bool device_idle = false;  // nothing that was enqueued still changes the device memory of the buffers
+  bool device_idle = false;  // no enqueued work still changes the buffers' device memory
   bool internal = false;     // part of an emulation: its messages must not match a user's
-  bool any_form = false;     // elsewhere the same call may be asynchronous, or be made by another thread
-  uint8_t variant = 0;       // which of the communicator's ways to do it: 0 for the library's own choice
+  bool any_form = false;     // on other ranks the call may be asynchronous, or another thread may make it
+  uint8_t variant = 0;       // which of the communicator's variants does it; 0: the library's own choice
   Device device;
   Buffer in, out;
   std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;
-  int root = 0;  // root, or peer of a send or receive, as a rank of the group; kAnyRank to receive from any
+  int root = 0;  // root, or peer of a send or receive, as a group rank; kAnyRank to receive from any rank
   int tag = 0;
-  double factor = std::numeric_limits<double>::quiet_NaN();  // of PREMUL_SUM; NaN: not given
-  const void* factor_data = nullptr;  // the same in device memory, one element of `dtype`; null: `factor` counts
-  int64_t size_hint = -1;  // bytes that the caller says to choose by, equal on all ranks; -1 if it says nothing
-  const std::string* layout = nullptr;  // in detail mode: how `out` lies in memory, if not row by row
-  const Coding* coding = nullptr;       // how the caller wants it compressed; null: as the group does
+  double factor = std::numeric_limits<double>::quiet_NaN();  // for PREMUL_SUM; NaN: not given
+  const void* factor_data = nullptr;  // the factor in device memory, one element of `dtype`; null: `factor` is used
+  int32_t priority = 0;  // of the calls that wait to be issued, the lowest number goes first; equal on all ranks
+  const std::string* key = nullptr;  // the caller's name for the data; lives until the process ends
+  int64_t size_hint = -1;            // bytes that the caller gives for the choice, equal on all ranks; -1 if not given
+  const std::string* layout = nullptr;  // in detail mode: the memory layout of `out`, if not row by row
+  const Coding* coding = nullptr;       // how the caller wants it compressed; null: the group's default
   std::chrono::milliseconds timeout{0};
 };
 
-/// The size that tables go by, in bytes: that of the tensor; of all ranks' data for gathers, scatters and what combines
-/// them; of one rank's for exchanges. -1 where ranks may see different counts: vectored calls other than all_gather and
-/// reduce_scatter, unless the caller gives a hint.
+/// The size, in bytes, by which tables are indexed: the tensor's; for gathers, scatters and their reducing forms the
+/// size of all ranks' data; for exchanges the size of one rank's data. -1 where ranks may see different counts:
+/// vectored calls other than all_gather and reduce_scatter, unless the caller gives a hint.
 int64_t message_bytes(const Call& call, int ranks);
 
 }  // namespace mcr

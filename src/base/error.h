@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One error type. Its code picks the Python exception (one table in bindings/errors.cc), its text is the message.
+// The one error type. Its code selects the Python exception (the table in bindings/python/errors.cc); its text is the
+// exception's text.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +22,15 @@ enum class ErrorCode {
   Desync,  // ranks of a group have made different calls, or calls in different orders
 };
 
-/// The call that an error is about, for those who look for the reason: a group's label and the call's number in it.
+/// The call that an error is about, so that the reason can be looked up: the group's label and the call's number in it.
 struct Subject {
   std::string label;
   int64_t seq = 0;
-  bool message = false;  // a send or receive, whose numbers are this rank's own
+  bool message = false;  // a send or receive, which each rank numbers on its own
 };
 
-/// Says that a user's function has raised, so that no rank and no library is to be looked at. Classes derived from it
-/// keep the exception in the form of its own language, and the bindings raise that again.
+/// Says that a user's function raised, so neither a rank nor a library is at fault. Derived classes hold the exception
+/// in the form of its own language, and the bindings raise it again.
 class Cause {
  public:
   Cause() = default;
@@ -44,25 +45,25 @@ class Error : public std::runtime_error {
   Error(ErrorCode code, const std::string& text, Subject subject)
       : std::runtime_error(text), code_(code), subject_(std::make_shared<const Subject>(std::move(subject))) {}
   ErrorCode code() const noexcept { return code_; }
-  /// Null where the error is about no call that other ranks take part in.
+  /// Null if the error is not about a call that other ranks take part in.
   const Subject* subject() const noexcept { return subject_.get(); }
 
-  /// The same error, raised by a user's function. Errors that are made of this one must hand the cause on.
+  /// This error, marked as raised by a user's function. Errors made from it must pass the cause on.
   Error caused_by(std::shared_ptr<const Cause> cause) const {
     Error copy = *this;
     copy.cause_ = std::move(cause);
     return copy;
   }
-  /// Null where no user's function has raised it.
+  /// Null unless a user's function raised it.
   const std::shared_ptr<const Cause>& cause() const noexcept { return cause_; }
 
  private:
   ErrorCode code_;
-  std::shared_ptr<const Subject> subject_;  // shared: exceptions are copied, and must not throw then
+  std::shared_ptr<const Subject> subject_;  // shared: copying an exception must not throw
   std::shared_ptr<const Cause> cause_;
 };
 
-/// The exception in flight as an Error, to be kept for another thread. Call inside a catch block.
+/// Returns the exception in flight as an Error, to be kept for another thread. Call inside a catch block.
 inline Error current_error() {
   try {
     throw;

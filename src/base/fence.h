@@ -5,8 +5,8 @@
 
 namespace mcr {
 
-/// Marks the point at which an operation is complete. This one is a host flag; a device event is its other form.
-/// Any thread may test it; exactly one signals it, once.
+/// Marks the point at which an operation is complete. This form is a host flag; a device event is the other. Any thread
+/// may test it; exactly one signals it, once.
 class Fence {
  public:
   bool ready() const noexcept { return ready_.load(std::memory_order_acquire); }

@@ -10,14 +10,14 @@
 
 namespace mcr {
 
-/// A vector that is nearly always empty: it is one null pointer until its first element.
+/// A vector that is nearly always empty: it is a null pointer until its first element.
 template <class T>
 class LazyVector {
  public:
   using Values = std::vector<T>;
 
   LazyVector() = default;
-  LazyVector(Values values) : values_(std::make_unique<Values>(std::move(values))) {}  // NOLINT: as a vector
+  LazyVector(Values values) : values_(std::make_unique<Values>(std::move(values))) {}  // NOLINT: implicit
   LazyVector(std::initializer_list<T> values) : LazyVector(Values(values)) {}
 
   bool empty() const { return values_ == nullptr || values_->empty(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// THE op table. One row makes the enumerator, the name, the checks, the fallback, the Python function of that name,
-// its docstring and stub, and the row of the support matrix; tests and benchmarks walk it through `_C.ops()`.
+// THE op table. One row defines the enumerator, the name, the checks, the fallback, the Python function of that name,
+// its docstring and stub, and the row of the support matrix. Tests and benchmarks walk it through `_C.ops()`.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace mcr {
 
-/// How the two buffers of an op relate, in a group of n ranks.
+/// How the two buffers of an op relate in a group of n ranks.
 enum class Extent : uint8_t {
   None,      // no data
   Same,      // one buffer, read and written in place
@@ -23,15 +23,15 @@ enum Trait : uint8_t {
   kRooted = 1,    // one rank is the root
   kReduces = 2,   // combines elements
   kVectored = 4,  // has a form with counts and displacements
-  kPeer = 8,      // point to point
-  // What passes may do to a call. A pass leaves an op without the trait as it is.
-  kCuttable = 16,      // any range of the block (the same one of all blocks) is a call of its own
-  kFusible = 32,       // small calls may become one; passes/fuse_layout.cc lays out their memory
-  kCompressible = 64,  // has a compressed form; passes/compressed.cc makes it
+  kPeer = 8,      // point-to-point
+  // Changes that passes may make to a call. A pass leaves an op without the trait unchanged.
+  kCuttable = 16,      // any range of the block (the same range of every block) is a call of its own
+  kFusible = 32,       // small calls may become one; passes/fuse/layout.cc lays out their memory
+  kCompressible = 64,  // has a compressed form; passes/compress/compressed.cc makes it
 };
 
-/// Bytes on the busiest link over bytes of the message, on n ranks: the factor between bus and algorithm bandwidth, as
-/// in nccl-tests (PERFORMANCE.md).
+/// Bytes on the busiest link divided by bytes of data, on n ranks: the factor between busbw and algbw, as in nccl-tests
+/// (PERFORMANCE.md).
 enum class Bus : uint8_t {
   None,    // 0: no data
   Once,    // 1
@@ -41,14 +41,14 @@ enum class Bus : uint8_t {
 
 inline constexpr std::array<std::string_view, 4> kBuses = {"none", "once", "others", "twice"};
 
-/// What dispatch does where a backend lacks the op for a type or reduction.
+/// How dispatch handles a backend that lacks the op for a type or reduction.
 enum class Fallback : uint8_t {
   None,      // an Unsupported error
   Exchange,  // sends, receives and a local combination (emulate.cc)
 };
 
-// name, extents, traits, bus, fallback, Python signature (shared keywords are added by the bindings), one-line summary.
-// In a signature `name:kind` says what a parameter is where its name alone does not (bindings/signature.cc).
+// name, extents, traits, bus, fallback, Python signature (the bindings add the shared keywords), one-line summary. In a
+// signature, `name:kind` gives a parameter's kind where its name alone does not (bindings/python/signature.cc).
 #define MCR_OPS(X)                                                                                          \
   X(broadcast, Same, kRooted | kCuttable | kFusible | kCompressible, Once, Exchange,                        \
     "tensor, src=None, group=None, async_op=False, group_src=None",                                         \
@@ -107,7 +107,7 @@ inline constexpr std::array kOps = {
 
 constexpr const OpRow& row(Op op) { return kOps[static_cast<std::size_t>(op)]; }
 
-/// Other public names of the ops: torch's single-buffer forms, the vectored forms, MPI's and the paper's words.
+/// Other public names of the ops: torch's single-buffer forms, the vectored forms, the terms of MPI and of the paper.
 struct Spelling {
   std::string_view name;
   Op op;

@@ -3,7 +3,8 @@
 
 namespace mcr {
 
-/// Notes that the process is ending: from now on nothing is released that may wait for other ranks. Any thread.
+/// Notes that the process is ending: from now on no resource is released whose release may wait for other ranks. Any
+/// thread.
 void leave_process() noexcept;
 bool process_leaves() noexcept;
 

@@ -14,7 +14,7 @@
 namespace mcr {
 namespace {
 
-/// Unsigned and at least 32 bits wide, so that integers wrap around instead of overflowing.
+/// An unsigned type of at least 32 bits, so that integers wrap around instead of overflowing.
 template <class T>
 using Wrapping = std::conditional_t<sizeof(T) < sizeof(uint32_t), uint32_t, std::make_unsigned_t<T>>;
 
@@ -168,7 +168,7 @@ Complex<T> quotient(Complex<T> value, int64_t divisor) {
   return {quotient(value.re, divisor), quotient(value.im, divisor)};
 }
 
-/// The signed integers of the size of a storage type.
+/// The signed integer type with the size of a storage type.
 template <class S>
 using Ordered = std::conditional_t<
     sizeof(S) == 1, int8_t,
@@ -177,7 +177,7 @@ using Ordered = std::conditional_t<
 template <class S>
 concept FloatingStorage = std::floating_point<decltype(load(S{}))>;
 
-/// The bits of the largest number of a type that is no NaN.
+/// The bits of the type's largest number that is not a NaN.
 template <FloatingStorage S>
 constexpr Ordered<S> largest_number() {
   if constexpr (std::same_as<S, E4M3>) return 0x7E;
@@ -228,7 +228,8 @@ void multiply(void* data, int64_t count, DType dtype, double value, const void* 
   });
 }
 
-// The numbers are sign and magnitude, the integers two's complement: negative ones have their magnitude's bits flipped.
+// Floating-point numbers are sign and magnitude, integers two's complement: negative numbers get their magnitude's bits
+// flipped.
 void to_ordered(void* data, int64_t count, DType dtype, bool nan_is_largest) {
   visit_floating(dtype, [=]<class S>(S) {
     using I = Ordered<S>;

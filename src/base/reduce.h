@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions on host memory: what the emulations, and libraries without an element type of ours, combine with.
+// Reductions on host memory, for emulated operations and for libraries that lack an element type of the core.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,22 @@
 
 namespace mcr {
 
-/// into[i] = into[i] (red) from[i]. The two do not overlap. Defined where `defined(dtype, red)`, except for AVG, which
-/// is a SUM and a divide(); throws Error otherwise. Integers wrap around, MIN and MAX yield NaN where either side is
-/// NaN, and a bool is one byte, false where it is zero: SUM is or, PRODUCT is and.
+/// into[i] = into[i] (red) from[i]. The buffers do not overlap. Defined where `defined(dtype, red)`, except for AVG,
+/// which is a SUM and a divide(); throws Error otherwise. Integers wrap around; MIN and MAX yield NaN where either side
+/// is NaN; a bool is one byte, false if it is zero: SUM is or, PRODUCT is and.
 void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red);
 
 /// data[i] = data[i] / divisor; integers round towards zero. Throws Error for bool and for a divisor below 1.
 void divide(void* data, int64_t count, DType dtype, int64_t divisor);
 
-/// data[i] = data[i] * factor, on floating-point types; throws Error for others. The factor is one element of `dtype`
-/// at `element`, or `value` where that is null. 16- and 8-bit types are multiplied in float and rounded once.
+/// data[i] = data[i] * factor on floating-point types; throws Error for others. The factor is one element of `dtype` at
+/// `element`, or `value` if `element` is null. 16- and 8-bit types are multiplied in float and rounded once.
 void multiply(void* data, int64_t count, DType dtype, double value, const void* element);
 
-/// Turns floating-point numbers into signed integers of their size that compare as the numbers do, -0 below +0. NaNs
-/// become the largest integer if `nan_is_largest`, else the smallest one: MAX or MIN of the integers yields it.
+/// Turns floating-point numbers into signed integers of equal size and order, -0 below +0. NaNs become the largest
+/// integer if `nan_is_largest`, else the smallest, so that MAX or MIN of the integers yields them.
 void to_ordered(void* data, int64_t count, DType dtype, bool nan_is_largest);
-/// The way back. The largest and the smallest integer become NaNs.
+/// The inverse of to_ordered(). The largest and the smallest integer become NaNs.
 void from_ordered(void* data, int64_t count, DType dtype);
 
 }  // namespace mcr

@@ -9,17 +9,17 @@ namespace mcr {
 
 namespace {
 
-constexpr int64_t kLeast = int64_t{1} << 16;     // smaller pieces the allocator keeps by itself
-constexpr int64_t kMostKept = int64_t{1} << 28;  // bytes of all that is kept
-constexpr int64_t kSlack = 8;                    // a piece may be an eighth larger than what is asked for
+constexpr int64_t kLeast = int64_t{1} << 16;     // the allocator caches smaller pieces itself
+constexpr int64_t kMostKept = int64_t{1} << 28;  // bytes, over all cached pieces
+constexpr int64_t kSlack = 8;                    // a piece may exceed the requested size by an eighth
 
 struct Pool {
   std::mutex mutex;
   std::multimap<int64_t, std::unique_ptr<std::byte[]>> pieces;  // by size; guarded by mutex
-  int64_t bytes = 0;                                            // of all; guarded by mutex
+  int64_t bytes = 0;                                            // over all pieces; guarded by mutex
 };
 
-// Never destroyed: operations may still end while the process does.
+// Never destroyed: operations may still end during process exit.
 Pool& pool() {
   static auto& made = *std::make_unique<Pool>().release();
   return made;

@@ -7,8 +7,8 @@
 
 namespace mcr {
 
-/// Memory that is not initialised. Large pieces are kept for the next one of about that size when they are given up:
-/// fresh pages cost as much as what is done on them.
+/// Uninitialised memory. When a large piece is freed it is cached for the next request of about that size: faulting in
+/// fresh pages costs as much as the work done on them.
 class Scratch {
  public:
   Scratch() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain values that cross every boundary of the core: element types, reductions, devices, errors' vocabulary.
+// The plain values that cross every boundary of the core: element types, reductions, devices, and their names.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ enum class DTypeKind : uint8_t { Integer, Floating, Complex, Bool };
   X(complex64, ComplexFloat, 8, Complex)       \
   X(complex128, ComplexDouble, 16, Complex)
 
-// The enumerators carry ScalarType's names: `bool` cannot be one.
+// The enumerators have ScalarType's names: `bool` cannot be one.
 enum class DType : uint8_t {
 #define X(name, scalar, bytes, kind) scalar,
   MCR_DTYPES(X)
@@ -70,7 +70,7 @@ inline constexpr std::array kReductions = {
 
 constexpr std::string_view name(RedOp red) { return kReductions[static_cast<std::size_t>(red)]; }
 
-/// Whether the reduction means anything on the element type, for any backend.
+/// Whether the reduction is meaningful on the element type, for any backend.
 constexpr bool defined(DType dtype, RedOp red) {
   switch (row(dtype).kind) {
     case DTypeKind::Integer:
@@ -85,18 +85,18 @@ constexpr bool defined(DType dtype, RedOp red) {
   return false;
 }
 
-/// Whether the reduction means something on the element type with a factor.
+/// Whether the reduction with a factor is meaningful on the element type.
 constexpr bool takes_factor(DType dtype, RedOp red) {
   return red == RedOp::PREMUL_SUM && row(dtype).kind == DTypeKind::Floating;
 }
 
-/// Whether the reduction picks one of several floating-point numbers. Libraries disagree on which where one is a NaN.
+/// Whether the reduction picks one of several floating-point numbers. Libraries disagree on the result if one is a NaN.
 constexpr bool orders_numbers(DType dtype, RedOp red) {
   return (red == RedOp::MIN || red == RedOp::MAX) && row(dtype).kind == DTypeKind::Floating;
 }
 
-/// Element types whose operations cost alike, to the cost tables: `Any` for operations that only move data. `Half` are
-/// the floating-point types of 16 and 8 bits: those that are computed in a wider type.
+/// Classes of element types with similar costs, for the cost tables. `Any`: operations that only move data. `Half`: the
+/// floating-point types of 16 and 8 bits, which are computed in a wider type.
 enum class DTypeClass : uint8_t { Any, Half, Float, Integer, Complex };
 
 inline constexpr std::array<std::string_view, 5> kDTypeClasses = {"any", "half", "float", "integer", "complex"};

@@ -29,7 +29,7 @@ int64_t larger_side(const Call& call) {
   return std::max(sum(call.in_counts, call.in), sum(call.out_counts, call.out)) * size_of(call.dtype);
 }
 
-// The lower median of one value of all models.
+// The lower median of one value over all models.
 template <class Value>
 auto lower_median(std::span<const CostModel> models, Value value) {
   std::vector<decltype(value(models[0]))> values;
@@ -87,7 +87,7 @@ int64_t fixed_exp2(int32_t log2) {
 int64_t Cost::at(int64_t bytes) const {
   bytes = std::max<int64_t>(bytes, 0);
   if (curve.known()) return fixed_exp2(curve.at(bytes));
-  // Whole mebibytes and the rest apart: the product of both would not fit.
+  // Whole mebibytes and the rest are multiplied separately: the full product would overflow.
   const int64_t whole = bytes / kMib, rest = bytes % kMib;
   if (per_mib != 0 && whole > kMostCost / per_mib) return kMostCost;
   return std::min(kMostCost, alpha + whole * per_mib + (rest * per_mib + kMib - 1) / kMib);

@@ -10,7 +10,7 @@ namespace mcr {
 namespace {
 
 constexpr int kFraction = 16;
-constexpr int32_t kMost = 1 << 27;  // of a cost: two of them can be added
+constexpr int32_t kMost = 1 << 27;  // for a cost: the sum of two costs still fits
 
 CostCurve::Point possible(CostCurve::Point point) {
   return {std::max<int64_t>(point.bytes, 0), std::clamp(point.cost, -kMost, kMost)};
@@ -41,7 +41,7 @@ int32_t fixed_log2(int64_t value) {
   if (value <= 1) return 0;
   const auto bits = static_cast<uint64_t>(value);
   const int whole = std::bit_width(bits) - 1;
-  // One bit of the fraction for each squaring of the mantissa, which has 31 bits after the point.
+  // Each squaring of the mantissa, which has 31 bits after the point, gives one bit of the fraction.
   uint64_t mantissa = whole <= 31 ? bits << (31 - whole) : bits >> (whole - 31);
   int32_t result = whole;
   for (int i = 0; i < kFraction; ++i) {

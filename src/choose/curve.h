@@ -10,14 +10,14 @@
 
 namespace mcr {
 
-/// log2 with 16 fractional bits; of 0 as of 1.
+/// log2 with 16 fractional bits; 0 counts as 1.
 int32_t fixed_log2(int64_t value);
 
-/// Sizes that count as about the same: four classes for each power of two.
+/// Sizes that count as about equal: four classes per power of two.
 int size_class(int64_t bytes);
 
-/// How long a candidate takes, by message size. Between its points it is interpolated in log-log coordinates; below the
-/// first it is constant, beyond the last it grows with the size.
+/// A candidate's time by data size. Interpolated between points in log-log coordinates; constant below the first point,
+/// proportional to the size beyond the last.
 class CostCurve {
  public:
   struct Point {
@@ -26,35 +26,35 @@ class CostCurve {
   };
 
   CostCurve() = default;
-  /// Of points in any order: of several at one size the first counts. Sizes and costs that nothing has, as a broken
-  /// table may give them, become the nearest possible ones.
+  /// From points in any order; of several points at one size the first is used. Impossible sizes and costs, for example
+  /// from a broken table, are replaced by the nearest possible values.
   explicit CostCurve(std::vector<Point> points);
 
   bool known() const { return !points_.empty(); }
   int32_t at(int64_t bytes) const;
   const std::vector<Point>& points() const { return points_; }
-  /// Adds a point, in the place of those of its size class.
+  /// Adds a point and removes those of its size class.
   void put(Point point);
 
  private:
   std::vector<Point> points_;
 };
 
-/// One range of message sizes: from `from` to the next one's.
+/// A range of data sizes: from `from` to the start of the next range.
 struct CostRange {
   int64_t from;
-  std::size_t curve;  // place among the curves compared
+  std::size_t curve;  // index among the curves compared
 };
 
-/// A candidate is left for another only where the other is cheaper by this: 2 %.
+/// A candidate is replaced by another only if the other is cheaper by this: 2 %.
 inline constexpr int32_t kHysteresis = 1872;
 
-/// The cheapest of the curves by message size, going up from 0, with hysteresis. Unknown curves take no part; no ranges
-/// if none is known.
+/// The cheapest curve by data size, going up from 0, with hysteresis. Unknown curves are skipped; no ranges if none is
+/// known.
 std::vector<CostRange> cheapest(std::span<const CostCurve* const> curves);
 
-/// The curve with the lowest mean cost (of logarithms) over the sizes at which any has been measured: the choice where
-/// the size is not known to all ranks. The number of curves if none is known.
+/// The curve with the lowest mean cost (of logarithms) over the sizes at which any curve was measured: the choice where
+/// not all ranks know the size. The number of curves if none is known.
 std::size_t cheapest_overall(std::span<const CostCurve* const> curves);
 
 }  // namespace mcr

@@ -16,7 +16,7 @@ Decision on_host(const Communicator& communicator, const Call& call) {
   return result;
 }
 
-// A library of the host may take the device's memory, once the device is idle; else it gets copies.
+// A host library may take device memory, once the device is idle; else it gets copies.
 Decision staged(const Communicator& communicator, const Call& call) {
   Decision result;
   result.direct = ReductionForm::of(communicator, call).itself();

@@ -14,18 +14,18 @@ namespace mcr {
 
 /// How a communicator does a call.
 enum class Form : uint8_t {
-  Native,       // as one call of the library, if need be with another reduction
-  Stream,       // as Native, enqueued on a stream of the tensors' device
-  Staged,       // a library of the host, once the device has reached the call: on copies, or on the device's memory
+  Native,       // as one call of the library, if necessary with another reduction
+  Stream,       // like Native, enqueued on a stream of the tensors' device
+  Staged,       // by a host library, once the device has reached the call: on copies, or on device memory
   Emulated,     // by sends and receives (algorithms/emulate.h)
   Unsupported,  // not at all
 };
 
 /// The one place that decides how a communicator does a call: dispatch, the choice of a candidate, mcr_dl.support() and
-/// the passes ask it. A function of the communicator's tables and of the call's operation, types, reduction, device and
-/// counts that all ranks know, so all ranks decide alike.
+/// the passes use it. A function of the communicator's tables and of the call's operation, types, reduction, device and
+/// counts that all ranks know, so that the decision is equal on all ranks.
 struct Decision {
-  /// Small calls, which are made most often, are remembered by the communicator: one load answers then.
+  /// The communicator caches decisions on small calls, which are the most frequent: one load then answers.
   static Decision of(const Communicator& communicator, const Call& call) {
     if (!memorable(call)) [[unlikely]]
       return worked_out(communicator, call);
@@ -47,14 +47,14 @@ struct Decision {
   std::string_view text() const;
 
   Form form = Form::Unsupported;
-  bool direct = false;      // of Staged: the library takes the device's memory
-  bool emulated = false;    // of Staged: the call on the copies is emulated
-  ReductionForm reduction;  // of Native and Emulated
+  bool direct = false;      // for Staged: the library takes device memory
+  bool emulated = false;    // for Staged: the call on the copies is emulated
+  ReductionForm reduction;  // for Native and Emulated
 
  private:
-  // Below this many elements per rank, no count of any rank's call is too large for a library.
+  // Below this many elements per rank, the counts of no rank are too large for a library.
   static constexpr int64_t kSmall = 1 << 15;
-  static constexpr int kBits = 32;  // of a word; the key has the others
+  static constexpr int kBits = 32;  // of a word; the key has the other bits
 
   static Decision worked_out(const Communicator& communicator, const Call& call);
 

@@ -10,7 +10,7 @@ namespace mcr {
 
 namespace {
 
-// The integers that hold the bits of the floating-point type.
+// The integer type that holds the bits of a floating-point type.
 DType integer_of(DType dtype) {
   switch (size_of(dtype)) {
     case 1:
@@ -30,7 +30,7 @@ RedOp on_bool(RedOp red) {
   return red == RedOp::PRODUCT ? RedOp::MIN : red;
 }
 
-// The memory that the reduction may change: the result's own where the rank gets one, else a copy of what it gives.
+// The memory that the reduction may change: the result's own on ranks that get one, else a copy of the rank's input.
 Buffer operands(Call& call, Plan& plan, int rank) {
   const bool in_place = row(call.op).extent == Extent::Same && (!row(call.op).is(kRooted) || call.root == rank);
   if (in_place) return call.out;

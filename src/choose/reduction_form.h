@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions that a library of the host lacks, done with one that it has: AVG is SUM and a division, PREMUL_SUM is a
-// multiplication and SUM, and MIN and MAX of floating-point numbers, where a NaN must win on every backend, are those
-// of integers that order as the numbers do.
+// Reductions that a host library lacks, done with one that it has: AVG is SUM and a division; PREMUL_SUM is a
+// multiplication and SUM; MIN and MAX of floating-point numbers, where a NaN must win on every backend, become MIN and
+// MAX of integers in the order of the numbers.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ class ReductionForm {
  public:
   ReductionForm() = default;
 
-  /// Finds with which reduction and element type the communicator can do the call. A function of the call's operation,
-  /// types and counts and of the communicator's tables: equal on all ranks. On bool, SUM is a logical or and PRODUCT a
-  /// logical and, on every backend. Operations that reduce nothing stay as they are.
+  /// Finds the reduction and element type with which the communicator can do the call. A function of the call's
+  /// operation, types and counts and of the communicator's tables: equal on all ranks. On bool, SUM is a logical or and
+  /// PRODUCT a logical and, on every backend. Operations that reduce nothing stay unchanged.
   static ReductionForm of(const Communicator& communicator, const Call& call);
 
-  /// As 24 bits, without the caller's own element type and reduction.
+  /// Packed into 24 bits, without the caller's own element type and reduction.
   uint32_t packed() const {
     return static_cast<uint32_t>(kind_) | (native_ ? kNativeBit : 0) | static_cast<uint32_t>(asked_dtype_) << 8 |
            static_cast<uint32_t>(asked_red_) << 16;
@@ -37,20 +37,20 @@ class ReductionForm {
     return form;
   }
 
-  /// Whether the communicator supports the reduction that it would be asked for.
+  /// Whether the communicator supports the replacement reduction.
   bool native() const { return native_; }
-  /// Whether it supports the call without a step before or behind it.
+  /// Whether it supports the call itself, without an extra step before or after.
   bool itself() const { return native_ && kind_ == Kind::Itself; }
 
-  /// Before the call is issued or emulated: gives it that reduction and element type, and changes its operands, or
-  /// copies of those that belong to the caller.
+  /// Call before the call is issued or emulated: sets the replacement reduction and element type, and changes the
+  /// operands, or copies of those that belong to the caller.
   void prepare(Call& call, Plan& plan, int rank) const {
     if (kind_ != Kind::Itself) change_operands(call, plan, rank);
     if (!row(call.op).is(kReduces)) return;
     call.dtype = asked_dtype_;
     call.red = asked_red_;
   }
-  /// After that, where the call's other last steps are in the plan: adds the step that makes the result of it.
+  /// Call afterwards, when the call's other last steps are in the plan: adds the step that converts the result.
   void finish(const Call& call, Plan& plan, int rank, int size) const {
     if (kind_ != Kind::Itself) change_result(call, plan, rank, size);
   }
@@ -73,9 +73,9 @@ class ReductionForm {
 
   Kind kind_ = Kind::Itself;
   bool native_ = false;
-  DType dtype_ = DType::Byte;  // as the caller gave them
+  DType dtype_ = DType::Byte;  // the caller's
   RedOp red_ = RedOp::SUM;
-  DType asked_dtype_ = DType::Byte;  // as the communicator gets them
+  DType asked_dtype_ = DType::Byte;  // the communicator's
   RedOp asked_red_ = RedOp::SUM;
 };
 

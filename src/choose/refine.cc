@@ -28,7 +28,7 @@ uint64_t key_of(const Call& call, int64_t bytes) {
   return key * 2 + static_cast<uint64_t>(call.device.type);
 }
 
-// The call without what belongs to this rank alone.
+// The call without its values that are local to this rank.
 Call kind_of(const Call& call, int64_t bytes) {
   Call kind;
   kind.op = call.op;
@@ -62,13 +62,13 @@ Refinement::Bucket& Refinement::bucket_of(const Call& call, int64_t bytes) {
 Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   std::lock_guard lock(mutex_);
   Bucket& bucket = bucket_of(call, bytes);
-  // The count, and with it all that follows, is a function of the calls made on the group in order, which are equal on
-  // all ranks: so all ranks try the same candidate in the same call.
+  // The count, and everything derived from it, is a function of the calls made on the group in order, which are equal
+  // on all ranks: so all ranks try the same candidate in the same call.
   const int64_t count = bucket.calls++;
   bucket.call = kind_of(call, bytes);
   if (count / period_ != bucket.window) {
     bucket.window = count / period_;
-    // Anywhere in the window: a fixed place might meet the same line of a program's loop again and again.
+    // At a random index of the window: a fixed index might hit the same line of a program's loop every time.
     bucket.trial = static_cast<int64_t>(scatter(static_cast<uint64_t>(bucket.window)) % static_cast<uint64_t>(period_));
     bucket.timed = (bucket.trial + period_ / 2) % period_;
   }
@@ -77,8 +77,8 @@ Refinement::Turn Refinement::next(const Call& call, int64_t bytes) {
   return {place == bucket.timed ? Part::Timed : Part::Nothing, &bucket};
 }
 
-// The one that has waited longest. Those without a curve go first, but only as often as it takes to get one: nobody
-// knows how long they take.
+// The candidate that has waited longest. Candidates without a curve go first, but only as often as it takes to get one,
+// as their times are unknown.
 const Refinement::Option* Refinement::pick(Bucket& bucket, const Option& chosen, std::span<const Option> others) {
   std::lock_guard lock(mutex_);
   const auto key = [&](const Option& option) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <map>
 #include <utility>
 
 #include "choose/decision.h"
@@ -41,7 +42,7 @@ void Selector::forget() {
 Slot& Selector::choose(const Call& call) {
   const auto bytes = message_bytes(call, ranks_);
   const Range& range = range_of(remembered(call), bytes);
-  // Only very large counts make a communicator refuse what it has for its types.
+  // Only very large counts make a communicator refuse a call whose types it supports.
   if (bytes <= INT_MAX || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.slot;
@@ -125,11 +126,10 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
   return curves;
 }
 
-// Where the call's class of types, or its vectored form, has not been measured, the nearest that has been stands for
-// it.
+// If the call's class of types, or its vectored form, has not been measured, uses the curves of the nearest that has.
 Selector::Field Selector::field(const Call& call) const {
   Field result;
-  // Libraries that take the tensors as they are come first: without measurements they count.
+  // Libraries that take the tensors directly come first: the order matters when there are no measurements.
   for (const auto able : {&Decision::native, &Decision::native_on_copies}) {
     for (auto& slot : *slots_) {
       if (!(Decision::of(*slot.communicator, call).*able)()) continue;
@@ -186,8 +186,8 @@ std::vector<Selector::Pair> Selector::pairs_of(const Field& compared) const {
   return pairs;
 }
 
-// Both parts together take as long as the slower one: least where they take equally long. The first part's cost rises
-// with its share and the second one's falls, so that halving finds the place.
+// Both parts together take as long as the slower one, and the least when they take equally long. The first part's cost
+// rises with its share and the second's falls, so bisection finds the share.
 int32_t Selector::Pair::share(int64_t bytes) const {
   constexpr int32_t kLeast = 50;
   if (!curves[0]->known() || !curves[1]->known()) return Stripes::kWhole / 2;
@@ -206,8 +206,8 @@ int32_t Selector::Pair::share(int64_t bytes) const {
 }
 
 std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
-  constexpr int64_t kLeastCut = 64 * 1024;        // bytes: two messages for a shorter one cost more than they save
-  constexpr int64_t kUnsized = int64_t{1} << 20;  // what uneven calls are taken for whose size not all ranks know
+  constexpr int64_t kLeastCut = 64 * 1024;        // bytes: below this, the second message costs more than it saves
+  constexpr int64_t kUnsized = int64_t{1} << 20;  // the assumed size of uneven calls, whose size not all ranks know
   if (!row(call.op).is(kCuttable)) return std::nullopt;
   const auto bytes = message_bytes(call, ranks_);
   if (bytes >= 0 && bytes < kLeastCut) return std::nullopt;
@@ -241,8 +241,8 @@ Slot& Selector::choose(const Call& call, Stopwatch& watch) {
   if (refinement_ == nullptr) [[likely]]
     return usual;
   const auto bytes = message_bytes(call, ranks_);
-  // Left alone: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's
-  // rules; devices, whose time the host's clock does not show.
+  // Not refined: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's
+  // rules; device calls, whose time the host's clock does not show.
   if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return usual;
   if (range_of(remembered(call), bytes).forced) return usual;
   const auto turn = refinement_->next(call, bytes);
@@ -299,12 +299,12 @@ std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
   return changes;
 }
 
-// The curves of those not measured move with that of the candidate in use: beside what a program does meanwhile,
+// Unmeasured candidates' curves move with the curve of the candidate in use: while a program does other work,
 // everything takes longer than alone.
 void Selector::update(const Refinement::Bucket& bucket, std::span<const int64_t> agreed) {
   const int64_t bytes = bucket.call.size_hint;
   const Field compared = field(bucket.call);
-  if (compared.guessed()) {  // the class gets curves of its own, which start as those that stood for them
+  if (compared.guessed()) {  // gives the class its own curves, starting as copies of those used so far
     auto copies = tuning_.costs;
     std::erase_if(copies, [&](const auto& cost) { return !(subject_of(cost) == compared.measured); });
     for (auto& copy : copies) {
@@ -334,6 +334,30 @@ Tuning::Cost& Selector::cost_of(const Subject& subject, const std::string& candi
   }
   return tuning_.costs.emplace_back(
       Tuning::Cost{subject.op, subject.vectored, subject.device, subject.types, candidate, {}, false});
+}
+
+CostModel Selector::cost_model(DeviceType device) const {
+  CostModel model;
+  std::map<std::string, uint32_t> resources;
+  if (slots_ == nullptr) return model;
+  for (const auto& slot : *slots_) {
+    if (slot.striped == nullptr && !resources.contains(slot.backend.name)) {
+      resources[slot.backend.name] = model.add({.name = slot.backend.name});
+    }
+  }
+  for (const auto& cost : tuning_.costs) {
+    const auto slot = std::ranges::find_if(*slots_, [&](const Slot& one) { return one.name == cost.candidate; });
+    if (slot == slots_->end() || cost.device != device || !cost.curve.known()) continue;
+    std::vector<Demand> demands;
+    if (slot->striped == nullptr) {
+      demands.push_back({.resource = resources.at(slot->backend.name)});
+    } else {
+      for (const auto& part : slot->striped->parts()) demands.push_back({.resource = resources.at(part.name)});
+    }
+    model.add({Task::Kind::Issue, cost.op, cost.vectored, cost.types, cost.candidate},
+              {.curve = cost.curve, .demands = std::move(demands)});
+  }
+  return model;
 }
 
 }  // namespace mcr

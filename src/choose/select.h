@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which candidate (a backend, or a variant of one) gets a call that names none.
+// Which candidate (a backend, or one of its variants) gets a call that names none.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "choose/cost_model.h"
 #include "choose/curve.h"
 #include "choose/refine.h"
 #include "plugin/backend.h"
@@ -21,17 +22,17 @@
 
 namespace mcr {
 
-/// A candidate: a backend's communicator, and which of its variants.
+/// A candidate: a backend's communicator, and the variant to use.
 struct Slot {
   Registry::Entry& backend;
-  std::shared_ptr<Communicator> communicator;  // shared with running works and with the backend's other variants
-  const std::string& name;                     // "mpi" or "mpi:p2p"; of the registry
+  std::shared_ptr<Communicator> communicator;  // shared with running Works and with the backend's other variants
+  const std::string& name;                     // canonical (base/candidate.h); owned by the registry
   uint8_t variant = 0;
-  std::optional<DeviceType> streams;             // the communicator's, at hand
-  const StripedCommunicator* striped = nullptr;  // the communicator, if it is one
+  std::optional<DeviceType> streams;             // the communicator's, cached
+  const StripedCommunicator* striped = nullptr;  // the communicator, if it is striped
 };
 
-/// What the measurements say, for one group. It must be equal on all ranks of the group: so are the choices then.
+/// The measurements of one group. Equal on all ranks of the group, so that the choices are equal too.
 struct Tuning {
   struct Cost {
     Op op;
@@ -40,13 +41,13 @@ struct Tuning {
     DTypeClass types;
     std::string candidate;
     CostCurve curve;
-    bool refined = false;  // has points that were measured while the program ran
+    bool refined = false;  // has points measured while the program ran
   };
-  /// The user's word: such calls go as if they named the candidate. Of several rules the last counts.
+  /// A user override: matching calls behave as if they named the candidate. The last matching rule wins.
   struct Rule {
     Op op;
     bool vectored;
-    int64_t from, to;  // bytes, without `to`
+    int64_t from, to;  // bytes, `to` excluded
     std::string candidate;
     static constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
   };
@@ -54,29 +55,30 @@ struct Tuning {
   std::vector<Rule> rules;
 };
 
-/// The choice of one group. choose() and explain() may be called from any thread; what changes it not beside them.
+/// The choices of one group. choose() and explain() may be called from any thread, but not concurrently with calls that
+/// change the choices.
 class Selector {
  public:
   explicit Selector(int ranks) : ranks_(ranks) {}
 
-  /// New candidates or measurements; what was worked out from the old ones is forgotten, and refinement starts anew.
+  /// Sets new candidates or measurements, forgets the choices derived from the old ones, and restarts refinement.
   void reset(std::list<Slot>& slots, Tuning tuning);
   const Tuning& tuning() const { return tuning_; }
 
-  /// The candidate of a call that names none: the user's rule; else the cheapest by the cost curves among those that do
-  /// the call themselves; without curves the first of these, in the order in which the backends were given.
+  /// The candidate for a call that names none: the user's rule; else the cheapest by the cost curves among those that
+  /// do the call natively; without curves the first of those, in the order in which the backends were given.
   Slot& choose(const Call& call);
-  /// The same for a call that is about to run to its end, where refinement may try another candidate and time it.
+  /// The candidate for a call that is about to run to its end: refinement may try another candidate and time it.
   Slot& choose(const Call& call, Stopwatch& watch);
 
-  /// How a striped candidate cuts the call; nothing if its first part gets the whole. By the message's size and the
-  /// parts' cost curves, or the candidate's own share: equal on all ranks, but for what is local in Stripes.
+  /// How a striped candidate splits the call; nothing if its first part gets the whole. Depends on the data's size and
+  /// the parts' cost curves, or on the candidate's own share: equal on all ranks, except for what is local in Stripes.
   std::optional<Stripes> stripes(const Slot& slot, const Call& call) {
     return slot.striped == nullptr ? std::nullopt : cut(slot, call);
   }
 
-  /// Turns refinement on, with no calls counted, or off (0). Collective in effect: in the same place of the order of
-  /// calls on all ranks.
+  /// Turns refinement on, with no calls counted, or off (0). Called at the same point in the order of calls on all
+  /// ranks.
   void refine(int64_t period);
   const Refinement* refinement() const { return refinement_.get(); }
 
@@ -86,8 +88,8 @@ class Selector {
     int64_t bytes;
     std::string from, to;
   };
-  /// Takes costs that the ranks have agreed on, in the order of Refinement::costs(). A bucket counts in which at least
-  /// two candidates have one. Equal on all ranks if `agreed` is: nothing that this rank has measured goes into it.
+  /// Adopts costs that the ranks have agreed on, in the order of Refinement::costs(). Only buckets with costs for two
+  /// candidates or more count. Equal on all ranks if `agreed` is: no measurement of this rank is used.
   std::vector<Change> adopt(std::span<const int64_t> agreed);
 
   struct Explanation {
@@ -99,9 +101,14 @@ class Selector {
       const CostCurve* curve;  // null: not measured
       bool refined;
     };
-    std::vector<Candidate> candidates;  // those that were compared
+    std::vector<Candidate> candidates;  // the candidates compared
   };
   Explanation explain(const Call& call);
+
+  /// The measured costs on a kind of device: the cost of an Issue for each candidate. Candidates of one backend share
+  /// one resource per rank, named after the backend; a striped candidate uses the resources of its parts. Equal on all
+  /// ranks.
+  CostModel cost_model(DeviceType device) const;
 
  private:
   struct Range {
@@ -116,11 +123,11 @@ class Selector {
     int32_t share(int64_t bytes) const;
   };
   struct Choice {
-    std::vector<Range> ranges;  // from 0 on, never empty
+    std::vector<Range> ranges;  // starting at 0, never empty
     Range unsized;
     std::vector<Pair> pairs;
   };
-  // What a set of curves is for.
+  // The calls for which a set of curves was measured.
   struct Subject {
     Op op;
     bool vectored;
@@ -130,8 +137,8 @@ class Selector {
   };
   struct Field {
     std::vector<Slot*> slots;
-    std::vector<const CostCurve*> curves;  // one per slot; an empty curve where there is none
-    Subject own, measured;                 // the call's, and the one that the curves are of
+    std::vector<const CostCurve*> curves;  // one per slot; empty if there is none
+    Subject own, measured;                 // the call's, and that of the curves
     bool known() const;
     bool guessed() const { return !(own == measured); }
   };

@@ -15,9 +15,9 @@ namespace mcr {
 
 namespace {
 
-__extension__ using Wide = __int128;  // of products of times and shares
+__extension__ using Wide = __int128;  // for products of times and shares
 
-// Times inside have 16 bits behind the point, are rounded up at each step, and down at the end: results are exact as
+// Internal times have 16 fractional bits. They are rounded up at each step and down at the end: results are exact as
 // long as fewer than 2^16 roundings add up.
 constexpr int kFraction = 16;
 constexpr int64_t kLatest = std::numeric_limits<int64_t>::max() >> 2;
@@ -29,7 +29,7 @@ int64_t divide_up(Wide value, int64_t by) { return static_cast<int64_t>((value +
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "simulate: " + text); }
 
-// Of a task that is no Wait, the cost and the size that it goes by.
+// The cost of a task that is not a Wait, and the size by which it is looked up.
 std::pair<const Cost*, int64_t> cost_of(const Job& job, const Task& task, const CostModel& model, const World& world) {
   std::string_view name;
   std::size_t ranks = 1;
@@ -71,10 +71,10 @@ class Simulator {
     State state = State::Blocked;
     uint32_t before = 0;  // predecessors that have not ended
     std::vector<Index> successors = {};
-    const Cost* cost = nullptr;  // null: of a Wait
+    const Cost* cost = nullptr;  // null for a Wait
     int64_t bytes = 0, time = 0, wait = 0;
     int64_t ready = 0, issued = 0, start = 0, end = 0;
-    std::deque<Index>* channel = nullptr;  // of an Issue that has to keep its place
+    std::deque<Index>* channel = nullptr;  // for an Issue that has to keep its order
   };
   // One resource of one rank or host.
   struct Holder {
@@ -83,18 +83,18 @@ class Simulator {
     int32_t in_flight = 0;
     int64_t bytes = 0, load = 0, busy = 0;
   };
-  // What several nodes do together: a message, a collective; or one node alone.
+  // A joint activity of several nodes (a message, a collective), or of a single node.
   struct Activity {
     std::vector<Index> members;
     std::vector<std::pair<std::size_t, int32_t>> uses = {};  // holder, share
-    bool works = false;                                      // behind its latency
+    bool works = false;                                      // past its latency
     int64_t until = 0;                                       // end of the latency
     int64_t left = 0;                                        // ticks of work
-    int64_t slow = 1, fast = 1;                              // of each `slow` ticks it works for `fast`
+    int64_t slow = 1, fast = 1;                              // it works `fast` of every `slow` ticks
   };
   using Communicator = std::tuple<uint32_t, std::string, int>;  // group, candidate, stage
   using Key = std::tuple<int64_t, int64_t, uint32_t, uint32_t, Index>;
-  // Members that have issued a collective, or one side of a message, in their order.
+  // Members that have issued a collective, or one side of a message, in order.
   using Issued = std::map<int, std::deque<Index>>;
 
   const Task& task(const Node& node) const { return jobs_[node.job].schedule->tasks()[node.task]; }
@@ -147,7 +147,7 @@ class Simulator {
     std::size_t waits = 0;
     for (uint32_t id = 0; id < count; ++id) {
       Node node{index, id};
-      node.before = 1;  // the job's release
+      node.before = 1;  // the release of the job
       if (job.schedule == nullptr) {
         node.cost = &job.work;
       } else {
@@ -188,7 +188,7 @@ class Simulator {
     return found->second;
   }
 
-  // ---- what begins and ends at the present time
+  // ---- tasks that begin and end now
 
   void schedule_release(uint32_t job) { releases_.emplace(std::max(now_, ticks(jobs_[job].release)), job); }
 
@@ -239,7 +239,7 @@ class Simulator {
     }
   }
 
-  // Does all that happens now; false when nothing is left to wait for.
+  // Processes everything that happens now; false if nothing is left to wait for.
   bool settle() {
     for (bool changed = true; changed;) {
       changed = false;
@@ -273,7 +273,7 @@ class Simulator {
     return !ended.empty();
   }
 
-  // Starts what may start, in the order of the queue. Nothing overtakes a task that waits for the same resource.
+  // Starts tasks in the order of the queue. No task overtakes one that waits for the same resource.
   bool admit() {
     bool any = false;
     for (bool changed = true; changed;) {
@@ -387,7 +387,7 @@ class Simulator {
     running_.push_back(std::move(activity));
   }
 
-  // ---- to the next time at which something happens
+  // ---- advancing to the next event
 
   bool advance() {
     set_speeds();
@@ -409,8 +409,8 @@ class Simulator {
     return true;
   }
 
-  // A resource that is asked for more than it has slows all of its tasks down alike, and a task goes as fast as the
-  // slowest of its resources lets it.
+  // An overloaded resource slows down all of its tasks equally, and a task runs at the speed that the slowest of its
+  // resources allows.
   void set_speeds() {
     for (auto& held : holders_) held.load = 0;
     for (const auto& activity : running_) {
@@ -457,14 +457,14 @@ class Simulator {
   const World& world_;
   int64_t now_ = 0;
   std::vector<Node> nodes_;
-  std::vector<Index> first_;                                    // node of each job
-  std::vector<std::pair<std::size_t, std::size_t>> jobs_left_;  // jobs before it, + 1; tasks that have not ended
+  std::vector<Index> first_;                                    // first node of each job
+  std::vector<std::pair<std::size_t, std::size_t>> jobs_left_;  // 1 + the jobs before it; tasks that have not ended
   std::vector<std::vector<uint32_t>> followers_;                // of each job
-  std::map<std::pair<Communicator, int>, std::deque<Index>> channels_;  // Issues of a rank, not issued yet
+  std::map<std::pair<Communicator, int>, std::deque<Index>> channels_;  // a rank's Issues, not issued yet
   std::vector<Holder> holders_;
-  std::map<std::pair<uint32_t, int>, std::size_t> numbers_;  // of holders, by resource and owner
-  std::set<std::pair<int64_t, uint32_t>> releases_;          // when, job
-  std::set<std::pair<int64_t, Index>> wakes_;                // when, Wait
+  std::map<std::pair<uint32_t, int>, std::size_t> numbers_;  // indexes of holders, by resource and owner
+  std::set<std::pair<int64_t, uint32_t>> releases_;          // time, job
+  std::set<std::pair<int64_t, Index>> wakes_;                // time, Wait
   std::set<Key> waiting_;
   std::vector<Activity> running_;
   std::map<Communicator, Issued> collectives_;

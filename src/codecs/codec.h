@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codecs: fewer bytes for the same count of floating-point elements, at the price of a stated error.
+// Codecs: fewer bytes for the same number of floating-point elements, with a stated error.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,11 @@
 
 namespace mcr {
 
-/// Its methods may be called from any thread. What it makes of a value depends on the values of its part alone, so that
-/// ranks which decode the same bytes get the same bits.
+/// Methods may be called from any thread. The encoding of a value depends only on the values of its part, so that ranks
+/// which decode identical bytes get identical bits.
 class Codec {
  public:
-  /// `name` is the specification that makes it: "int8:block=64".
+  /// `name` is the specification of the codec: "int8:block=64".
   explicit Codec(std::string name) : name_(std::move(name)) {}
   Codec(const Codec&) = delete;
   Codec& operator=(const Codec&) = delete;
@@ -28,43 +28,45 @@ class Codec {
 
   /// Lives as long as the process, as codecs do.
   const std::string& name() const { return name_; }
-  /// Whether tensors of this type become smaller. Only then is the codec used on them.
+  /// Whether tensors of this type become smaller. The codec is used only on those.
   virtual bool accepts(DType dtype) const = 0;
-  /// Whether the encoded size is capacity(), whatever the values.
+  /// Whether the encoded size is always capacity(), for all values.
   virtual bool fixed() const = 0;
-  /// Bytes of `count` encoded elements, at most. `dtype` is Float or Double here and below: shorter types are widened.
+  /// The largest size, in bytes, of `count` encoded elements. `dtype` is Float or Double here and below: shorter types
+  /// are widened.
   virtual int64_t capacity(int64_t count, DType dtype) const = 0;
-  /// Returns the bytes that were written to `out`.
+  /// Returns the number of bytes written to `out`.
   virtual int64_t encode(const void* in, int64_t count, DType dtype, std::byte* out) const = 0;
   virtual void decode(const std::byte* in, int64_t bytes, void* out, int64_t count, DType dtype) const = 0;
-  /// Writes, in at most capacity() bytes, what fails to decode on every rank, with this text. For codecs that can fail.
+  /// Writes, in at most capacity() bytes, data that fails to decode on every rank, with this text. For codecs that can
+  /// fail.
   virtual int64_t encode_failure(const std::string& text, int64_t count, DType dtype, std::byte* out) const;
 
  private:
   const std::string name_;
 };
 
-/// The type that a codec sees for tensors of `dtype`.
+/// The type that a codec gets for tensors of `dtype`.
 constexpr DType coded_type(DType dtype) {
   return row(dtype).kind == DTypeKind::Floating && size_of(dtype) <= 2 ? DType::Float : dtype;
 }
 
-/// The options of a specification, in the order of their names.
+/// The options of a specification, sorted by name.
 using Options = std::map<std::string, std::string, std::less<>>;
 
-/// Codecs of one name, made from options.
+/// All codecs of one name; options select one.
 struct CodecFamily {
   std::string name;
-  std::vector<std::string> options;  // those that it knows
+  std::vector<std::string> options;  // the known options
   std::function<std::unique_ptr<Codec>(const Options&)> make;
 };
 
-/// What a specification such as "int8:block=128,feedback=grad0" says. Lives as long as the process.
+/// The meaning of a specification such as "int8:block=128,feedback=grad0". Lives as long as the process.
 struct Coding {
   std::string text;
   const Codec* codec = nullptr;  // null: not compressed
-  std::string feedback = {};     // name of the residual of an all_reduce; empty: none is kept
-  bool automatic = false;        // as the group's tables say
+  std::string feedback = {};     // name of the residual of an all_reduce; empty: no residual
+  bool automatic = false;        // as the group's tables choose
 };
 
 /// The codecs of this process, by name. All methods are thread-safe.
@@ -72,9 +74,10 @@ class Codecs {
  public:
   static Codecs& instance();
 
-  /// Adds a family. Throws InvalidArgument if there is one of that name.
+  /// Adds a family. Throws InvalidArgument if the name is taken.
   void add(CodecFamily family);
-  /// The one Coding of a specification. Throws InvalidArgument, naming what is known, for a wrong one.
+  /// The Coding of a specification, one object for each. Throws InvalidArgument for a wrong specification, naming what
+  /// is known.
   const Coding& coding(std::string_view text);
   std::vector<std::string> names() const;
 
@@ -83,7 +86,7 @@ class Codecs {
   Coding parse(std::string_view text);
   const CodecFamily& family(std::string_view name, std::string_view text) const;
 
-  mutable std::recursive_mutex mutex_;  // a family's maker may be Python, which may ask for names
+  mutable std::recursive_mutex mutex_;  // recursive: a family's maker may be Python, which may ask for names
   std::map<std::string, CodecFamily, std::less<>> families_;
   std::map<std::string, std::unique_ptr<Codec>, std::less<>> codecs_;
   std::map<std::string, Coding, std::less<>> codings_;
@@ -96,7 +99,7 @@ CodecFamily bf16_family();
 CodecFamily fp16_family();
 CodecFamily int8_family();
 
-/// Floating-point elements of 16 or 8 bits as Float, and back (rounded to the nearest, ties to even).
+/// Converts floating-point elements of 16 or 8 bits to Float, and back (rounded to nearest, ties to even).
 void widen(const void* in, int64_t count, DType dtype, float* out);
 void narrow(const float* in, int64_t count, DType dtype, void* out);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8: blocks of whole numbers from -127 to 127 with a scale each. Encoded: the scales of all blocks in the tensor's
-// type, then one byte per element.
+// int8: blocks of whole numbers from -127 to 127, with one scale per block. Encoded: the scales of all blocks in the
+// tensor's type, then one byte per element.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -30,7 +30,8 @@ struct Bits<double> {
   static constexpr double kRound = 0x1.8p52;
 };
 
-// The largest magnitude; infinite or NaN if an element is. Of the bits: they order as magnitudes do, NaN above all.
+// The largest magnitude; infinite or NaN if an element is. Compares bits: they order like magnitudes, with NaN above
+// all.
 template <class T>
 T largest(const T* values, int64_t count) {
   using Word = typename Bits<T>::Word;
@@ -42,8 +43,8 @@ T largest(const T* values, int64_t count) {
   return std::bit_cast<T>(most);
 }
 
-// NaN where an element is not finite. 0 where the scale would be subnormal: such numbers have few digits, and a thread
-// may flush them to zero.
+// NaN if an element is not finite. 0 if the scale would be subnormal: such numbers have few digits, and a thread may
+// flush them to zero.
 template <class T>
 T scale_of(T most) {
   if (!std::isfinite(most)) return std::numeric_limits<T>::quiet_NaN();

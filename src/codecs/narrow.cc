@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bf16 and fp16: each element rounded to a 16-bit floating-point type. Widening of all short types.
+// bf16 and fp16: rounds each element to a 16-bit floating-point type. Also widens all short types.
 #include <cstring>
 #include <utility>
 
@@ -17,7 +17,7 @@ void shorten(const void* in, int64_t count, void* out) {
   auto* __restrict to = static_cast<std::byte*>(out);
   for (int64_t i = 0; i < count; ++i) {
     const S value = store<S>(static_cast<float>(from[i]));
-    std::memcpy(to + static_cast<int64_t>(sizeof(S)) * i, &value, sizeof(S));  // encoded parts may begin anywhere
+    std::memcpy(to + static_cast<int64_t>(sizeof(S)) * i, &value, sizeof(S));  // encoded parts may be unaligned
   }
 }
 

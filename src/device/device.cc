@@ -13,7 +13,7 @@ namespace mcr {
 
 namespace {
 
-// The host's streams do at once what they are given.
+// The host's streams execute work at once.
 class HostEvent final : public Event {
  public:
   void record(const Stream&) override {}
@@ -43,7 +43,7 @@ class HostRuntime final : public DeviceRuntime {
   std::atomic<int64_t> next_{1};
 };
 
-// Never destroyed: threads may still use them while the process ends.
+// Never destroyed: threads may still use them during process exit.
 auto& runtimes() {
   using Table = std::array<std::unique_ptr<DeviceRuntime>, 2>;
   static auto& table = *std::make_unique<Table>(Table{std::make_unique<HostRuntime>(), nullptr}).release();

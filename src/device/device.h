@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, events and memory of devices, as far as the core needs them. The core knows no device's library: the
-// bindings implement this on torch's device-generic API, and the host has a form of its own in which everything is
-// complete at once.
+// Streams, events and memory of devices, as far as the core needs them. The core does not know any device's library:
+// the bindings implement this interface with torch's device-generic API, and the host has an implementation in which
+// everything is complete at once.
 #pragma once
 
 #include <cstdint>
@@ -14,60 +14,60 @@ namespace mcr {
 /// A queue of a device's work. A plain value; streams are never destroyed.
 struct Stream {
   Device device;
-  int64_t id = 0;          // torch's number of it
-  void* handle = nullptr;  // what libraries take: a cudaStream_t; null on the host
+  int64_t id = 0;          // torch's stream id
+  void* handle = nullptr;  // the handle that libraries take: a cudaStream_t; null on the host
   bool operator==(const Stream&) const = default;
 };
 
-/// A point in a stream's work. Not thread-safe, except ready() beside join().
+/// A point in a stream's work. Not thread-safe, except that ready() may run concurrently with join().
 class Event {
  public:
   virtual ~Event() = default;
-  /// Moves it to the end of what the stream has been given so far.
+  /// Moves the event to the end of the work enqueued on the stream so far.
   virtual void record(const Stream& stream) = 0;
-  /// What the stream is given from now on waits for it. The host does not.
+  /// Makes work enqueued on the stream from now on wait for the event. The host does not wait.
   virtual void join(const Stream& stream) = 0;
-  /// Whether the stream has passed it. Never waits.
+  /// Whether the stream has passed the event. Never waits.
   virtual bool ready() = 0;
-  /// The host waits for it.
+  /// Makes the host wait for the event.
   virtual void synchronize() = 0;
-  /// Milliseconds from an earlier event of the same device; both made with timing, recorded and passed.
+  /// Milliseconds since an earlier event of this device; both must be made with timing, recorded and passed.
   virtual double since(Event& earlier) = 0;
 };
 
 enum class CopyKind : uint8_t { Within, ToHost, ToDevice };
 
-/// A kind of device. All methods are thread-safe; "current" is meant for the calling thread.
+/// A kind of device. All methods are thread-safe; "current" refers to the calling thread.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
   virtual Stream current(Device device) = 0;
-  /// Makes the stream that of its device; returns the one before.
+  /// Makes the stream the current one of its device; returns the previous one.
   virtual Stream exchange(const Stream& stream) = 0;
-  /// Makes the device current; returns the one before.
+  /// Makes the device current; returns the previous one.
   virtual Device exchange(Device device) = 0;
-  /// Makes the device current again. Touches no device that this process does not use otherwise.
+  /// Makes the device current again. Does not touch a device that this process does not use otherwise.
   virtual void restore(Device device) noexcept { static_cast<void>(device); }
-  /// A stream of our own.
+  /// A new stream, for the core's own use.
   virtual Stream make_stream(Device device, bool high_priority) = 0;
   virtual std::unique_ptr<Event> make_event(bool timing) = 0;
-  /// Device memory in the order of the current stream, as torch's tensors have it.
+  /// Device memory, ordered by the current stream like the memory of torch's tensors.
   virtual std::shared_ptr<void> allocate(Device device, int64_t bytes) = 0;
-  /// Host memory that the device can copy from and to while the host goes on.
+  /// Host memory that the device can copy from and to without the host waiting.
   virtual std::shared_ptr<void> allocate_pinned(Device device, int64_t bytes) = 0;
-  /// Enqueues a copy. The host goes on, if its memory is pinned.
+  /// Enqueues a copy. The host does not wait if its memory is pinned.
   virtual void copy(void* to, const void* from, int64_t bytes, CopyKind kind, const Stream& stream) = 0;
-  /// Whether the stream's work is being recorded into a graph instead of done.
+  /// Whether the stream's work is being captured into a graph instead of executed.
   virtual bool capturing(const Stream& stream) = 0;
-  /// Called once by a thread that only looks after what others have issued: it must not disturb a graph that another
-  /// thread is recording.
+  /// Called once by each thread that only watches work issued by others: it must not disturb a graph that another
+  /// thread is capturing.
   virtual void enter_background() {}
 
-  /// That of a kind of device; throws Unavailable if it has none here.
+  /// The runtime of a kind of device; throws Unavailable if there is none here.
   static DeviceRuntime& of(DeviceType type);
-  /// Called once for each kind, before anything uses it. The host has one from the start.
+  /// Called once for each kind, before any use. The host's runtime exists from the start.
   static void add(DeviceType type, std::unique_ptr<DeviceRuntime> runtime);
-  /// enter_background() of all that there are.
+  /// Calls enter_background() of all runtimes.
   static void enter_background_everywhere();
 };
 

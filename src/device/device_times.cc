@@ -9,7 +9,7 @@
 
 namespace mcr {
 
-/// A moment on both clocks.
+/// One moment on both clocks.
 struct DeviceTimes::Reference {
   Stream stream;
   PooledEvent event;
@@ -20,7 +20,7 @@ namespace {
 
 using Reference = DeviceTimes::Reference;
 
-// Events give milliseconds in 32 bits: later ones need a nearer reference to be exact to a microsecond.
+// Events give milliseconds in 32 bits: to be exact to a microsecond, later events need a newer reference.
 constexpr int64_t kLifetime = int64_t{10} * 1000 * 1000 * 1000;
 
 int64_t now() {

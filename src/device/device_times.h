@@ -8,9 +8,9 @@
 
 namespace mcr {
 
-/// When a device did an operation, on the host's clock: two events with timing, read once the device has passed them,
-/// so that nobody ever waits. The clocks are compared on a stream that has nothing else to do, every ten seconds; what
-/// that takes, some microseconds, is the error of the times, not of their difference.
+/// When a device ran an operation, on the host's clock: two events with timing, read once the device has passed them,
+/// so that no thread waits. The clocks are compared every ten seconds on a stream without other work; the duration of
+/// that comparison, some microseconds, is the error of the times, but not of their difference.
 class DeviceTimes {
  public:
   struct Reference;
@@ -18,11 +18,11 @@ class DeviceTimes {
     int64_t start, end;  // nanoseconds of steady_clock
   };
 
-  /// The operation comes next in the stream.
+  /// Call just before the operation is enqueued on the stream.
   explicit DeviceTimes(const Stream& stream);
-  /// It is behind. Once.
+  /// Call once, just after the operation is enqueued.
   void finish(const Stream& stream);
-  /// Whether read() can tell.
+  /// Whether the times can be read.
   bool ready() { return end_.passed(); }
   Span read();
 

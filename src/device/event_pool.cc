@@ -34,7 +34,7 @@ class EventPool {
     try {
       idle_of(kind).push_back(std::move(owned));
     } catch (const std::bad_alloc&) {
-      // Then it is destroyed instead.
+      // The event is destroyed instead.
     }
   }
 
@@ -48,7 +48,7 @@ class EventPool {
   std::map<std::tuple<int, int, bool>, std::vector<std::unique_ptr<Event>>> idle_;  // guarded by mutex_
 };
 
-// Never destroyed: at the end of the process the devices' libraries may be gone before it.
+// Never destroyed: during process exit the devices' libraries may end first.
 EventPool& pool() {
   static auto& events = *std::make_unique<EventPool>().release();
   return events;

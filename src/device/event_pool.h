@@ -14,17 +14,17 @@ struct ReturnEvent {
   void operator()(Event* event) const noexcept;
 };
 
-/// An event of the process's pool, which gets it back.
+/// An event from the process's pool, to which it returns.
 using PooledEvent = std::unique_ptr<Event, ReturnEvent>;
 
-/// An event for the streams of a device. From any thread. A stream that has joined an event does not need it any more:
-/// it may go back at once.
+/// Takes an event for the streams of a device. From any thread. A stream that has joined an event no longer needs it:
+/// the event may be returned at once.
 PooledEvent take_event(Device device, bool timing = false);
 
-/// Where an asynchronous operation stands in a device's work. Any thread may look at it; one thread records it, once.
+/// The position of an asynchronous operation in a device's work. Any thread may query it; one thread records it, once.
 class StreamPoint {
  public:
-  /// `caller`: the stream whose work the operation comes behind.
+  /// `caller`: the stream behind whose work the operation is enqueued.
   explicit StreamPoint(const Stream& caller, bool timing = false)
       : event_(take_event(caller.device, timing)),
         caller_(caller),
@@ -35,21 +35,22 @@ class StreamPoint {
     event_->record(stream);
     recorded_.store(true, std::memory_order_release);
   }
-  /// False: the operation has not been given to the device yet.
+  /// False: the operation has not been enqueued on the device yet.
   bool recorded() const { return recorded_.load(std::memory_order_acquire); }
   /// Whether the device has passed it.
   bool passed() { return recorded() && event_->ready(); }
-  /// What the stream is given from now on comes behind the operation. It must be recorded.
+  /// Makes work enqueued on the stream from now on run after the operation. The point must be recorded.
   void join(const Stream& stream) { event_->join(stream); }
 
   Event& event() { return *event_; }
   const Stream& caller() const { return caller_; }
-  /// The caller's stream is not torch's, so nobody makes it current when he waits: it waits too.
+  /// The caller's stream is not torch's, so it is not the current stream when the caller waits: wait() makes it wait
+  /// too.
   void set_foreign() { foreign_.store(true, std::memory_order_relaxed); }
   bool foreign() const { return foreign_.load(std::memory_order_relaxed); }
-  /// The stream that it was recorded on.
+  /// The stream on which it was recorded.
   const Stream& stream() const { return stream_; }
-  /// In a graph that is being recorded: the event then says nothing to the host.
+  /// Captured into a graph: the host learns nothing from the event.
   bool captured() const { return captured_; }
 
  private:

@@ -10,11 +10,11 @@
 
 namespace mcr {
 
-/// The streams of one backend: a few per device, made on first use, so that what it does overlaps with other backends'
-/// work and with the program's. Thread-safe.
+/// The streams of one backend: a few per device, made on first use, so that its operations overlap with the work of
+/// other backends and of the program. Thread-safe.
 class StreamPool {
  public:
-  /// Whether streams that are made from now on come first on their device, in the whole process.
+  /// Whether streams made from now on, in the whole process, have high priority on their device.
   static void prefer_high_priority(bool high) noexcept;
   Stream lane(Device device, int index);
 
@@ -23,15 +23,16 @@ class StreamPool {
   std::map<std::pair<int, int>, std::vector<Stream>> lanes_;  // by device; guarded by mutex_
 };
 
-/// The one order in which this process gives work to a device. Its backends' operations may wait for other ranks while
-/// they hold the device, so all ranks must start them in one order: that of the calls.
+/// The one order in which this process issues work to a device. Operations of its backends may hold the device while
+/// they wait for other ranks, so all ranks must start them in one order: the order of the calls.
 class LaunchOrder {
  public:
   static LaunchOrder& of(Device device);
 
-  /// Held while a call is issued; again by calls inside a batch.
+  /// Held while a call is issued; taken recursively by calls inside a batch.
   std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
-  /// For libraries that do not keep the order themselves: what was issued last comes first. With the lock held.
+  /// For libraries that do not keep the order themselves: makes the stream wait for the operation issued last. With the
+  /// lock held.
   void join_last(const Stream& stream);
   void note_last(const Stream& stream);
 

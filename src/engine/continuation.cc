@@ -18,13 +18,13 @@ struct Pending {
   std::vector<std::shared_ptr<Continuation>> all;  // guarded by mutex
 };
 
-// Never destroyed: threads may still use it while the process ends.
+// Never destroyed: threads may still use it during process exit.
 Pending& pending() {
   static auto& list = *std::make_unique<Pending>().release();
   return list;
 }
 
-// How often a wait looks at the clock and for Ctrl-C.
+// A wait checks the clock and Ctrl-C after this many rounds.
 constexpr int kRounds = 100;
 
 }  // namespace

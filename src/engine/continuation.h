@@ -10,15 +10,15 @@
 namespace mcr {
 
 /// Something in this process that still has collectives to issue for operations that were started: calls that a pass
-/// holds, second phases. A library that admits one thread at a time would keep them from that while a blocking call
-/// sits in it, and the other ranks from ever joining that call. So such a call first waits until nothing is pending.
-/// This ends, because the other ranks have made the same calls before, on this group, and do the same.
+/// holds, second phases. In a library that admits one thread at a time, a blocking call would keep them from being
+/// issued, and then the other ranks would never join that call. So such a call first waits until nothing is pending.
+/// This wait ends, because the other ranks have made these earlier calls of the group too, and also wait first.
 class Continuation : public std::enable_shared_from_this<Continuation> {
  public:
   virtual ~Continuation() = default;
-  /// Issues what it can, at once; never waits. From any thread.
+  /// Issues what it can now; never waits. From any thread.
   virtual void hurry() = 0;
-  /// Hurries until nothing is pending; false if the time runs out first.
+  /// Calls hurry() until nothing is pending; false if the time runs out first.
   bool settle(std::chrono::nanoseconds limit);
 
   static bool any() noexcept { return count_.load(std::memory_order_relaxed) != 0; }
@@ -26,12 +26,12 @@ class Continuation : public std::enable_shared_from_this<Continuation> {
   static void finish(std::chrono::milliseconds limit, Interrupt interrupt);
 
  protected:
-  /// It has something to issue from now on, or has no more. Told under the lock that guards it.
+  /// Says whether it has something to issue. Called under the lock that guards this state.
   void set_pending(bool pending);
 
  private:
   std::atomic<bool> pending_{false};
-  static std::atomic<int> count_;  // not inline: modules with hidden symbols would have their own
+  static std::atomic<int> count_;  // not inline: modules with hidden symbols would get a copy
 };
 
 }  // namespace mcr

@@ -12,7 +12,7 @@
 
 namespace mcr {
 
-/// A call that a pass holds: another Work does it later, or it fails. One thread gives it its end, once; any thread
+/// A call that a pass holds: another Work does it later, or it fails. One thread sets its outcome, once; any thread
 /// polls.
 class Deferred {
  public:
@@ -24,7 +24,7 @@ class Deferred {
     error_.emplace(error);
     given_.store(true, std::memory_order_release);
   }
-  /// It has its Work or its error.
+  /// The Work or the error is set.
   bool given() const { return given_.load(std::memory_order_acquire); }
 
   /// True once the call is complete; throws its error.
@@ -35,7 +35,7 @@ class Deferred {
     work_->rethrow();
     return true;
   }
-  /// As Request::block().
+  /// Like Request::block().
   bool block(std::chrono::nanoseconds limit) const {
     if (!given() || error_) return false;
     work_->wait_for(limit);
@@ -48,7 +48,7 @@ class Deferred {
   std::atomic<bool> given_{false};
 };
 
-/// The request of such a call.
+/// The request of a deferred call.
 class DeferredRequest : public Request {
  public:
   explicit DeferredRequest(std::shared_ptr<Deferred> call) : call_(std::move(call)) {}

@@ -6,6 +6,7 @@
 
 #include "algorithms/emulate.h"
 #include "algorithms/stripe.h"
+#include "base/pool.h"
 #include "choose/decision.h"
 #include "codecs/codec.h"
 #include "engine/continuation.h"
@@ -24,7 +25,7 @@ namespace mcr {
 
 namespace {
 
-// Tells the backend's progress thread that somebody polls.
+// Tells the backend's progress thread that a thread is polling.
 class Waiting {
  public:
   explicit Waiting(Progress* progress) : progress_(progress) {
@@ -40,11 +41,12 @@ class Waiting {
   Progress* progress_;
 };
 
-// How often a wait looks up from the operation: Ctrl-C is noticed within this time.
+// A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
 
 bool empty(const Call& call) {
-  // Receives from any rank must report one, and vectored calls may be empty on this rank alone: both are issued.
+  // Both of these are issued: receives from any rank, which must report a rank, and vectored calls, which may be empty
+  // on this rank only.
   return !call.vectored && call.in.count == 0 && call.out.count == 0 && call.op != Op::barrier &&
          !row(call.op).is(kPeer);
 }
@@ -56,12 +58,13 @@ void check_device(Device expected, Device got) {
                   ", got cuda:" + std::to_string(got.index));
 }
 
-// The candidate that the call names, or the only backend; null: the choice is still to be made.
+// The candidate that the call names, or the only backend; null: not chosen yet.
 const std::string* candidate(const Passage& passage) {
   return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
 }
 
-// What is true of every call before any pass sees it. False: it has nothing to do.
+// Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
+// number yet.
 bool admit(Passage& passage) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   try {
@@ -77,6 +80,38 @@ bool admit(Passage& passage) {
   trail.bytes = message_bytes(call, group.size());
   trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes);
   return true;
+}
+
+// Numbers a call that goes through passes, and returns its chain; an empty one if another thread has removed the passes
+// meanwhile.
+std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
+  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
+  std::shared_ptr<const Chain> chain;
+  trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes, &chain);
+  return chain == nullptr ? std::make_shared<const Chain>() : chain;
+}
+
+Activity::What activity_of(const Passage& passage) {
+  return {.label = &passage.group.position().label(),
+          .backend = candidate(passage),
+          .seq = passage.trail.seq,
+          .bytes = passage.trail.bytes,
+          .limit = passage.call.timeout,
+          .op = passage.call.op};
+}
+
+// Runs an admitted call. If it is refused, perhaps only on this rank, nothing was sent, and its number is returned.
+template <class Body>
+auto counted(Passage& passage, const Body& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    const auto code = error.code();
+    const bool refused =
+        code == ErrorCode::InvalidArgument || code == ErrorCode::InvalidType || code == ErrorCode::Unsupported;
+    if (refused && !row(passage.call.op).is(kPeer)) passage.group.position().withdraw(passage.trail.seq);
+    throw;
+  }
 }
 
 std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
@@ -103,7 +138,7 @@ void watch(const Passage& passage, std::shared_ptr<Work> work) {
   passage.slot->backend.progress.watch(std::move(work));
 }
 
-// The end of the chain: a backend is chosen and gets the call.
+// The end of the chain: chooses a backend and issues the call.
 class Issue {
  public:
   explicit Issue(Passage& passage) : passage_(passage) {}
@@ -164,7 +199,7 @@ class Issue {
   std::shared_ptr<Work> enqueue() {
     auto [requests, point] = start_on_stream(passage_);
     auto work = make_work(passage_, std::move(requests), std::move(point));
-    // A device's work is not complete yet, and asking costs as much as enqueuing it did.
+    // On a device the operation cannot be complete yet, and asking costs as much as enqueuing it did.
     if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
       work->poll();
     if (!work->settled()) watch(passage_, work);
@@ -215,17 +250,18 @@ class Issue {
 
   bool admits_one_thread() const { return !passage_.slot->communicator->inline_messages(); }
 
-  // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy out.
+  // Adds the last steps to the plan in the order in which they must run: combine, finish the reduction, copy to the
+  // outputs.
   void issue(Lane& lane) {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     auto& communicator = *slot->communicator;
     decision_.reduction.prepare(call, plan, group.rank());
     if (decision_.form == Form::Emulated) {
-      const auto schedule = std::make_shared<Schedule>();
+      const auto schedule = Schedule::make();
       emulate(call, group.rank(), group.size(), *schedule);
       begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
     } else if (const auto stripes = group.selector().stripes(*slot, call)) {
-      const auto schedule = std::make_shared<Schedule>();
+      const auto schedule = Schedule::make();
       stripe(call, group.size(), *stripes, *schedule);
       begin(schedule, lane, [&](uint8_t part) -> Communicator& { return *slot->striped->parts()[part].communicator; });
     } else {
@@ -237,12 +273,12 @@ class Issue {
 
   template <class Parts>  // the communicator of each part
   static void begin(const std::shared_ptr<Schedule>& schedule, Lane& lane, const Parts& parts) {
-    const auto run = std::make_shared<Run>(schedule);
+    const auto run = make_pooled<Run>(schedule);
     for (auto& request : requests_of(nullptr, run)) lane.track(std::move(request));
     run->begin([&](const Task& task, Requests& requests) { issue_on(parts(task.part), task.call, requests); });
   }
 
-  // Called in a catch block. Requests that were started before the error stay alive until they end: the library still
+  // Call in a catch block. Requests that were started before the error stay alive until they end: the library still
   // uses their memory.
   [[noreturn]] void fail(Lane& lane) {
     if (lane.pending()) watch(passage_, make_work(passage_, lane.take()));
@@ -258,7 +294,7 @@ class Issue {
   std::unique_ptr<Profiler::Span> span_;
 };
 
-// Adds a wait for what is not complete yet to its record, if there is one.
+// Adds a wait for an incomplete Work to its record, if there is one.
 class LoggedWait {
  public:
   explicit LoggedWait(const Work& work)
@@ -320,7 +356,7 @@ std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request
 }
 
 Outcome Next::operator()(Passage& passage) const {
-  if (!rest_.empty()) return rest_.front()->handle(passage, Next(rest_.subspan(1)));
+  if (from_ < chain_->size()) return (*chain_)[from_]->handle(passage, Next(chain_, from_ + 1));
   if (passage.asynchronous) return {Issue(passage).start()};
   return {nullptr, Issue(passage).run()};
 }
@@ -328,26 +364,30 @@ Outcome Next::operator()(Passage& passage) const {
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
-  const Activity activity({.label = &group.position().label(),
-                           .backend = candidate(passage),
-                           .seq = passage.trail.seq,
-                           .bytes = passage.trail.bytes,
-                           .limit = call.timeout,
-                           .op = call.op});
-  if (group.chain() == nullptr) return Issue(passage).run();
-  return Next(*group.chain())(passage).source;
+  if (passage.trail.seq == 0) [[unlikely]] {
+    const auto chain = enter_with_passes(passage);
+    const Activity activity(activity_of(passage));
+    return counted(passage, [&] { return Next(chain)(passage).source; });
+  }
+  const Activity activity(activity_of(passage));
+  return counted(passage, [&] { return Issue(passage).run(); });
 }
 
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
-  if (group.chain() == nullptr) return start_around_passes(group, slot, call, plan);
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
-  return Next(*group.chain())(passage).work;
+  if (passage.trail.seq == 0) [[unlikely]] {
+    const auto chain = enter_with_passes(passage);
+    return counted(passage, [&] { return Next(chain)(passage).work; });
+  }
+  return counted(passage, [&] { return Issue(passage).start(); });
 }
 
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
   Passage passage{group, slot, call, plan, true};
-  return admit(passage) ? Issue(passage).start() : nothing_to_do(passage);
+  if (!admit(passage)) return nothing_to_do(passage);
+  if (passage.trail.seq == 0) enter_with_passes(passage);
+  return Issue(passage).start();
 }
 
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {

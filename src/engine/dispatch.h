@@ -9,14 +9,15 @@
 
 namespace mcr {
 
-/// Runs the call to its end on the caller's thread. Returns the group rank that a receive came from, else -1.
-/// In both forms `slot` is the backend that the caller names, or null for the group's choice, and a wrong call throws
-/// Error with nothing sent. `call` and `plan` are used up.
+/// Runs the call to its end on the caller's thread. Returns the group rank that sent a received message, else -1. In
+/// run() and start(), `slot` is the candidate that the caller names, or null for the group's choice; an invalid call
+/// throws Error before anything is sent; `call` and `plan` are consumed.
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt);
 
-/// Starts the call. The Work is also owned by its backend's progress thread until it is complete.
+/// Starts the call. Its backend's progress thread co-owns the Work until it is complete.
 std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan);
-/// The same around the group's passes: for what is no call of the program, such as an agreement of the ranks.
+/// Like start(), but bypasses the group's passes: for calls that the program did not make, such as an agreement of the
+/// ranks.
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
 /// Waits until the work is complete; throws its error, or Timeout with the operation still running.

@@ -14,7 +14,7 @@ namespace {
 
 uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((task.stage - 1) % stages); }
 
-// What a run and its Work have in common.
+// The base of a run's requests.
 class RunRequest : public Request {
  public:
   RunRequest(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run)
@@ -77,7 +77,7 @@ Run::Run(std::shared_ptr<Schedule> schedule, Start later)
     : schedule_(std::move(schedule)),
       later_(std::move(later)),
       steps_(schedule_->tasks().size()),
-      late_(std::ranges::any_of(schedule_->tasks(), [](const Task& task) { return task.stage != 0; })) {
+      late_(schedule_->late()) {
   if (late_ && later_ == nullptr) {
     throw Error(ErrorCode::InvalidArgument,
                 "schedule: expected Issues that wait for no other, as there are no stages, got a late one");
@@ -154,7 +154,7 @@ void Run::take(Schedule::Id id, const Start& start) {
   }
 }
 
-// Once for each step: a request passes it on to what it starts later, and a poll must stay cheap.
+// Only once per step: a request passes it on to the operations that it starts later, and a poll must stay cheap.
 void Run::hurry(Step& step) const {
   if (step.hurried || !hurried_.load(std::memory_order_relaxed)) return;
   step.hurried = true;
@@ -177,7 +177,7 @@ void Run::poll_requests(Schedule::Id id) {
   if (id == first_issue_ && !step.requests.empty()) schedule_->set_source(step.requests.front()->source());
 }
 
-// What is still waiting is never started. Called in a catch block.
+// Waiting tasks are never started. Call in a catch block.
 void Run::fail() noexcept {
   if (!failure_) failure_ = current_error();
   issued_.store(true, std::memory_order_release);
@@ -217,7 +217,7 @@ bool Run::block(std::chrono::nanoseconds limit) {
   return false;
 }
 
-// ---- all of them
+// ---- all schedules
 
 Executor::Executor(bool ordered, Progress* progress, uint32_t stages)
     : ordered_(ordered), progress_(progress), stages_(stages) {}
@@ -226,7 +226,7 @@ Executor::~Executor() {
   if (hastened_) progress_->relax();
 }
 
-// Called with the mutex held.
+// Call with the mutex held.
 void Executor::tell(bool pending) {
   if (ordered_) set_pending(pending);
   if (progress_ == nullptr || hastened_ == pending) return;
@@ -247,7 +247,7 @@ void Executor::drive() {
   if (std::exchange(driven_, true)) return;
   uint64_t blocked = 0;
   for (std::size_t i = 0; i < runs_.size();) {
-    const auto run = runs_[i];  // its place is kept
+    const auto run = runs_[i];  // its index does not change: others only append
     lock.unlock();
     const auto now_blocked = run->advance(blocked, stages_);
     lock.lock();
@@ -256,7 +256,7 @@ void Executor::drive() {
       continue;
     }
     blocked = now_blocked;
-    if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // those behind it can issue nothing
+    if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // later runs cannot issue anything
     ++i;
   }
   if (runs_.empty()) tell(false);

@@ -32,7 +32,7 @@ bool even(const std::vector<Block>& blocks) {
   return std::all_of(blocks.begin(), blocks.end(), [&](const Block& b) { return b.count == blocks.front().count; });
 }
 
-// Copies of elements, on the host or in the order of a stream.
+// Copies of elements, on the host or in stream order.
 class Copies {
  public:
   Copies(Device device, DType dtype) : device_(device), dtype_(dtype) {}
@@ -53,7 +53,7 @@ class Copies {
     }
   }
 
-  // On the host now; on a device in front of the operation.
+  // On the host now; on a device before the operation.
   void gather_into(void* packed, std::vector<Block> blocks, Plan& plan) const {
     if (host()) return gather(packed, blocks, nullptr);
     plan.before.emplace_back([copies = *this, packed, blocks = std::move(blocks)](const Stream& stream) {
@@ -61,7 +61,7 @@ class Copies {
     });
   }
 
-  // When the operation is complete; on a device behind it in its stream.
+  // On the host when the operation is complete; on a device after it, in its stream.
   void spread_from(std::vector<Block> blocks, void* packed, Plan& plan) const {
     if (host()) {
       plan.finish.emplace_back(

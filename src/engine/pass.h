@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chain of passes: what stands between a valid call and the choice of its backend.
+// The chain of passes, between validation and the choice of the backend.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,21 +15,22 @@
 
 namespace mcr {
 
-/// What a pass has made of a call, for the record of an outer pass.
+/// The effects of inner passes on a call, for the record of an outer pass.
 struct Trail {
   int64_t seq = 0;                     // the call's number in its group
-  int64_t bytes = -1;                  // its size as tables have it
+  int64_t bytes = -1;                  // the data's size as in tables
   bool fused = false;                  // it shares a buffer with others
   const std::string* codec = nullptr;  // a name that lives as long as the process; null: not compressed
-  bool timed = false;                  // an outer pass wants to know when a device did it
-  std::shared_ptr<DeviceTimes> times;  // that, where a device has been given it
-  int64_t sent_bytes = -1;             // what this rank hands to the backend, where it is not what the call has
+  bool timed = false;                  // an outer pass wants the device's times of the call
+  std::shared_ptr<DeviceTimes> times;  // these times, once a device has the call
+  int64_t sent_bytes = -1;             // what this rank passes to the backend, if it differs from the call's size
 };
 
-/// A call on its way. It is valid and its lists are one buffer each; what is left to copy out stands in the plan.
+/// A call on its way through the chain. It is valid and each of its lists is one buffer; the plan holds the copies
+/// still to be made to the outputs.
 struct Passage {
   Group& group;
-  Slot* slot;  // the candidate that the caller named; null: the end of the chain chooses, and writes it here
+  Slot* slot;  // the candidate that the caller named; null: the end of the chain chooses one and sets this
   Call& call;
   Plan& plan;
   bool asynchronous;
@@ -37,52 +38,56 @@ struct Passage {
   Trail trail = {};
 };
 
-/// What has become of a call.
+/// The outcome of a call.
 struct Outcome {
-  std::shared_ptr<Work> work;  // of an asynchronous call, never null
-  int source = -1;             // of a blocking receive: the group rank that the message came from
+  std::shared_ptr<Work> work;  // of an asynchronous call; never null
+  int source = -1;             // for a blocking receive: the group rank that sent the message
 };
 
-/// The rest of the chain. A pass that holds a call may keep it beside Group::chain().
+/// The rest of the chain with which the call entered. Valid during handle(). A pass that holds a call keeps chain() and
+/// from(), and makes a Next of them later.
 class Next {
  public:
-  explicit Next(std::span<const std::shared_ptr<Pass>> rest) : rest_(rest) {}
+  explicit Next(const std::shared_ptr<const Chain>& chain, std::size_t from = 0) : chain_(chain), from_(from) {}
   Outcome operator()(Passage& passage) const;
+  const std::shared_ptr<const Chain>& chain() const { return chain_; }
+  std::size_t from() const { return from_; }
 
  private:
-  std::span<const std::shared_ptr<Pass>> rest_;
+  const std::shared_ptr<const Chain>& chain_;
+  std::size_t from_;
 };
 
-/// One station. handle() is called on the caller's thread, from several threads at once, for every call that moves
-/// data or meets; a call without elements does not get here. It may change the passage and call `next`, call `next`
-/// later (hold the call: hold() makes its Work), or not at all. `next` uses the call and the plan up.
-/// What it decides must be a function of values equal on all ranks, like everything else that shapes a call.
+/// One pass of the chain. handle() is called on the caller's thread, concurrently from several threads, for every call
+/// that moves data or synchronizes ranks; calls without elements do not get here. It may change the passage and call
+/// `next`, call `next` later (holding the call: hold() makes its Work), or not call it. `next` consumes the call and
+/// the plan. Its decisions must depend only on values equal on all ranks, like everything else that shapes a call.
 class Pass {
  public:
   virtual ~Pass() = default;
   virtual std::string_view name() const = 0;
   virtual Outcome handle(Passage& passage, const Next& next) = 0;
-  /// Lets go the calls that it holds and waits until it holds none; false if the time runs out first. All ranks call it
-  /// in the same place of the order of calls, from one thread.
+  /// Flushes: issues the held calls and waits until none is held; false if the time runs out first. All ranks call it
+  /// at the same point in the order of calls, from one thread.
   virtual bool settle(std::chrono::nanoseconds limit) {
     static_cast<void>(limit);
     return true;
   }
 };
 
-/// The Work of a call whose backend's part is done later, by `request`, or has been done (null). It takes the plan,
-/// with the caller's tensors. The passage must have its slot by now: that one's progress thread polls the Work.
+/// Makes the Work of a call whose backend part is done later, by `request`, or is already done (null). It takes the
+/// plan, with the caller's tensors. The passage's slot must be set: its progress thread polls the Work.
 std::shared_ptr<Work> hold(Passage& passage, std::unique_ptr<Request> request);
-/// The same with several requests, of an operation that ends at a point of a device's work.
+/// Makes the Work from several requests, for an operation that ends at a point of a device's work.
 std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
                            std::shared_ptr<StreamPoint> point);
 
-/// The call as texts name it: "mpi.all_reduce (group 'default', rank 0 of 2)".
+/// The call's name in texts: "mpi.all_reduce (group 'default', rank 0 of 2)".
 std::string described(const Passage& passage);
 
-/// The Error of a pass, which names the call as all errors do.
+/// Makes the Error of a pass, which names the call as all errors do.
 Error refusal(const Passage& passage, ErrorCode code, const std::string& text);
-/// The same for an error that the call has met; keeps its cause.
+/// Makes that Error from one that the call got, and keeps its cause.
 Error refusal(const Passage& passage, const Error& error);
 
 }  // namespace mcr

@@ -15,7 +15,7 @@ namespace {
 
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
-// Which way the memory of a call is copied. The root of a broadcast gets nothing back, for example.
+// Which way the memory of a call is copied. For example, the root of a broadcast copies nothing back.
 struct Direction {
   bool to_host = false;
   bool to_device = false;
@@ -39,12 +39,10 @@ Direction of_output(const Call& call, int rank) {
   }
 }
 
-// One call: its pieces go through device -> host, library, host -> device, each as soon as it can.
+// One call: its pieces go device -> host, library, host -> device, each as soon as possible.
 class Staged {
  public:
   struct Place {
-    std::shared_ptr<Group> shadow;
-    Slot slot;               // the shadow group's; a copy keeps its communicator
     Stream outward, inward;  // from the device, to the device
     int64_t chunk;           // bytes
     bool direct;             // the library takes device memory
@@ -76,25 +74,16 @@ class Staged {
     }
   }
 
-  // The works keep the memory alone: a thread of the library that lets go of one must not end up destroying the group.
-  std::shared_ptr<Work> start(const Call& given) const {
-    Plan plan;
-    plan.owned.push_back(memory_);
-    Call call = given;
-    auto slot = place_.slot;
-    return mcr::start(*place_.shadow, &slot, call, plan);
-  }
-
  private:
   struct Piece {
-    Call call;                    // on host memory, or on the device's if direct
-    std::byte* device = nullptr;  // where its output lies
+    Call call;                    // on host memory, or on device memory if direct
+    std::byte* device = nullptr;  // of its output
     PooledEvent arrived;
   };
 
   int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
 
-  // Pieces of one buffer are calls of their own; what has blocks per rank stays whole, and so do messages, whose two
+  // Pieces of one buffer are calls of their own. Calls with blocks per rank stay whole, and so do messages, whose two
   // ends might disagree about the size.
   void cut() {
     const bool divisible = row(call_.op).extent == Extent::Same && !row(call_.op).is(kPeer) && !place_.direct;
@@ -118,7 +107,7 @@ class Staged {
     return event;
   }
 
-  // Host memory in place of the device's, and the copies to it.
+  // Replaces device memory by host memory, and enqueues the copies to it.
   void bring_out() {
     auto& runtime = DeviceRuntime::of(call_.device.type);
     const auto host_copy = [&](Buffer& buffer, bool copied) {
@@ -138,7 +127,7 @@ class Staged {
     }
   }
 
-  // What lies between the blocks of a vectored call's output is not the call's to write.
+  // A vectored call must not write between the blocks of its output.
   void bring_back(const Piece& piece) {
     auto& runtime = DeviceRuntime::of(call_.device.type);
     const StreamGuard guard(place_.inward);
@@ -159,7 +148,7 @@ class Staged {
       std::make_shared<std::vector<std::shared_ptr<void>>>();
 };
 
-// The end of a staged call: what its stream does behind the last copy, also after an error.
+// The end of a staged call: the stream's work after the last copy, also after an error.
 class Behind final : public Request {
  public:
   Behind(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
@@ -198,43 +187,18 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
     throw Error(ErrorCode::Unsupported, "a graph is being recorded, and the library's work happens on the host");
   }
   auto& streams = passage.slot->backend.streams;
-  const auto* slot = shadow_->find(passage.slot->name);
-  if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
   unflatten(call, passage.plan);
   const Stream inward = streams.lane(call.device, 1);
   auto point = std::make_shared<StreamPoint>(caller);
-  const auto staged = std::make_shared<Staged>(Staged::Place{shadow_, *slot, streams.lane(call.device, 0), inward,
-                                                             chunk_, passage.slot->communicator->supports(call)},
-                                               passage, caller);
-  const auto schedule = std::make_shared<Schedule>();
+  const auto staged = std::make_shared<Staged>(
+      Staged::Place{streams.lane(call.device, 0), inward, chunk_, passage.slot->communicator->supports(call)}, passage,
+      caller);
+  const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
-  const auto issue = [staged](const Task& task, Requests& requests) {
-    requests.push_back(request_of(staged->start(task.call)));
-  };
-  const auto run = std::make_shared<Run>(schedule, issue);
-  auto executor = executor_of(passage);
-  executor->submit(run, issue);
-  auto requests = requests_of(std::move(executor), run);
+  auto requests = stages_->submit(passage, schedule);
   requests.front() = std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, inward);
-  requests.push_back(passed(point));  // the device still copies
+  requests.push_back(passed(point));  // the device is still copying
   return hold(passage, std::move(requests), std::move(point));
-}
-
-// A message waits for its peer alone: others must not wait for it.
-std::shared_ptr<Executor> Staging::executor_of(const Passage& passage) {
-  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false, &passage.slot->backend.progress);
-  const std::lock_guard lock(mutex_);
-  auto& executor = executors_[passage.slot->backend.name];
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, &passage.slot->backend.progress);
-  return executor;
-}
-
-bool Staging::settle(std::chrono::nanoseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  const std::lock_guard lock(mutex_);
-  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
-    return entry.second->settle(deadline - std::chrono::steady_clock::now());
-  });
 }
 
 }  // namespace mcr

@@ -1,40 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of devices on libraries that take host memory: copies of them in pinned memory, made and brought back on
-// streams of the backend's own while the host goes on.
+// Tensors of devices on libraries that take host memory: copies in pinned memory, made and copied back on the backend's
+// own streams while the host continues.
 #pragma once
 
-#include <map>
+#include <cstdint>
 #include <memory>
-#include <mutex>
-#include <string>
+#include <utility>
 
-#include "engine/executor.h"
 #include "engine/pass.h"
+#include "engine/stages.h"
 
 namespace mcr {
 
-/// One per group. The host's part of a call is issued when the copy has arrived, on whatever thread sees that; so it
-/// runs on communicators of its own, those of a shadow group, where all ranks issue in the order in which the calls
-/// were made. Thread-safe.
+/// One per group. The host's part of a call is issued when the copy has arrived: as a late Issue, on the group's
+/// stages. Thread-safe.
 class Staging {
  public:
-  /// Calls on one buffer of more than `chunk` bytes are cut into pieces of that size, so that copies and messages
-  /// overlap; 0: they are not. Equal on all ranks.
-  Staging(std::shared_ptr<Group> shadow, int64_t chunk) : shadow_(std::move(shadow)), chunk_(chunk) {}
+  /// Calls on one buffer of more than `chunk` bytes are split into pieces of that size, so that copies and
+  /// communication overlap; 0: no splitting. Equal on all ranks.
+  Staging(std::shared_ptr<Stages> stages, int64_t chunk) : stages_(std::move(stages)), chunk_(chunk) {}
 
-  /// Starts a call that has its slot. A library that takes device memory gets it as it is, once the device has done
-  /// what it was given before.
+  /// Starts a call that has its slot. A library that takes device memory gets the memory itself, once the device has
+  /// done its earlier work.
   std::shared_ptr<Work> start(Passage& passage);
-  /// Waits until nothing is left to issue; false if the time runs out first. As Pass::settle().
-  bool settle(std::chrono::nanoseconds limit);
 
  private:
-  std::shared_ptr<Executor> executor_of(const Passage& passage);
-
-  std::shared_ptr<Group> shadow_;
-  int64_t chunk_;
-  std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
+  const std::shared_ptr<Stages> stages_;
+  const int64_t chunk_;
 };
 
 }  // namespace mcr

@@ -17,12 +17,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Several lanes are of use to messages that do not fill the links.
+// Several lanes only help small messages, which do not fill the links.
 constexpr int64_t kSmall = int64_t{256} << 10;
 
 thread_local Batch* batch = nullptr;
 
-// Which of the communicator's lanes: a function of what all ranks know, whether they make the call blocking or not.
+// The lane of the communicator: depends only on values that all ranks know, not on whether the call is blocking.
 int lane_of(const Passage& passage) {
   auto& communicator = *passage.slot->communicator;
   if (communicator.lanes() == 1 || row(passage.call.op).is(kPeer)) return 0;
@@ -36,7 +36,7 @@ int lane_of(const Passage& passage) {
                                       " ms; the backend's communicator of this group has been aborted");
 }
 
-// The library's own failure, and the time limit, of an operation that nobody on the host waits for.
+// Detects the library's failures, and the timeout, for an operation that no host thread waits for.
 class Watch final : public Request {
  public:
   Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
@@ -68,7 +68,7 @@ class Passed final : public Request {
   std::shared_ptr<StreamPoint> point_;
 };
 
-// Times it, if somebody wants that and the device will do it now.
+// Times the operation, if requested and if the device runs it now.
 std::shared_ptr<DeviceTimes> timing(Passage& passage, const Stream& stream) {
   if (!passage.trail.timed || stream.device.type == DeviceType::CPU) return nullptr;
   if (DeviceRuntime::of(stream.device.type).capturing(stream)) return nullptr;
@@ -85,10 +85,10 @@ void enqueue(Passage& passage, Lane& lane) {
   if (times != nullptr) times->finish(lane.stream());
 }
 
-// The place of a call in the device's one order.
+// Keeps a call in the device's launch order.
 class Launch {
  public:
-  /// `caller`: the stream that tells whether a graph is being recorded; `stream`: the one that the call runs on.
+  /// `caller`: the stream that tells whether a graph is being captured; `stream`: the one that the call runs on.
   Launch(const Passage& passage, const Stream& caller, const Stream& stream)
       : order_(LaunchOrder::of(stream.device)),
         lock_(order_.lock()),
@@ -108,9 +108,9 @@ class Launch {
 
 std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
   std::vector<std::unique_ptr<Request>> requests;
-  if (point->captured()) return requests;  // done when the graph is replayed, which nobody here sees
+  if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
   requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
-  requests.push_back(passed(point));  // behind a failure too, the device may use the memory until then
+  requests.push_back(passed(point));  // even after a failure the device may use the memory until then
   return requests;
 }
 
@@ -118,7 +118,7 @@ Stream stream_of(const Passage& passage, int lane) {
   return passage.slot->backend.streams.lane(passage.call.device, lane);
 }
 
-// Puts a lane's stream behind the caller's.
+// Makes a lane's stream wait for the caller's.
 void follow(const Stream& caller, const Stream& stream) {
   const auto here = take_event(caller.device);
   here->record(caller);
@@ -182,7 +182,7 @@ class Batch::Member {
 
   void start() { communicator_->end_batch(); }
 
-  // Also behind a failure: works wait for the event.
+  // After a failure too: Works wait for the event.
   void conclude(bool started) {
     const StreamGuard guard(lane_.stream());
     for (const auto& copy : behind_) {
@@ -215,7 +215,7 @@ Batch::~Batch() {
   try {
     end();
   } catch (...) {
-    // end() has raised it where it is wanted.
+    // Errors are reported by explicit calls of end().
   }
 }
 
@@ -228,7 +228,8 @@ Batch::Member& Batch::member(const Passage& passage) {
   return *members_.emplace_back(std::make_unique<Member>(passage));
 }
 
-// Libraries may count their groups per thread and start nothing before the last one ends; so do the events.
+// Libraries may count their groups per thread and start nothing until the last one ends, so events are recorded after
+// that.
 void Batch::end() {
   batch = nullptr;
   std::exception_ptr failure;
@@ -257,7 +258,7 @@ Enqueued start_on_stream(Passage& passage) {
     const StreamGuard guard(lane.stream());
     enqueue(passage, lane);
   } catch (...) {
-    follow(lane.stream(), caller);  // whose order protects the memory that copies may still use
+    follow(lane.stream(), caller);  // the caller's stream protects memory that copies may still use
     throw;
   }
   launch.done(lane.stream());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of backends that enqueue on a device's streams. The host never waits for the device here, but for a blocking
+// Calls of backends that enqueue on a device's streams. Here the host never waits for the device, except for a blocking
 // barrier.
 #pragma once
 
@@ -11,34 +11,34 @@
 
 namespace mcr {
 
-/// Complete once the device has passed the point.
+/// A request that is complete once the device has passed the point.
 std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point);
 
-/// What is left of an operation that was enqueued.
+/// The outcome of enqueuing an operation.
 struct Enqueued {
   std::vector<std::unique_ptr<Request>> requests;
   std::shared_ptr<StreamPoint> point;
 };
 
-/// On the caller's current stream, without an event: what the caller enqueues next comes behind it. `passage` has its
-/// slot. A batch of this thread does not see blocking calls.
+/// Enqueues on the caller's current stream, without an event: the caller's next work comes after it. `passage` has its
+/// slot. Blocking calls are not part of this thread's batch.
 void run_on_stream(Passage& passage);
 
-/// On a lane of the backend's own, behind what the caller's current stream has been given so far.
+/// Enqueues on one of the backend's own lanes, after the work already on the caller's current stream.
 Enqueued start_on_stream(Passage& passage);
 
-/// Between its making and end(), the asynchronous calls of this thread that go to streams start together: sends and
-/// receives in it do not wait for each other. Not nested.
+/// During the lifetime of this object, until end(), this thread's asynchronous calls on streams are collected and start
+/// together: sends and receives among them do not wait for each other. Not nested.
 class Batch {
  public:
   Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
   ~Batch();
-  /// Starts them. Throws the library's error. Works of the batch may be waited for from now on.
+  /// Starts the calls. Throws the library's error. Afterwards the Works of the batch may be waited for.
   void end();
 
-  class Member;  // what one communicator has been given
+  class Member;  // one communicator's calls in the batch
   Member& member(const Passage& passage);
 
   static Batch* current();

@@ -51,7 +51,7 @@ void check_root(const Call& call, const OpRow& op, const Names& names, int rank,
   if (peer && call.tag < 0) wrong("tag", "0 or more", to_string(call.tag));
 }
 
-// Which sides hold one block per rank here: only the root has that side of a rooted op.
+// The sides that hold one block per rank here: on a rooted op, only the root has such a side.
 struct Sides {
   bool in_blocks, out_blocks;
 };
@@ -90,7 +90,7 @@ void check_uniform(const Call& call, const OpRow& op, const Names& names, int ra
   }
 }
 
-// One side of a vectored call that has a block per rank.
+// A side of a vectored call with one block per rank.
 struct Blocks {
   const char* tensor;
   const char* counts_name;
@@ -107,7 +107,7 @@ void check_counts(const Blocks& side, int size) {
   }
 }
 
-// Blocks that lie one behind the other.
+// Checks contiguous blocks.
 void check_sum(const Blocks& side) {
   constexpr auto kMost = std::numeric_limits<int64_t>::max();
   int64_t sum = 0;
@@ -142,7 +142,7 @@ void check_disjoint(const Blocks& side, std::span<const int64_t> displs) {
   }
 }
 
-// The rank's own block: the other side's tensor must hold just that.
+// The rank's own block: the tensor of the other side must have exactly its size.
 void check_own(const char* tensor, const char* counts_name, std::span<const int64_t> counts, int rank, int64_t extent) {
   const auto mine = static_cast<std::size_t>(rank);
   if (counts.size() <= mine || counts[mine] == extent) return;
@@ -158,7 +158,7 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
     check_sum(side);
     displs = plan.keep_packed(side.counts);
   };
-  // A side that is one block has no counts: those that were not checked must not be used.
+  // A side with a single block has no counts. Clear unchecked counts: they must not be used.
   if (in_blocks) {
     check({names.in, names.in_counts, names.in_displs, call.in.count, call.in_counts}, call.in_displs);
   } else {
@@ -175,7 +175,7 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   if (op.extent == Extent::Scatter) check_own(names.out, names.in_counts, call.in_counts, rank, call.out.count);
 }
 
-// As in MPI, the root's side has no meaning on the other ranks. It is unchecked there and must not be used.
+// As in MPI, the root's side is ignored on the other ranks. It is unchecked there and must not be used.
 void drop_insignificant(Call& call, const OpRow& op, int rank) {
   if (!op.is(kRooted) || call.root == rank) return;
   if (op.extent == Extent::Gather) {

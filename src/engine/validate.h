@@ -7,7 +7,8 @@
 namespace mcr {
 
 /// Checks a call against its op's row, once for all backends: reduction, root, extents, counts, displacements. Throws
-/// Error naming the argument, what was expected and what was got. Fills in packed displacements that were left out.
+/// Error naming the argument, what was expected and what was given. Fills in displacements that were left out, as
+/// contiguous blocks.
 void validate(Call& call, Plan& plan, int rank, int size);
 
 }  // namespace mcr

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/candidate.h"
 #include "observe/activity.h"
 
 namespace mcr {
@@ -51,7 +52,7 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
-    const auto& name = Registry::instance().keep_name(backend.name + ":" + std::string(variant));
+    const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
     slots_.push_back(
         {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams(), cut});
   }
@@ -66,26 +67,35 @@ std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& n
       throw Error(ErrorCode::InvalidArgument,
                   "expected " + names[i] + " among the backends of group '" + spec_.name + "'");
     }
-    if (slot->streams) throw Error(ErrorCode::InvalidArgument, "expected a library of the host, got " + names[i]);
+    if (slot->streams) {
+      throw Error(ErrorCode::InvalidArgument, "backend: " + stripe_of(names[0], names[1]) +
+                                                  ": expected two libraries of the host, got " + names[i] +
+                                                  ", which works on a device's streams");
+    }
     parts[i] = {names[i], slot->communicator};
   }
   return std::make_unique<StripedCommunicator>(std::move(parts));
 }
 
 void Group::disconnect(std::string_view name) {
-  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == name || slot.name == name; });
+  const auto known = canonical(name);
+  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == known || slot.name == known; });
   tune(selector_.tuning());
 }
 
 void Group::close() {
   closed_ = true;
-  if (staging_group_ != nullptr) staging_group_->close();
+  for (const auto& stage : stage_groups_) stage->close();
   slots_.clear();
 }
 
 Group::Slot* Group::find(std::string_view name) {
   for (auto& slot : slots_) {
     if (slot.name == name) return &slot;
+  }
+  const auto known = canonical(name);  // calls that use the canonical spelling do not come here
+  for (auto& slot : slots_) {
+    if (slot.name == known) return &slot;
   }
   return nullptr;
 }

@@ -83,7 +83,7 @@ Topology Topology::of_hosts(std::span<const int> hosts) {
   if (std::any_of(members.begin(), members.end(), uneven)) return flat("ranks", size);
   if (members.size() == 1) return flat("host", size);
   if (each == 1) return flat("rail", size);
-  // Hosts by their first rank, so that the grid does not depend on their numbers.
+  // Hosts are ordered by their first rank, so that the grid does not depend on their numbers.
   std::vector<std::vector<int>> rows;
   for (auto& [_, row] : members) rows.push_back(std::move(row));
   std::sort(rows.begin(), rows.end());
@@ -96,7 +96,7 @@ Topology Topology::of_hosts(std::span<const int> hosts) {
 
 Topology Topology::of_members(std::span<const int> members) const {
   const int size = static_cast<int>(members.size());
-  std::vector<std::vector<int>> found(dimensions_.size());  // coordinates that occur
+  std::vector<std::vector<int>> found(dimensions_.size());  // the coordinates that occur
   std::map<std::vector<int>, int> places;
   for (int i = 0; i < size; ++i) {
     auto place = coordinates(members[static_cast<std::size_t>(i)]);
@@ -112,7 +112,7 @@ Topology Topology::of_members(std::span<const int> members) const {
     product *= found[d].size();
   }
   if (product != members.size() || places.size() != members.size()) return flat("ranks", size);
-  std::vector<int> ranks;  // the map has the places in the order of their coordinates, the last changing fastest
+  std::vector<int> ranks;  // ranks in the order of their coordinates, the last changing fastest, as the map is sorted
   for (const auto& [_, rank] : places) ranks.push_back(rank);
   return {std::move(dimensions), size, std::move(ranks)};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the threads of this process are inside of: for whoever looks for calls that do not end.
+// Per-thread marks of the current call, sampled by the watchdog.
 #pragma once
 
 #include <atomic>
@@ -13,19 +13,19 @@
 
 namespace mcr {
 
-/// Marks the calling thread as being inside a call, for its lifetime. Costs a few stores; a thread that is inside of
-/// one already stays marked with that. All pointers name what lives as long as the process.
+/// Marks the calling thread as being inside a call, for its lifetime. Costs a few stores. If the thread is already
+/// marked, the outer mark stays. All pointers must live as long as the process.
 class Activity {
  public:
   struct What {
-    const std::string* label = nullptr;    // of the group
-    const std::string* backend = nullptr;  // null: the choice is still to be made
+    const std::string* label = nullptr;    // the group's
+    const std::string* backend = nullptr;  // null: not chosen yet
     int64_t seq = 0;
     int64_t bytes = -1;
     std::chrono::milliseconds limit{0};
     Op op = Op::barrier;
-    bool connects = false;  // makes communicators: `op` means nothing
-    bool waits = false;     // for an asynchronous operation, and ends in time by itself
+    bool connects = false;  // inside the creation of communicators: `op` is not used
+    bool waits = false;     // waits for an asynchronous operation, with a timeout of its own
   };
 
   explicit Activity(const What& what) noexcept {
@@ -49,18 +49,18 @@ class Activity {
     mark_->turn.store(mark_->turn.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
 
-  /// One thread's, as others see it. `turn` tells the thread's activities apart.
+  /// One thread's activity, as other threads see it. `turn` tells the thread's activities apart.
   struct Reading {
     uint64_t turn = 0;
-    int64_t thread = 0;  // the system's number
+    int64_t thread = 0;  // the system's thread id
     What what;
   };
-  /// Of all threads that are inside of something.
+  /// The activities of all threads that are inside a call.
   static std::vector<Reading> all();
 
  private:
-  // A thread's mark. The turn is odd while the thread is inside; a reader checks that it has not changed meanwhile.
-  // (Releases and acquires instead of fences, which the thread sanitizer does not know.)
+  // A thread's mark. The turn is odd while the thread is inside a call; a reader checks that it has not changed
+  // meanwhile. (Releases and acquires instead of fences, which ThreadSanitizer does not support.)
   struct Mark {
     Mark();
     std::atomic<uint64_t> turn{0};
@@ -78,10 +78,10 @@ class Activity {
   static Mark& make_mark();
   static std::optional<Reading> read(const Mark& mark);
 
-  // A plain pointer: a thread-local object with a destructor costs a check on each use. (Eight bytes of what the loader
-  // reserves for libraries that are loaded late.)
+  // A plain pointer: a thread-local object with a destructor costs a check on each use. (It takes eight bytes of the
+  // space that the loader reserves for libraries loaded late.)
   [[gnu::tls_model("initial-exec")]] static constinit thread_local Mark* of_thread_;
-  Mark* mark_ = nullptr;  // the thread's, if this is its outermost activity
+  Mark* mark_ = nullptr;  // the thread's mark, if this is its outermost activity
 };
 
 }  // namespace mcr

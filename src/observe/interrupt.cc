@@ -19,14 +19,14 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// The handlers that were found, oldest first. A handler that was installed after ours may call ours as its predecessor;
-// that call goes to the handler below it in this list.
+// The handlers that were found, oldest first. A handler installed after this one may call it as its predecessor; that
+// call is forwarded to the next older handler in this list.
 using Chain = std::vector<struct sigaction>;
 
 std::atomic<int64_t> interrupted_at{0};
-// Read by the handler at any time: a chain is never changed once it is here, and never freed.
+// The handler may read it at any time: a published chain is never changed and never freed.
 std::atomic<const Chain*> handlers{nullptr};
-std::atomic<pthread_t> handling{};  // the thread that is inside of on_interrupt, and how deep
+std::atomic<pthread_t> handling{};  // the thread inside on_interrupt, and the nesting depth
 std::atomic<std::size_t> depth{0};
 
 bool has_information(const struct sigaction& action) { return (action.sa_flags & SA_SIGINFO) != 0; }
@@ -62,7 +62,7 @@ void on_interrupt(int signal, siginfo_t* information, void* context) {
   }
 }
 
-// The handlers below and up to this one: a program that goes back to an earlier handler has taken off the later ones.
+// The handlers up to and including this one: a program that returns to an earlier handler has removed the later ones.
 Chain extended(const struct sigaction& action) {
   const auto* before = handlers.load(std::memory_order_relaxed);
   Chain chain = before == nullptr ? Chain() : *before;
@@ -72,7 +72,7 @@ Chain extended(const struct sigaction& action) {
   return chain;
 }
 
-// The chain where the handler may read it for ever: one that was published before, if the same handlers come back.
+// A permanent copy of the chain, for the handler: an earlier one is reused if the same handlers come back.
 const Chain* published(Chain chain) {
   static auto& all = *std::make_unique<std::list<Chain>>().release();
   const auto equal = [&](const Chain& other) {

@@ -6,14 +6,15 @@
 
 namespace mcr {
 
-/// Notes Ctrl-C in front of the program's own handler: Python acts on it when its main thread comes back from C, which
-/// a call that hangs never does.
+/// Records Ctrl-C ahead of the program's own handler: Python acts on it only when its main thread returns from C, which
+/// a hanging call never does.
 class Interrupts {
  public:
-  /// Puts the note in front of the handler that the program has now; call it again to follow a program that installs
-  /// another one. A program that ignores SIGINT, or lets it end the process, is left alone. From one thread at a time.
+  /// Installs the recorder ahead of the program's present handler; call it again to follow a program that installs
+  /// another one. If the program ignores SIGINT or lets it end the process, nothing is installed. From one thread at a
+  /// time.
   static void watch();
-  /// The time since the latest SIGINT; none if there was none.
+  /// The time since the latest SIGINT; nothing if there was none.
   static std::optional<std::chrono::nanoseconds> since() noexcept;
 };
 

@@ -20,7 +20,7 @@ struct Living {
   std::vector<std::weak_ptr<const Position>> all;  // guarded by mutex
 };
 
-// Never destroyed: groups may go while the process ends.
+// Never destroyed: groups may be destroyed during process exit.
 Living& living() {
   static auto& list = *std::make_unique<Living>().release();
   return list;
@@ -30,7 +30,9 @@ uint64_t digest(uint64_t before, const Entered& entered) {
   const auto form = static_cast<uint64_t>(entered.op) | static_cast<uint64_t>(entered.dtype) << 8 |
                     static_cast<uint64_t>(entered.red) << 16 | static_cast<uint64_t>(entered.vectored) << 24 |
                     static_cast<uint64_t>(static_cast<uint32_t>(entered.root)) << 32;
-  const auto mixed = (before ^ form ^ std::rotl(static_cast<uint64_t>(entered.bytes), 40)) * 0x9e3779b97f4a7c15u;
+  const auto sizes = std::rotl(static_cast<uint64_t>(entered.bytes), 40) ^
+                     static_cast<uint64_t>(static_cast<uint32_t>(entered.priority)) << 25;
+  const auto mixed = (before ^ form ^ sizes) * 0x9e3779b97f4a7c15u;
   return mixed ^ (mixed >> 29);
 }
 
@@ -81,9 +83,14 @@ const std::string*& Position::call_site() noexcept {
 
 bool Position::detail() noexcept { return in_detail.load(std::memory_order_relaxed); }
 
-int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes) {
+int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes,
+                        std::shared_ptr<const Chain>* chain) {
   const auto& op = row(call.op);
   const Lock lock(busy_);
+  if (chain_ != nullptr) [[unlikely]] {
+    if (chain == nullptr) return 0;
+    *chain = chain_;
+  }
   if (op.is(kPeer)) return ++messages_;
   auto& entered = place_of(++collectives_);
   entered.seq = collectives_;
@@ -92,6 +99,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, bool async
   entered.caller = detail() ? call_site() : nullptr;
   entered.layout = call.layout;
   entered.root = op.is(kRooted) ? call.root : -1;
+  entered.priority = call.priority;
   entered.op = call.op;
   entered.dtype = call.dtype;
   entered.red = op.is(kReduces) ? call.red : RedOp::SUM;
@@ -101,6 +109,24 @@ int64_t Position::enter(const Call& call, const std::string* backend, bool async
   return entered.seq;
 }
 
+void Position::withdraw(int64_t seq) {
+  if (detail()) return;
+  const Lock lock(busy_);
+  if (seq != collectives_) return;
+  history_ = seq == 1 ? 0 : place_of(seq - 1).history;
+  --collectives_;
+}
+
+void Position::set_chain(std::shared_ptr<const Chain> chain) {
+  const Lock lock(busy_);
+  chain_.swap(chain);  // the caller destroys the old chain, without the lock
+}
+
+std::shared_ptr<const Chain> Position::chain() const {
+  const Lock lock(busy_);
+  return chain_;
+}
+
 Position::Reading Position::read(int64_t from) const {
   Reading reading;
   const Lock lock(busy_);
@@ -108,7 +134,7 @@ Position::Reading Position::read(int64_t from) const {
   reading.messages = messages_;
   const auto oldest = std::max<int64_t>({1, from, collectives_ + 1 - static_cast<int64_t>(kept_.size())});
   for (auto seq = oldest; seq <= collectives_; ++seq) {
-    reading.newest.push_back(place_of(seq));
+    if (place_of(seq).seq == seq) reading.newest.push_back(place_of(seq));  // else the entry is a withdrawn one
   }
   return reading;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where this process is in the order of a group's calls: what ranks compare when a call does not end.
+// This process's position in the order of a group's calls. Ranks compare it when a call does not end.
 #pragma once
 
 #include <atomic>
@@ -13,42 +13,55 @@
 
 namespace mcr {
 
-/// A collective as all ranks of its group must have made it.
+class Pass;
+using Chain = std::vector<std::shared_ptr<Pass>>;
+
+/// A collective, as all ranks of its group must have made it.
 struct alignas(64) Entered {             // one cache line
-  int64_t seq = 0;                       // of the group's collectives, from 1 on; of messages: of this rank's own
-  int64_t bytes = -1;                    // the message's size as tables have it; -1 where ranks may see different ones
-  const std::string* backend = nullptr;  // the candidate that the call named; null: it named none. Never destroyed
-  const std::string* caller = nullptr;   // who made the call, in detail. Never destroyed
-  const std::string* layout = nullptr;   // of the tensor, in detail, if not row by row. Never destroyed
+  int64_t seq = 0;                       // among the group's collectives, from 1; for messages: among this rank's own
+  int64_t bytes = -1;                    // the data's size as in tables; -1 where ranks may see different sizes
+  const std::string* backend = nullptr;  // the candidate that the call named; null: none. Never destroyed
+  const std::string* caller = nullptr;   // in detail mode: where the program made the call. Never destroyed
+  const std::string* layout = nullptr;   // in detail mode: the tensor's, if not row by row. Never destroyed
   int32_t root = 0;
+  int32_t priority = 0;
   Op op = Op::barrier;
   DType dtype = DType::Byte;
   RedOp red = RedOp::SUM;
   bool vectored = false;
   bool asynchronous = false;
-  uint64_t history = 0;  // a digest of this collective and all before it: what every rank has is equal
+  uint64_t history = 0;  // a digest of this collective and all before it, of the values that are equal on all ranks
 };
 
-/// One group's calls in this process: how many there were, and the newest collectives. Thread-safe; entering takes a
-/// few nanoseconds, as every call does it.
+/// One group's calls in this process: their count, the newest collectives, and the chain of passes for the next call.
+/// Thread-safe; entering takes a few nanoseconds, as every call does it.
 class Position {
  public:
   // Powers of two.
   static constexpr std::size_t kKept = 64;
   static constexpr std::size_t kKeptInDetail = 4096;
 
-  /// `group` and `label` as Group has them; they must live as long as the process.
+  /// `group` and `label` as in Group; they must live as long as the process.
   Position(const std::string& group, const std::string& label, std::vector<int> ranks, int rank);
   Position(const Position&) = delete;
   Position& operator=(const Position&) = delete;
 
-  /// Counts the call and returns its number. `backend` and `bytes` as in Entered.
-  int64_t enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes);
+  /// Counts the call and returns its number. `backend` and `bytes` as in Entered. If the group has passes, `*chain` is
+  /// set to the chain for the call; with a null `chain` such a call is then not counted and gets the number 0.
+  int64_t enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes,
+                std::shared_ptr<const Chain>* chain = nullptr);
+  /// Withdraws a collective that was refused on this rank before anything was sent: it is no longer counted, unless
+  /// another has followed it. In detail mode it still counts, as the comparison may have seen it.
+  void withdraw(int64_t seq);
+  /// Sets the chain of calls that get a number from now on; null for none. Earlier calls keep the chain with which they
+  /// entered.
+  void set_chain(std::shared_ptr<const Chain> chain);
+  std::shared_ptr<const Chain> chain() const;
 
   struct Reading {
     int64_t collectives = 0;
     int64_t messages = 0;
-    std::vector<Entered> newest;  // collectives from the asked one on that are kept, oldest first
+    std::vector<Entered> newest;  // the retained collectives from the requested number on, oldest first
   };
   Reading read(int64_t from = 0) const;
 
@@ -57,15 +70,15 @@ class Position {
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
-  /// Those of the groups that live, in the order in which they were made.
+  /// The positions of all live groups, in the order in which they were made.
   static std::vector<std::shared_ptr<const Position>> all();
   static std::shared_ptr<Position> make(const std::string& group, const std::string& label, std::vector<int> ranks,
                                         int rank);
-  /// Whether later groups keep more, and calls can be stopped at any time (MCR_DL_DEBUG=detail). Equal on all ranks.
+  /// Whether later groups retain more, and calls can be stopped at any time (MCR_DL_DEBUG=detail). Equal on all ranks.
   static void set_detail(bool detail) noexcept;
   static bool detail() noexcept;
-  /// In detail: where in the program the call comes from that this thread is about to make, if that is known. It must
-  /// live as long as the process.
+  /// In detail mode: where in the program this thread's next call comes from, if known. Must live as long as the
+  /// process.
   static const std::string*& call_site() noexcept;
 
  private:
@@ -77,9 +90,10 @@ class Position {
   const std::vector<int> ranks_;
   const int rank_;
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  int64_t collectives_ = 0;  // guarded by busy_, like all that follows
+  int64_t collectives_ = 0;  // guarded by busy_, like all members below
   int64_t messages_ = 0;
   uint64_t history_ = 0;
+  std::shared_ptr<const Chain> chain_;
   std::vector<Entered> kept_;
 };
 

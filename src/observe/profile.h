@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a profiler outside the core is told what a backend is given.
+// Tells a profiler outside the core which calls a backend gets.
 #pragma once
 
 #include <atomic>
@@ -12,17 +12,17 @@ namespace mcr {
 
 class Profiler {
  public:
-  /// A call under way; it ends with this object, on the same thread.
+  /// A running call; ends when this object is destroyed, on the same thread.
   class Span {
    public:
     virtual ~Span() = default;
   };
 
   virtual ~Profiler() = default;
-  /// Null while nobody profiles.
+  /// Null while no profiler records.
   virtual std::unique_ptr<Span> begin(Op op, const std::string& backend) = 0;
 
-  /// From now on all calls are told to `profiler`, which lives as long as the process.
+  /// Reports all calls from now on to `profiler`, which must live as long as the process.
   static void install(Profiler& profiler) { installed_.store(&profiler, std::memory_order_release); }
   static std::unique_ptr<Span> span(Op op, const std::string& backend) {
     auto* profiler = installed_.load(std::memory_order_acquire);
@@ -30,7 +30,7 @@ class Profiler {
   }
 
  private:
-  static std::atomic<Profiler*> installed_;  // not inline: the bindings, with hidden symbols, would have their own
+  static std::atomic<Profiler*> installed_;  // not inline: the bindings, with hidden symbols, would get a copy
 };
 
 }  // namespace mcr

@@ -9,7 +9,7 @@ namespace mcr {
 
 namespace {
 
-constexpr std::size_t kSplitsPerRecord = 8;  // of all records, most are not vectored
+constexpr std::size_t kSplitsPerRecord = 8;  // the average over all records; most are not vectored
 constexpr std::size_t kLargestSplits = 8192;
 constexpr int kTries = 64;
 
@@ -32,8 +32,8 @@ uint64_t Ring::lock(Place& place) {
   }
 }
 
-// Releases and acquires instead of fences, which the thread sanitizer does not know: a reader that gets a new word sees
-// the lock that was taken before it.
+// Releases and acquires instead of fences, which ThreadSanitizer does not support: a reader that gets a new word also
+// sees the lock taken before it was written.
 void Ring::store(Place& place, const Record& record) {
   const auto words = std::bit_cast<Words>(record);
   for (std::size_t i = 0; i < kWords; ++i) place.words[i].store(words[i], std::memory_order_release);
@@ -64,7 +64,7 @@ void Ring::keep_splits(Record& record, std::span<const int64_t> in, std::span<co
 void Ring::put(const Record& record) {
   auto& place = place_of(record.number);
   const auto stamp = lock(place);
-  // A writer that was held up may find a record of the next round here.
+  // If the writer was delayed, a record of the next round may be here.
   if (number_of(stamp) > record.number) return unlock(place, stamp);
   store(place, record);
   unlock(place, static_cast<uint64_t>(record.number) << (kChangeBits + 1));
@@ -172,7 +172,7 @@ void Recorder::completed(int64_t number, bool failed, int source) {
 void Recorder::follow(int64_t number, std::shared_ptr<DeviceTimes> times) {
   const std::lock_guard lock(followed_mutex_);
   followed_.emplace_back(number, std::move(times));
-  // Older ones than the ring keeps have no record any more.
+  // Entries beyond the ring's capacity no longer have a record.
   if (followed_.size() > capacity()) followed_.pop_front();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log of this process: a bounded ring of records, which calls write and views read.
+// This process's log: a bounded ring of records, which calls write and views read.
 #pragma once
 
 #include <array>
@@ -24,14 +24,14 @@
 
 namespace mcr {
 
-/// A group as records name it. It lives as long as the process, and so outlives the group.
+/// A group as records refer to it. It lives as long as the process, so it outlives the group.
 struct RecordedGroup {
   std::string name;
   std::vector<int> ranks;
   int rank = 0;
   int instance = 0;  // how many groups of that name this process has recorded before
   std::shared_ptr<const std::string> label;
-  // Calls so far. Collectives are made in the same order on all ranks, so that their numbers match.
+  // Number of calls so far. Collectives are made in one order on all ranks, so their numbers match.
   std::atomic<int64_t> collectives{0};
   std::atomic<int64_t> messages{0};
 };
@@ -39,44 +39,45 @@ struct RecordedGroup {
 enum class CallState : uint8_t { Issued, Started, Completed, Failed };
 inline constexpr std::array<std::string_view, 4> kCallStates = {"issued", "started", "completed", "failed"};
 
-/// One call. Times are nanoseconds of steady_clock, 0 where there is none (yet).
+/// One call. Times are nanoseconds of steady_clock, 0 if there is none (yet).
 struct Record {
-  int64_t number = 0;  // of all records of the process, from 1 on
-  int64_t seq = 0;     // of the group's collectives, or of this rank's sends and receives in it, from 1 on
+  int64_t number = 0;  // among all records of the process, from 1
+  int64_t seq = 0;     // among the group's collectives, or this rank's sends and receives in it, from 1
   const RecordedGroup* group = nullptr;
-  const std::string* backend = nullptr;  // the candidate; null as long as none is chosen
+  const std::string* backend = nullptr;  // the candidate; null until one is chosen
   const std::string* codec = nullptr;
-  const std::string* caller = nullptr;   // the Python function that made the call, where that is asked for
+  const std::string* key = nullptr;      // the caller's name for the data
+  const std::string* caller = nullptr;   // the Python function that made the call, if requested
   int64_t in_count = 0, out_count = 0;   // elements
-  int64_t bytes = 0;                     // the message's size, as tables have it; in vectored calls the larger side
-  int64_t sent_bytes = -1;               // what the backend got, where a pass has made it another size
-  int64_t issue = 0;                     // the call came
-  int64_t start = 0;                     // it was handed over: its backend, or the pass that holds it, has it
-  int64_t end = 0;                       // it was seen to be complete; of a device's work both are the device's times
-  int64_t wait_begin = 0, wait_end = 0;  // the first wait's begin, the last one's end; not of waits for what is over
+  int64_t bytes = 0;                     // the data's size as in tables; for vectored calls the larger side
+  int64_t sent_bytes = -1;               // bytes that the backend got, if a pass changed the size
+  int64_t issue = 0;                     // when the call was made
+  int64_t start = 0;                     // when it was handed over to its backend, or to the pass that holds it
+  int64_t end = 0;                       // when it was seen complete; on a device, start and end are the device's times
+  int64_t wait_begin = 0, wait_end = 0;  // begin of the first wait, end of the last; not for waits on complete calls
   int64_t waited = 0;                    // in all waits together
-  uint64_t splits = 0;                   // where the ring has the counts of a vectored call
+  uint64_t splits = 0;                   // the position of a vectored call's counts in the ring
   uint32_t in_splits = 0, out_splits = 0;
   int32_t root = 0;  // or peer, as a group rank
   int32_t tag = 0;
-  uint32_t thread = 0;  // the system's number of the calling thread
+  uint32_t thread = 0;  // the calling thread's system id
   Op op = Op::barrier;
   DType dtype = DType::Byte;
   RedOp red = RedOp::SUM;
   CallState state = CallState::Issued;
   uint8_t vectored = 0, asynchronous = 0, fused = 0;
-  uint8_t truncated = 0;  // its splits were too many to be kept
-  uint32_t unused = 0;
+  uint8_t truncated = 0;  // too many splits to keep
+  int32_t priority = 0;
 };
 static_assert(std::has_unique_object_representations_v<Record>, "records are copied word by word");
 
-/// A record with its splits, as readers get it. Splits that have been overwritten count as truncated.
+/// A record with its splits, as readers get it. Overwritten splits count as truncated.
 struct Reading {
   Record record;
   std::vector<int64_t> in_splits, out_splits;
 };
 
-/// The newest records. Writers take a lock of their record's place alone; readers take none, and leave out what is
+/// The newest records. Writers lock only the entry of their record; readers take no lock, and skip entries that are
 /// being written.
 class Ring {
  public:
@@ -85,19 +86,19 @@ class Ring {
   std::size_t capacity() const { return capacity_; }
   int64_t first() const { return first_; }
 
-  /// Keeps the splits of a record that is about to be put.
+  /// Stores the splits of a record that is about to be put.
   void keep_splits(Record& record, std::span<const int64_t> in, std::span<const int64_t> out);
   void put(const Record& record);
-  /// Changes the record of that number; false if it is overwritten.
+  /// Changes the record of that number; false if it was overwritten.
   template <class Change>
   bool change(int64_t number, Change change);
-  /// Those of the records [from, to) that are still there, oldest first.
+  /// The records in [from, to) that are still there, oldest first.
   std::vector<Reading> read(int64_t from, int64_t to) const;
 
  private:
   static constexpr std::size_t kWords = sizeof(Record) / sizeof(uint64_t);
   using Words = std::array<uint64_t, kWords>;
-  // The stamp: number, how often the record was changed, whether it is being written.
+  // The stamp: number, count of changes, whether the record is being written.
   static constexpr int kChangeBits = 16;
   struct Place {
     std::atomic<uint64_t> stamp{0};
@@ -121,7 +122,7 @@ class Ring {
   std::atomic<uint64_t> next_split_{0};
 };
 
-/// All that this process has recorded. Never destroyed: works may end after everything else. Thread-safe.
+/// Everything that this process has recorded. Never destroyed: Works may end after everything else. Thread-safe.
 class Recorder {
  public:
   static constexpr std::size_t kCapacity = 65536;
@@ -132,12 +133,12 @@ class Recorder {
         .count();
   }
 
-  /// Another capacity than the present one begins an empty log.
+  /// A new capacity starts an empty log; the current capacity changes nothing.
   void resize(std::size_t capacity);
   std::size_t capacity() const { return ring().capacity(); }
-  /// The lasting form of a group, which its label identifies.
+  /// The permanent entry of a group, which its label identifies.
   RecordedGroup& enter(const GroupSpec& group, const std::shared_ptr<const std::string>& label);
-  /// All of them, in the order in which they were first recorded.
+  /// All groups, in the order in which they were first recorded.
   std::vector<const RecordedGroup*> groups() const;
 
   int64_t next() { return next_.fetch_add(1, std::memory_order_relaxed); }
@@ -148,12 +149,12 @@ class Recorder {
   }
   /// Adds a wait for the call of that number.
   void waited(int64_t number, int64_t begin, int64_t end);
-  /// `source`: of a receive, the group rank that the message came from; else -1.
+  /// `source`: for a receive, the group rank that sent the message; else -1.
   void completed(int64_t number, bool failed, int source);
 
-  /// Gives the record of that number a device's times, as soon as they can be read.
+  /// Adds a device's times to the record of that number, once they can be read.
   void follow(int64_t number, std::shared_ptr<DeviceTimes> times);
-  /// Reads those that can be read by now.
+  /// Reads all times that are available.
   void collect();
 
   /// The records from `number` on, oldest first.
@@ -161,25 +162,25 @@ class Recorder {
     collect();
     return ring().read(number, next_.load(std::memory_order_relaxed));
   }
-  /// How many have been made, and how many of them were overwritten.
+  /// The number of records made, and how many of them were overwritten.
   int64_t made() const { return next_.load(std::memory_order_relaxed) - 1; }
   int64_t lost() const;
 
-  /// Whether records shall name the function that made the call, which whoever makes calls then writes to caller().
+  /// Whether records name the function that made the call. The caller then writes it to caller().
   static bool callers_wanted() { return callers_wanted_.load(std::memory_order_relaxed); }
   static void want_callers(bool wanted) { callers_wanted_.store(wanted, std::memory_order_relaxed); }
   static const std::string*& caller();
 
  private:
   Recorder();
-  static std::atomic<bool> callers_wanted_;  // not inline: the bindings, with hidden symbols, would have their own
+  static std::atomic<bool> callers_wanted_;  // not inline: the bindings, with hidden symbols, would get a copy
   std::atomic<int64_t> next_{1};
   std::atomic<Ring*> ring_{nullptr};
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Ring>> rings_;  // guarded by mutex_; the last one is in use, a writer may hold another
   std::mutex followed_mutex_;
   std::deque<std::pair<int64_t, std::shared_ptr<DeviceTimes>>> followed_;  // guarded by followed_mutex_
-  std::deque<RecordedGroup> groups_;                                       // guarded by mutex_; they never move
+  std::deque<RecordedGroup> groups_;                                       // guarded by mutex_; entries never move
 };
 
 template <class Change>

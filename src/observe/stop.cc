@@ -15,7 +15,7 @@ struct Reason {
   bool thrown = false;                  // guarded by mutex
 };
 
-// Never destroyed: threads may still communicate while the process ends.
+// Never destroyed: threads may still communicate during process exit.
 Reason& reason() {
   static auto& kept = *std::make_unique<Reason>().release();
   return kept;

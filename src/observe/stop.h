@@ -8,13 +8,12 @@
 
 namespace mcr {
 
-/// Ends communication in this process: from then on every call fails with the error that was given, and so do waits
-/// that poll. For what leaves no way to go on in order: ranks that have made different calls, a process that was
-/// forked.
+/// Ends communication in this process: from then on every call, and every wait that polls, fails with the given error.
+/// For situations without recovery: ranks have made different calls, or the process was forked.
 class Stop {
  public:
   static bool requested() noexcept { return requested_.load(std::memory_order_relaxed); }
-  /// The first request counts. From any thread.
+  /// The first request wins. From any thread.
   static void request(ErrorCode code, const std::string& text);
   /// Throws the error if one was requested.
   static void check() {
@@ -23,16 +22,16 @@ class Stop {
   }
   /// The error's text; empty if none was requested.
   static std::string text();
-  /// The error's text for a call that throws it in another way.
+  /// The error's text, for a call that throws it in another way; marks the error as thrown.
   static std::string take();
-  /// The text of a desync that no call has thrown yet, as take() does; empty if there is none.
+  /// The text of a desync that no call has thrown yet, marking it as thrown; empty if there is none.
   static std::string take_desync();
-  /// Before the runtime starts anew.
+  /// Call before the runtime starts again.
   static void clear() noexcept { requested_.store(false, std::memory_order_relaxed); }
 
  private:
   [[noreturn]] static void raise();
-  static std::atomic<bool> requested_;  // not inline: modules with hidden symbols would have their own
+  static std::atomic<bool> requested_;  // not inline: modules with hidden symbols would get a copy
 };
 
 }  // namespace mcr

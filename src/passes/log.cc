@@ -19,12 +19,12 @@ uint32_t this_thread() {
   return number;
 }
 
-// Elements on one side: blocks with gaps between them count without the gaps.
+// Elements on one side, without the gaps between blocks.
 int64_t elements(const Buffer& whole, std::span<const int64_t> counts) {
   return counts.empty() ? whole.count : std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// What is known once the rest of the chain has had the call.
+// Sets the fields that are known after the rest of the chain has handled the call.
 void hand_over(Record& record, const Passage& passage) {
   if (passage.slot != nullptr) record.backend = &passage.slot->name;
   record.fused = passage.trail.fused ? 1 : 0;
@@ -54,11 +54,11 @@ void follow(int64_t number, const Passage& passage, Work& work) {
     record.start = start;
     record.state = CallState::Started;
   });
-  // The work runs it, and so is alive.
+  // The Work runs the callback, so it is alive then.
   work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
 }
 
-// A blocking call of a device's streams: the host has handed it over, and the device has it still to do.
+// A blocking call on a device's stream: the host has enqueued it, and the device has not done it yet.
 void handed_over(int64_t number, const Passage& passage) {
   const auto start = Recorder::now();
   Recorder::instance().change(number, [&](Record& record) {
@@ -87,6 +87,8 @@ int64_t Log::record(const Passage& passage, int64_t seq) const {
                                : message_bytes(call, passage.group.size());
   record.root = call.root;
   record.tag = call.tag;
+  record.priority = call.priority;
+  record.key = call.key;
   record.thread = this_thread();
   record.op = call.op;
   record.dtype = call.dtype;

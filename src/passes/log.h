@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The log (MCR-DL paper, section V-E): every call leaves a record, and goes on unchanged.
+// The log (MCR-DL paper, section V-E): records every call and passes it on unchanged.
 #pragma once
 
 #include <bitset>
@@ -14,7 +14,7 @@ class Log : public Pass {
  public:
   using Ops = std::bitset<kOps.size()>;
 
-  /// Records the calls of these ops. The others are counted, so that sequence numbers do not depend on `ops`.
+  /// Records the calls of these ops. Other calls are counted too, so that sequence numbers do not depend on `ops`.
   Log(const Group& group, Ops ops) : group_(Recorder::instance().enter(group.spec(), group.label())), ops_(ops) {}
 
   std::string_view name() const override { return "log"; }

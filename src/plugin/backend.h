@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a backend implements, and how its module announces itself. A backend has no validation, no threads of its own
-// for issuing, no logging and no Python: it turns a Call on raw buffers into library calls.
+// The interface of a backend, and the entry point of its module. A backend contains no validation, no threads for
+// issuing, no logging and no Python: it turns a Call on raw buffers into library calls.
 #pragma once
 
 #include <array>
@@ -21,83 +21,84 @@
 
 namespace mcr {
 
-/// Where the ranks of a group meet while a communicator is made. Its keys are this communicator's alone.
+/// The meeting point of a group's ranks while a communicator is made. Its keys are private to this communicator.
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Waits until some rank has set it; throws Timeout, or Backend if the store is lost.
+  /// Waits until some rank has set the key; throws Timeout, or Backend if the store is lost.
   virtual std::string get(const std::string& key) = 0;
 };
 
 struct GroupSpec {
-  std::string name;        // equal on all members, unique among living groups
+  std::string name;        // equal on all members, unique among live groups
   std::vector<int> ranks;  // global ranks, in group order
-  int rank = 0;            // this process's place in `ranks`
+  int rank = 0;            // this process's index in `ranks`
   std::chrono::milliseconds timeout{0};
-  /// A communicator made elsewhere that this one shall use, 0 if none: an MPI_Comm, or the address of a c10d::Backend.
-  /// The caller keeps it alive during connect().
+  /// A communicator made elsewhere that this one uses, 0 if none: an MPI_Comm, or the address of a c10d::Backend. The
+  /// caller keeps it alive during connect().
   uintptr_t foreign = 0;
-  Store* store = nullptr;                 // during connect() alone
-  Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to one
+  Store* store = nullptr;                 // only during connect()
+  Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to a device
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-/// One per (group, backend). issue() may be called from any thread; calls on one communicator are issued in the same
-/// order on every rank. supports() is a function of op, vectored, dtype, reduction, device and counts that all ranks
-/// know, so that all ranks get the same answer; the core remembers it.
+/// One per (group, backend). issue() may be called from any thread; calls on one communicator are issued in one order
+/// on all ranks. supports() is a function of op, vectored, dtype, reduction, device and counts that all ranks know, so
+/// that all ranks get equal answers; the core caches them.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual bool supports(const Call& call) const = 0;
   virtual void issue(const Call& call, Lane& lane) = 0;
-  /// Other ways to do the same calls (algorithms, settings), each a candidate for selection beside the library's own
-  /// choice: `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the place in this list.
+  /// Other ways to do these calls (algorithms, settings), each a candidate besides the library's own choice: `mpi` with
+  /// a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.
   virtual std::span<const std::string_view> variants() const { return {}; }
-  /// Whether the variants do this call in another way than the library's own choice. Equal on all ranks, as supports().
+  /// Whether the variants do this call differently from the library's own choice. Equal on all ranks, like supports().
   virtual bool varies(const Call&) const { return false; }
-  /// Whether blocking calls are started and polled too: issue() then gets no blocking lane.
+  /// Whether blocking calls are also started and polled: issue() then never gets a blocking lane.
   virtual bool always_starts() const { return false; }
-  /// Whether a blocking send or receive may sit in the library. False: it is started and polled, because the library
-  /// lets one thread in at a time and another thread's message may be what this one waits for. So is Call::any_form.
+  /// Whether a blocking send or receive may block inside the library. False: it is started and polled, because the
+  /// library admits one thread at a time and this message may depend on another thread's. Calls with Call::any_form are
+  /// started and polled too.
   virtual bool inline_messages() const { return false; }
-  /// Whether a blocking call keeps this process's other threads out of the library until it is over.
+  /// Whether a blocking call keeps this process's other threads out of the library until it returns.
   virtual bool excludes_threads() const { return !inline_messages(); }
-  /// True for a library whose vectored forms know counts alone: blocks must lie one behind the other.
+  /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
   virtual bool packed() const { return false; }
-  /// The kind of device on whose streams issue() enqueues; nothing for a host library. Only tensors of that kind reach
-  /// issue() then, and every lane is a stream.
+  /// The kind of device on whose streams issue() enqueues; none for a host library. If set, only tensors of that kind
+  /// reach issue(), and every lane is a stream.
   virtual std::optional<DeviceType> streams() const { return std::nullopt; }
-  /// How many calls may be under way beside each other. Equal on all ranks.
+  /// How many calls may run concurrently. Equal on all ranks.
   virtual int lanes() const { return 1; }
-  /// The lanes in turn, for calls that all ranks issue in the same order.
+  /// The lanes in rotation, for calls that all ranks issue in one order.
   int next_lane() {
     return static_cast<int>(turns_.fetch_add(1, std::memory_order_relaxed) % static_cast<unsigned>(lanes()));
   }
-  /// Whether calls on several communicators start on the device in the order in which the host has issued them. If not,
-  /// the core sees to it.
+  /// Whether calls on several communicators start on the device in the order in which the host issued them. If not, the
+  /// core enforces it.
   virtual bool keeps_launch_order() const { return true; }
-  /// Whether the library copes with this input inside this output, or the other way round, as they lie in memory. May
-  /// differ from rank to rank: it decides about a local copy alone.
+  /// Whether the library accepts this input inside this output, or the reverse, at these addresses. May differ between
+  /// ranks: it only decides about a local copy.
   virtual bool takes_in_place(const Call& call) const {
     static_cast<void>(call);
     return false;
   }
-  /// Around the issue() of several sends and receives that must not wait for each other.
+  /// Called around the issue() of several sends and receives that must not wait for each other.
   virtual void begin_batch() {}
   virtual void end_batch() {}
-  /// Throws the library's error, if it has noticed that issued operations cannot complete. From any thread.
+  /// Throws the library's error if it has detected that issued operations cannot complete. From any thread.
   virtual void check() {}
-  /// Makes running operations fail soon. Callable from any thread; the communicator is then only good for destruction.
+  /// Makes running operations fail soon. Callable from any thread; afterwards the communicator can only be destroyed.
   virtual void abort() noexcept {}
-  /// The same, and waits that poll end too.
+  /// Like abort(), and also ends waits that poll.
   void give_up() noexcept {
     given_up_.store(true, std::memory_order_relaxed);
     abort();
   }
   bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
-  /// A word of the memo of decisions (choose/decision.h); 0 at first, and after forget_decisions().
+  /// A word of the cache of decisions (choose/decision.h); 0 at first, and after forget_decisions().
   std::atomic<uint64_t>& remembered(std::size_t index) const noexcept { return decisions_[index % kRemembered]; }
   void forget_decisions() noexcept {
     for (auto& word : decisions_) word.store(0, std::memory_order_relaxed);
@@ -110,7 +111,7 @@ class Communicator {
   std::atomic<bool> given_up_{false};
 };
 
-/// Routes issue() to the method that has the op's name. An op without a method is one that the backend lacks.
+/// Routes issue() to the method with the op's name. The backend lacks an op if it has no such method.
 template <class Derived>
 class OpMethods : public Communicator {
  public:
@@ -144,20 +145,20 @@ class OpMethods : public Communicator {
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// The library behind it, for people: "MPICH 5.0.2".
+  /// The library's name and version, for people: "MPICH 5.0.2".
   virtual std::string library() const = 0;
   /// Collective over the members of the group.
   virtual std::unique_ptr<Communicator> connect(const GroupSpec& spec) = 0;
-  /// Ends the library if this backend started it. Nothing is issued afterwards.
+  /// Ends the library if this backend started it. No call is issued afterwards.
   virtual void shutdown() {}
 };
 
 inline constexpr int kPluginVersion = 7;
 
-/// The symbol `mcr_dl_plugin` of a backend's module.
+/// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {
-  int version;  // kPluginVersion that the module was compiled with
-  /// `library`: path of the library to use, for modules that bind theirs at run time; else empty.
+  int version;  // the kPluginVersion with which the module was compiled
+  /// `library`: path of the library to use, for modules that bind it at run time; else empty.
   std::unique_ptr<Backend> (*create)(const std::string& library);
 };
 

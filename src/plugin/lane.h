@@ -11,37 +11,37 @@
 
 namespace mcr {
 
-/// A started operation of a host backend. Not thread-safe, except block() and hurry() beside poll(); Work serialises
-/// the rest.
+/// A started operation of a host backend. Not thread-safe, except that block() and hurry() may run concurrently with
+/// poll(); Work serialises the rest.
 class Request {
  public:
   virtual ~Request() = default;
-  /// One step; never waits. True once complete; throws Error when the operation failed.
+  /// Makes one step; never waits. True once complete; throws Error if the operation failed.
   virtual bool poll() = 0;
-  /// Sleeps until the operation may be complete or `limit` has passed. False: this library has no way to sleep.
+  /// Sleeps until the operation may be complete or `limit` has passed. False: this library cannot sleep.
   virtual bool block(std::chrono::nanoseconds limit) {
     static_cast<void>(limit);
     return false;
   }
-  /// Somebody waits for it: what holds it back for company should let it go. Cheap, and called more than once.
+  /// A thread waits for this operation: stop batching and issue it now. Cheap; may be called more than once.
   virtual void hurry() {}
-  /// The group rank that a completed receive came from; -1 for other operations.
+  /// The group rank that a completed receive got its message from; -1 for other operations.
   virtual int source() const { return -1; }
 };
 
-/// Where a call is issued. A blocking lane is the caller's own thread: the operation is complete when issue() returns.
-/// A stream is a device's: the operation is enqueued there, and whoever has given the stream knows when it is complete.
-/// Otherwise the backend starts it and leaves its Request with track().
+/// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns.
+/// On a stream lane the operation is enqueued on a device's stream, and the provider of the stream tracks its
+/// completion. On any other lane the backend starts the operation and passes its Request to track().
 class Lane {
  public:
   explicit Lane(bool blocking) : blocking_(blocking) {}
-  /// `index`: which of Communicator::lanes() it is. Calls on one index are issued in the same order on all ranks.
+  /// `index`: which of Communicator::lanes() it is. Calls on one index are issued in one order on all ranks.
   explicit Lane(const Stream& stream, int index = 0) : blocking_(false), stream_(stream), index_(index) {}
   bool blocking() const { return blocking_; }
-  const Stream& stream() const { return *stream_; }  // of a lane that was made of one
+  const Stream& stream() const { return *stream_; }  // only on a lane made from a stream
   int index() const { return index_; }
   void track(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
-  /// On a blocking lane: the group rank that a receive came from.
+  /// On a blocking lane: the group rank that a receive got its message from.
   void set_source(int rank) { source_ = rank; }
   int source() const { return source_; }
   bool pending() const { return !requests_.empty(); }

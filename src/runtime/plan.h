@@ -16,13 +16,13 @@
 
 namespace mcr {
 
-/// A piece of a caller's memory: one tensor of a list, or one block of a tensor.
+/// A piece of the caller's memory: one tensor of a list, or one block of a tensor.
 struct Block {
   void* data = nullptr;
   int64_t count = 0;  // elements
 };
 
-/// How errors name a call and its arguments: as the caller has spelt them. Null: the op's name, or "root" and "peer".
+/// How errors name a call and its arguments, as the caller spelled them. Null: the op's name, or "root" and "peer".
 struct Names {
   const char* function = nullptr;
   const char* in = "input";
@@ -36,26 +36,26 @@ struct Names {
 
 inline constexpr Names kNames;
 
-/// What a call needs beside the backend's work: memory that lives as long as the operation, and what is left to do when
+/// The needs of a call besides the backend's work: memory that lives as long as the operation, and the steps left when
 /// the backend has finished. An ordinary call leaves it empty, which costs nearly nothing.
 struct Plan {
-  const Names* names = &kNames;             // of use until the call has been issued, no longer
+  const Names* names = &kNames;             // valid only until the call has been issued
   LazyVector<Block> in_blocks, out_blocks;  // list forms: the tensors of the list
-  LazyVector<std::vector<int64_t>> counts;  // what the Call's spans point to
+  LazyVector<std::vector<int64_t>> counts;  // the Call's spans point to these
   LazyVector<std::unique_ptr<std::byte[]>> scratch;
-  // Of a device's call: copies in the order of its stream, before the operation and behind it.
+  // For a device's call: copies in stream order, before and after the operation.
   LazyVector<std::function<void(const Stream&)>> before, behind;
-  LazyVector<std::function<void()>> finish;  // in order, once, on the thread that sees completion
-  LazyVector<std::function<void()>> after;   // the same, of passes: behind all of `finish`, the last one first
-  LazyVector<std::shared_ptr<void>> owned;   // what else must live as long
-  std::function<void()> deliver;             // unflatten() puts it behind the copies of the lists' tensors
+  LazyVector<std::function<void()>> finish;  // run in order, once, on the thread that sees completion
+  LazyVector<std::function<void()>> after;   // steps of passes: run after all of `finish`, the last one first
+  LazyVector<std::shared_ptr<void>> owned;   // other objects to keep alive as long
+  std::function<void()> deliver;             // unflatten() puts it behind the copies to the list's tensors
   std::shared_ptr<void> (*keep)(void* keeper) = nullptr;  // makes `kept`, for calls that outlive their caller
-  void* keeper = nullptr;                                 // of use as long as `names`
+  void* keeper = nullptr;                                 // valid as long as `names`
   std::shared_ptr<void> kept;                             // the caller's tensors
-  void (*release)(void* kept) = nullptr;                  // gives up what only the running operation needs of it
+  void (*release)(void* kept) = nullptr;                  // releases tensors that only the running operation needs
 
   std::span<const int64_t> keep_counts(std::vector<int64_t> values) { return counts.emplace_back(std::move(values)); }
-  /// Displacements of blocks that lie one behind the other.
+  /// Displacements of contiguous blocks.
   std::span<const int64_t> keep_packed(std::span<const int64_t> block_counts) {
     std::vector<int64_t> displs(block_counts.size());
     std::exclusive_scan(block_counts.begin(), block_counts.end(), displs.begin(), int64_t{0});
@@ -67,7 +67,7 @@ struct Plan {
     for (auto& step : finish) step();
     for (auto step = after.rbegin(); step != after.rend(); ++step) (*step)();
   }
-  /// Memory of the device that the call's tensors are on.
+  /// Memory on the device of the call's tensors.
   void* allocate(Device device, int64_t bytes) {
     if (device.type != DeviceType::CPU) {
       return owned.emplace_back(DeviceRuntime::of(device.type).allocate(device, bytes)).get();

@@ -13,22 +13,24 @@ namespace {
 
 using std::chrono::microseconds;
 
-// A sweep looks at this many of the oldest works: operations end roughly in order, and a sweep over thousands would
-// hold the library's lock for milliseconds.
+// A sweep polls this many of the oldest Works: operations end roughly in order, and a sweep over thousands would hold
+// the library's lock for milliseconds.
 constexpr std::size_t kSweep = 64;
 
-// Whoever waits polls for itself, so this thread may sleep: often enough to keep transfers moving, rarely enough to
-// leave the cores to the program.
+// Waiting threads poll for themselves, so this thread may sleep: often enough to keep transfers moving, rarely enough
+// to leave the cores to the program.
 constexpr microseconds kFirstNap{100};
 constexpr microseconds kLongestNap{250};
 
-// While somebody sleeps until an operation is complete. A small one on one host takes as long as a few of these.
+// Used while a thread sleeps until an operation is complete. A small operation on one host takes as long as a few of
+// these.
 constexpr microseconds kFirstShortNap{5};
 constexpr microseconds kLongestShortNap{40};
 
 constexpr unsigned long kTimerSlackNanoseconds = 1000;
 
-// It stays half awake for so many naps after the last operation, because waking it costs as much as a small message.
+// The thread keeps napping this many times after the last operation, because waking it from sleep costs as much as a
+// small message.
 constexpr int kIdleNaps = 50;
 
 }  // namespace
@@ -81,7 +83,7 @@ bool Progress::drain(std::chrono::nanoseconds limit) {
 
 void Progress::run(const std::stop_token& stop) {
   DeviceRuntime::enter_background_everywhere();
-  prctl(PR_SET_TIMERSLACK, kTimerSlackNanoseconds);  // for naps as short as they say
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNanoseconds);  // makes short naps accurate
   auto nap = kFirstNap;
   int idle = 0;
   while (!stop.stop_requested()) {
@@ -109,7 +111,7 @@ microseconds Progress::nap_after(bool progress, microseconds before) const {
   return progress ? kFirstNap * patience : std::min(before * 2, kLongestNap * patience);
 }
 
-// Until there is something to do; false when it is time to end.
+// Sleeps until there is something to do; false if the thread is to end.
 bool Progress::sleep_while_idle(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   asleep_ = true;
@@ -118,7 +120,7 @@ bool Progress::sleep_while_idle(const std::stop_token& stop) {
   return woken;
 }
 
-// Polls outside the mutex: a callback may issue the next operation. True if a work has completed.
+// Polls outside the mutex: a callback may issue the next operation. Returns true if a Work has completed.
 bool Progress::sweep() {
   std::vector<std::shared_ptr<Work>> batch;
   {
@@ -134,7 +136,7 @@ bool Progress::sweep() {
     const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->settled(); });
     done.assign(std::make_move_iterator(middle), std::make_move_iterator(end));
     works_.erase(middle, end);
-    // Rotate what is left, so that operations which cannot end yet do not hide the others from the next sweep.
+    // Rotate the rest, so that operations which cannot end yet do not hide the others from the next sweep.
     if (done.empty() && works_.size() > kSweep) std::rotate(works_.begin(), works_.begin() + kSweep, works_.end());
   }
   return !done.empty();

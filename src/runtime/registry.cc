@@ -7,6 +7,8 @@
 #include <atomic>
 #include <chrono>
 
+#include "base/candidate.h"
+
 namespace mcr {
 
 namespace {
@@ -26,15 +28,16 @@ std::unique_ptr<Backend> create_from(const std::string& path, const std::string&
 }  // namespace
 
 Registry& Registry::instance() {
-  // Leaked on purpose: see the class comment.
+  // Never destroyed: see the class comment.
   static auto& registry = *std::unique_ptr<Registry>(new Registry).release();
   return registry;
 }
 
 Registry::Entry& Registry::load(const std::string& name, const std::string& path, const std::string& library) {
   std::lock_guard lock(mutex_);
-  auto& entry = entries_[name];
-  entry.name = name;
+  const auto known = canonical(name);
+  auto& entry = entries_[known];
+  entry.name = known;
   if (entry.backend) return entry;
   try {
     entry.backend = create_from(path, library);
@@ -97,7 +100,8 @@ std::vector<std::shared_ptr<Work>> Registry::watched(std::size_t most) {
 
 Registry::Entry* Registry::find(const std::string& name) {
   std::lock_guard lock(mutex_);
-  const auto found = entries_.find(name);
+  auto found = entries_.find(name);
+  if (found == entries_.end()) found = entries_.find(canonical(name));
   return found == entries_.end() || !found->second.backend ? nullptr : &found->second;
 }
 

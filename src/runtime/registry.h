@@ -28,24 +28,24 @@ class Registry {
 
   static Registry& instance();
 
-  /// The backend of that name, from the module at `path` if it is not there yet. Throws Unavailable with the reason.
-  /// `library`: for modules that bind theirs at run time.
+  /// The backend with that name, loaded from the module at `path` if necessary. Throws Unavailable with the reason.
+  /// `library`: for modules that bind it at run time.
   Entry& load(const std::string& name, const std::string& path, const std::string& library = {});
-  /// Adds a backend that is not in a module.
+  /// Adds a backend that has no module.
   Entry& add(const std::string& name, std::unique_ptr<Backend> backend);
-  /// The backend of that name if it is loaded, else null.
+  /// The backend with that name, in any spelling, if it is loaded; else null.
   Entry* find(const std::string& name);
-  /// A name that lives as long as the process: works name their backend, and may outlive its group.
+  /// A copy of the name that lives as long as the process: Works name their backend, and may outlive its group.
   const std::string& keep_name(const std::string& name);
-  /// Remembers why a backend cannot be had.
+  /// Records why a backend is unavailable.
   void missing(const std::string& name, const std::string& reason);
   /// name -> "ok: MPICH 5.0.2" or "unavailable: no CUDA device".
   std::map<std::string, std::string> status() const;
   /// Waits until the started operations of these backends are complete; false if the time runs out first.
   bool drain(const std::vector<std::string>& names, std::chrono::nanoseconds limit);
-  /// Operations under way that the progress threads of all backends look after, at most so many of each.
+  /// Running operations that the progress threads of all backends watch, at most `most` per backend.
   std::vector<std::shared_ptr<Work>> watched(std::size_t most);
-  /// Ends every library that this process started. Nothing may be issued afterwards.
+  /// Ends every library that this process started. No call may be issued afterwards.
   void shutdown();
 
  private:

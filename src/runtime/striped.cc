@@ -3,11 +3,13 @@
 
 #include <utility>
 
+#include "base/candidate.h"
+
 namespace mcr {
 
 namespace {
 
-// Of the candidates with a fixed share: names, and thousandths.
+// The candidates with a fixed share: their names, and the shares in thousandths.
 constexpr std::array<std::string_view, 4> kVariants = {"25", "33", "67", "75"};
 constexpr std::array<int32_t, 4> kShares = {250, 330, 670, 750};
 
@@ -39,7 +41,7 @@ void StripedCommunicator::abort() noexcept {
 }
 
 Registry::Entry& StripedBackend::add(const std::string& first, const std::string& second) {
-  const auto name = first + "+" + second;
+  const auto name = stripe_of(first, second);
   if (auto* entry = Registry::instance().find(name)) return *entry;
   return Registry::instance().add(name, std::make_unique<StripedBackend>(std::array{first, second}));
 }

@@ -16,9 +16,9 @@
 
 namespace mcr {
 
-/// Two communicators of a group as one candidate, such as "gloo+mpi": the engine cuts messages over them
-/// (algorithms/stripe.h). What is not cut goes over the first one. For machines on which each library has a network of
-/// its own.
+/// Two communicators of a group as one candidate, such as "stripe(gloo,mpi)": the engine splits messages over them
+/// (algorithms/stripe.h). Calls that are not split use the first one. For machines on which each library has a network
+/// of its own.
 class StripedCommunicator final : public Communicator {
  public:
   struct Part {
@@ -27,11 +27,11 @@ class StripedCommunicator final : public Communicator {
   };
   using Parts = std::array<Part, 2>;
 
-  /// Both are libraries of the host.
+  /// Both must be host libraries.
   explicit StripedCommunicator(Parts parts) : parts_(std::move(parts)) {}
 
   const Parts& parts() const { return parts_; }
-  /// The first part's share that a variant stands for; nothing where the parts' costs decide.
+  /// The first part's share that a variant stands for; nothing if the parts' costs decide.
   static std::optional<int32_t> share_of(uint8_t variant);
 
   bool supports(const Call& call) const override;
@@ -53,11 +53,11 @@ class StripedCommunicator final : public Communicator {
   const Parts parts_;
 };
 
-/// The backend of such candidates in the registry. Group::connect() makes its communicators of those that it has.
+/// The registry's backend for such candidates. Group::connect() makes its communicators from the group's own.
 class StripedBackend final : public Backend {
  public:
   explicit StripedBackend(std::array<std::string, 2> names) : names_(std::move(names)) {}
-  /// The entry "first+second".
+  /// The entry "stripe(first,second)".
   static Registry::Entry& add(const std::string& first, const std::string& second);
   const std::array<std::string, 2>& names() const { return names_; }
 

@@ -12,11 +12,11 @@ namespace mcr {
 
 namespace {
 
-// Polls before a waiting thread gives up its core: long enough for a message on one host, short enough that ranks which
-// share a core do not keep each other from it.
+// Polls before a waiting thread yields its core: long enough for a message on one host, short enough that ranks sharing
+// a core do not block each other.
 constexpr int kPollsBeforeYield = 200;
 
-// What a request does while a thread waits, apart from poll(). poll() meets the same errors.
+// Ignores errors of a request's optional actions during a wait: poll() reports them.
 template <class Action>
 bool attempt(Action action) noexcept {
   try {
@@ -65,7 +65,7 @@ bool Work::poll() noexcept {
   return completed();
 }
 
-// True once all requests are at their end; the last steps have then run, unless one has failed.
+// True once all requests have ended; the last steps have then run, unless a request failed.
 bool Work::advance() {
   while (next_ < requests_.size()) {
     if (!requests_[next_]->poll()) return false;
@@ -77,8 +77,8 @@ bool Work::advance() {
   return true;
 }
 
-// The error is seen at once; the other requests go on being polled, as the library still uses their memory. Settled
-// comes last: who sees that need not look further.
+// The error is visible at once. The other requests are still polled, as the library still uses their memory. settled_
+// is set last: readers that see it need no further checks.
 void Work::fail() noexcept {
   if (next_ < requests_.size()) ++next_;
   if (!completed()) keep_error();
@@ -96,7 +96,7 @@ void Work::complete() noexcept {
   if (auto* newest = callbacks_.exchange(&kNoMore, std::memory_order_acq_rel)) run_callbacks(newest);
 }
 
-// In the order in which they came.
+// In the order in which they were added.
 void Work::run_callbacks(Callback* newest) noexcept {
   Callback* first = nullptr;
   while (newest != nullptr) {
@@ -136,7 +136,7 @@ bool Work::join() {
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
   point->join(current);
   if (point->foreign() && !(current == point->caller())) point->join(point->caller());
-  // Memory was allocated in the order of the caller's stream: what that stream is given next comes behind the
+  // The memory was allocated in the order of the caller's stream, and that stream's next work now comes after the
   // operation.
   if (current == point->caller() && plan_.release != nullptr && !released_.test_and_set()) {
     plan_.release(plan_.kept.get());
@@ -153,7 +153,7 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
     if (polls % 16 != 0) continue;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= Nanoseconds::zero()) return false;
-    // Requests are destroyed with the Work alone, so this one may be slept on beside another thread's poll.
+    // Requests are destroyed only with the Work, so a thread may sleep on one while another thread polls.
     if (!requests_.empty() && attempt([&] { return requests_.back()->block(left); })) continue;
     if (polls >= kPollsBeforeYield) std::this_thread::yield();
   }

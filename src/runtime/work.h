@@ -21,10 +21,10 @@ namespace mcr {
 
 class Progress;
 
-/// Called now and then by a thread that waits; it may throw, which ends the wait and leaves the operation running.
+/// Called now and then by a waiting thread. It may throw, which ends the wait and leaves the operation running.
 using Interrupt = void (*)();
 
-/// How errors name a call: "mpi.all_reduce (group 'default', rank 1 of 4)".
+/// The name of a call in errors: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, std::string_view function, const std::string& group);
 
 /// The handle of an asynchronous call. It owns what the operation needs (requests, scratch memory, the caller's
@@ -34,16 +34,16 @@ class Work {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
 
-  /// Which call it is, for errors, and what must outlive it.
+  /// The call's identity, for errors, and objects that outlive it.
   struct Context {
     Op op;
-    const std::string* group;    // its label, of Position: it lives as long as the process
-    const std::string* backend;  // of the registry, which is never destroyed
+    const std::string* group;    // its label, from Position: it lives as long as the process
+    const std::string* backend;  // owned by the registry, which is never destroyed
     std::shared_ptr<Communicator> communicator;
-    Progress* progress;               // its backend's, of the registry too
-    std::chrono::milliseconds limit;  // what wait() grants when it is given none
+    Progress* progress;               // its backend's, also owned by the registry
+    std::chrono::milliseconds limit;  // the limit of wait() if none is given
     int64_t seq = 0;                  // the call's number in its group
-    int64_t bytes = -1;               // the message's size; -1 where ranks may see different ones
+    int64_t bytes = -1;               // the data's size; -1 where ranks may see different sizes
   };
 
   Work(Context&& context, Plan&& plan) : context_(std::move(context)), plan_(std::move(plan)) {}
@@ -54,37 +54,37 @@ class Work {
   /// Takes the started requests. Called once, before the Work is shared.
   void attach(std::vector<std::unique_ptr<Request>> requests) { requests_ = std::move(requests); }
 
-  /// The point in a device's work that the operation ends with. Called once, before the Work is shared.
+  /// Sets the point in a device's work at which the operation ends. Called once, before the Work is shared.
   void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
-  /// Whoever waits makes the caller's stream wait too: it is another library's.
+  /// A waiting thread also makes the caller's stream wait, as that stream is another library's.
   void set_foreign() {
     if (point_ != nullptr) point_->set_foreign();
   }
-  /// Null for what the host must wait for: until the operation has been given to the device, all but its end.
+  /// Null for host operations, and until the operation's last step has been enqueued on the device: the host must wait
+  /// then.
   StreamPoint* point() const { return point_ != nullptr && point_->recorded() ? point_.get() : nullptr; }
-  /// Makes the current stream wait for the operation; false if it has no point yet. Throws its error. Memory that only
-  /// the operation still held is given up where the stream's own order protects it.
+  /// Makes the current stream wait for the operation; false if it has no point yet. Throws the operation's error.
+  /// Releases memory that only the operation still holds, if the stream's own order protects it.
   bool join();
 
-  /// The first step of progress, before the Work is shared.
+  /// Makes the first step of progress, before the Work is shared.
   void begin() noexcept;
-  /// One step of progress; never waits. True once complete, be it with an error.
+  /// Makes one step of progress; never waits. True once complete, with or without an error.
   bool poll() noexcept;
   /// Waits at most `limit`. False if the operation is still running then. Never throws.
   bool wait_for(Nanoseconds limit) noexcept { return wait_for(limit, false); }
-  /// The same, or until the operation has a point.
+  /// Like wait_for(), but also returns when the operation has a point.
   bool wait_for_point(Nanoseconds limit) noexcept { return wait_for(limit, true); }
   /// Rethrows the operation's error, if it is complete and has one.
   void rethrow() const;
 
-  /// Ends an operation that is not complete with this error. Its requests are polled on, as the library still uses
+  /// Ends an operation that is not complete with this error. Its requests are still polled, as the library still uses
   /// their memory. False if it was complete.
   bool expire(ErrorCode code, const std::string& text) noexcept;
-  /// How long it has been looked at by whoever looks for operations that do not end: none of that is on the call's
-  /// path.
+  /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
 
-  /// Complete, and no request is running any more: after an error, the others may still use the memory.
+  /// Complete, and no request is running: after an error, other requests may still use the memory.
   bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
   bool failed() const noexcept { return completed() && failure_.has_value(); }
@@ -94,22 +94,22 @@ class Work {
   const Context& context() const { return context_; }
   Subject subject() const;
   const Plan& plan() const { return plan_; }
-  /// Group rank that a receive came from which is complete, or back on its device; else -1.
+  /// Group rank that sent the received message, once the receive is complete or has its point; else -1.
   int source() const;
 
-  /// Complete, and waiting for it takes no further step.
+  /// Complete, and waiting for it needs no further step.
   bool over() const noexcept { return settled() && point_ == nullptr; }
-  /// The bindings' object that stands for it, or null. Theirs alone.
+  /// The bindings' object for this Work, or null. Only for the bindings.
   void*& handle() noexcept { return handle_; }
 
-  /// The number of its record in the log, 0 if it has none.
+  /// The number of its record in the log, 0 if there is none.
   int64_t record() const noexcept { return record_.load(std::memory_order_relaxed); }
   void set_record(int64_t number) noexcept { record_.store(number, std::memory_order_relaxed); }
 
-  /// Runs `callback` once: on completion, on the thread that sees it, or now if that has passed. Waiting threads may
+  /// Runs `callback` once: on completion, on the thread that sees it, or now if already complete. Waiting threads may
   /// return before it has run. It must not throw.
   void on_done(std::function<void()> callback);
-  /// Somebody sleeps until it is complete, and does not poll: the progress thread looks often.
+  /// A thread sleeps until the Work is complete, without polling: the progress thread polls often.
   void set_awaited();
 
  private:
@@ -128,14 +128,14 @@ class Work {
   const Context context_;
   Plan plan_;
   std::vector<std::unique_ptr<Request>> requests_;
-  std::size_t next_ = 0;  // requests before it are at their end; guarded by busy_
+  std::size_t next_ = 0;  // requests before it have ended; guarded by busy_
   std::atomic<bool> settled_{false};
   std::shared_ptr<StreamPoint> point_;
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  // Code and text rather than the exception: each thread that asks throws one of its own.
+  // Code and text instead of the exception: each thread that asks throws its own.
   struct Failure {
     ErrorCode code;
     std::string text;
@@ -144,8 +144,8 @@ class Work {
   };
   std::optional<Failure> failure_;  // written before the fence is signalled
   Fence fence_;
-  static Callback kNoMore;                     // ends the list for good
-  std::atomic<Callback*> callbacks_{nullptr};  // the newest first
+  static Callback kNoMore;                     // marks the list as closed
+  std::atomic<Callback*> callbacks_{nullptr};  // newest first
   std::atomic_flag awaited_ = ATOMIC_FLAG_INIT;
   void* handle_ = nullptr;
 };

@@ -260,7 +260,7 @@ TEST(compressed_operations_mean_what_they_say) {
   for (const bool fixed : {true, false}) {
     const Plain codec(fixed);
     const auto compressed = [&](const Call& call, int rank, int size, Schedule& schedule) {
-      Compressed(call, rank, size, codec).build(schedule, 0);
+      Compressed(schedule, call, rank, size, codec).build(0);
     };
     for (std::size_t i = 0; i < kOps.size(); ++i) {
       const auto op = static_cast<Op>(i);

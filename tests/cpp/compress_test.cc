@@ -68,10 +68,14 @@ Call call_of(Op op, std::vector<float>& out, const char* codec, int root = 0) {
   return call;
 }
 
+std::shared_ptr<Stages> stages(const std::shared_ptr<Group>& shadow) {
+  return std::make_shared<Stages>(std::vector{shadow});
+}
+
 // Runs `body` on threads as ranks whose groups compress.
 void compressed(int size, const std::function<void(Group&)>& body) {
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto pass = std::make_shared<Compress>(shadow, CompressDefaults{});
+    const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
     group.set_passes({pass});
     body(group);
     CHECK(pass->settle(std::chrono::seconds(10)));
@@ -225,7 +229,7 @@ TEST(calls_begin_while_a_codec_works_for_another_thread) {
 
 TEST(later_phases_keep_a_candidate_that_the_group_gives_up) {
   ranks::together(2, [](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto pass = std::make_shared<Compress>(shadow, CompressDefaults{});
+    const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
     group.set_passes({pass});
     std::vector<float> values(10, 1);
     const auto work = ranks::start(group, call_of(Op::all_reduce, values, "zeros"));

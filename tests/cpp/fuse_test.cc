@@ -81,19 +81,39 @@ TEST(a_full_buffer_goes) {
   std::vector<Floats> data(6, Floats(4));  // 16 bytes each
   std::vector<std::shared_ptr<Work>> works;
   for (auto& floats : data) works.push_back(one.start(call(Op::all_reduce, floats)));
-  CHECK(one.fused.calls.size() == 3 && one.log.calls.empty());
+  // Nothing waits. The progress thread may flush too, and then finds more calls than the full buffer's.
+  while (one.pass->statistics().flushes < 2) std::this_thread::yield();
+  CHECK(one.pass->settle(10s) && one.log.calls.empty());
   CHECK(std::all_of(works.begin(), works.end(), [](const auto& work) { return work->wait_for(10s); }));
-  for (const auto& fused : one.fused.calls) CHECK(fused.out.count == 8);
+  for (const auto& fused : one.fused.calls) CHECK(fused.out.count <= 8);
   const auto seen = one.pass->statistics();
-  CHECK(seen.calls == 6 && seen.flushes == 3 && seen.bytes == 96);
+  CHECK(seen.calls == 6 && seen.flushes == static_cast<int64_t>(one.fused.calls.size()) && seen.bytes == 96);
 }
 
 TEST(a_buffer_never_holds_more_than_its_size) {
   One one(limits(40));
   std::vector<Floats> data{Floats(6), Floats(6), Floats(3)};  // 24, 24, 12 bytes
   for (auto& floats : data) one.start(call(Op::all_reduce, floats));
-  CHECK(one.fused.calls.size() == 1 && one.fused.calls[0].out.count == 6);
-  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 2 && one.fused.calls[1].out.count == 9);
+  CHECK(one.pass->settle(10s));
+  int64_t sum = 0;
+  for (const auto& fused : one.fused.calls) {
+    CHECK(fused.out.count <= 10);
+    sum += fused.out.count;
+  }
+  CHECK(sum == 15);
+}
+
+TEST(the_least_priority_goes_first) {
+  One one(limits(1000));
+  std::vector<Floats> data{Floats(1), Floats(2), Floats(4), Floats(8)};
+  const int32_t priorities[] = {5, -1, 5, 0};
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    auto held = call(Op::all_reduce, data[i]);
+    held.priority = priorities[i];
+    one.start(held);
+  }
+  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 3);
+  CHECK(one.fused.calls[0].out.count == 2 && one.fused.calls[1].out.count == 8 && one.fused.calls[2].out.count == 5);
 }
 
 TEST(a_wait_lets_go_what_is_held) {

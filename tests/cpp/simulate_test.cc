@@ -95,13 +95,14 @@ TEST(tasks_wait_for_their_predecessors) {
   model.add({.kind = Task::Kind::Encode, .name = "codec"}, cost(1, kPerByte));
   model.add({.kind = Task::Kind::Decode, .name = "codec"}, cost(2, kPerByte));
   model.add(issue(Op::broadcast, "x"), cost(100));
+  const auto nothing = [](Schedule&) {};
   Schedule schedule;
   const auto copied = schedule.copy(bytes(10), bytes(10), DType::Byte);
   Call coded = call_of(Op::barrier, 3);
   coded.in = bytes(7);
-  const auto encoded = schedule.encode(coded, {}, {copied});
+  const auto encoded = schedule.encode(coded, nothing, {copied});
   const auto sent = schedule.issue(call_of(Op::broadcast, 3), {encoded});
-  const auto decoded = schedule.decode(coded, {}, {sent});
+  const auto decoded = schedule.decode(coded, nothing, {sent});
   schedule.combine(bytes(4), bytes(4), DType::Byte, RedOp::SUM, {decoded, copied});
   const auto found = simulate(std::vector{job(schedule)}, model, alone());
   const int64_t ends[] = {10, 18, 118, 123, 136};
@@ -187,8 +188,7 @@ TEST(the_order_of_the_queue) {
 
 // The example of Themis' figure 5: four chunks on two dimensions, the second at half the speed of the first.
 TEST(chunks_over_two_dimensions) {
-  const auto chunk = [](bool second_first) {
-    Schedule schedule;
+  const auto add_chunk = [](Schedule& schedule, bool second_first) {
     const int64_t times[2][2] = {{1000, 500}, {2000, 250}};
     const auto* time = times[second_first ? 1 : 0];
     const uint8_t outer = second_first ? 1 : 0, inner = second_first ? 0 : 1;
@@ -196,11 +196,10 @@ TEST(chunks_over_two_dimensions) {
     for (const int step : {0, 1, 1, 0}) {
       after = {schedule.issue(call_of(Op::broadcast, time[step]), after, step == 0 ? outer : inner)};
     }
-    return schedule;
   };
   const auto end = [&](bool reversed, QueueOrder order) {
-    std::vector<Schedule> schedules;
-    for (int i = 0; i < 4; ++i) schedules.push_back(chunk(reversed && i == 1));
+    std::vector<Schedule> schedules(4);
+    for (std::size_t i = 0; i < 4; ++i) add_chunk(schedules[i], reversed && i == 1);
     std::vector<Job> jobs;
     for (const auto& schedule : schedules) jobs.push_back(job(schedule));
     return simulate(jobs, two_links({.slots = 1}), {{ranks(4)}, false, {}, order, false}).end;

@@ -35,10 +35,12 @@ Call on_device(Op op) {
 void staged(int size, const std::function<void(Group&)>& body) {
   simulated::start();
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    group.set_staging(std::make_shared<Staging>(shadow, kChunk), shadow);
+    const auto stages = std::make_shared<Stages>(std::vector{shadow});
+    group.set_stages(stages, {shadow});
+    group.set_staging(std::make_shared<Staging>(stages, kChunk));
     body(group);
     simulated::finish(simulated::current());
-    CHECK(group.staging()->settle(10s));
+    CHECK(stages->settle(10s));
   });
 }
 

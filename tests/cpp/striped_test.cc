@@ -75,7 +75,7 @@ struct Two {
     group.connect(second, 0);
     group.connect(striped(), 0);
   }
-  // The progress thread of `left+right`, which outlives this, must not look at the scripts any more.
+  // The progress thread of `stripe(left,right)`, which outlives this, must not look at the scripts any more.
   ~Two() {
     end();
     CHECK(striped().progress.drain(std::chrono::seconds(60)));
@@ -83,7 +83,7 @@ struct Two {
   Two(const Two&) = delete;
   Two& operator=(const Two&) = delete;
   static Registry::Entry& striped() { return StripedBackend::add("left", "right"); }
-  std::shared_ptr<Work> start(const Call& call, const char* candidate = "left+right") {
+  std::shared_ptr<Work> start(const Call& call, const char* candidate = "stripe(left,right)") {
     return ranks::start(group, call, group.find(candidate));
   }
   void end() {
@@ -115,8 +115,10 @@ Floats counted(std::size_t size) {
 }  // namespace
 
 TEST(a_message_is_cut_by_the_variants_share) {
-  const std::vector<std::pair<const char*, int64_t>> shares = {
-      {"left+right", 49984}, {"left+right:25", 24960}, {"left+right:67", 66944}, {"left+right:75", 74944}};
+  const std::vector<std::pair<const char*, int64_t>> shares = {{"stripe(left,right)", 49984},
+                                                               {"stripe(left,right,25)", 24960},
+                                                               {"stripe(left,right,67)", 66944},
+                                                               {"stripe(left,right,75)", 74944}};
   for (const auto& [name, cut] : shares) {
     Two two;
     Floats data(100'000);
@@ -128,6 +130,25 @@ TEST(a_message_is_cut_by_the_variants_share) {
     two.end();
     CHECK(work->poll());
   }
+}
+
+TEST(every_spelling_finds_the_same_candidate) {
+  Two two;
+  two.end();
+  const std::vector<std::pair<const char*, const char*>> same = {
+      {"left+right", "stripe(left,right)"},
+      {"left+right:67", "stripe(left,right,67)"},
+      {"stripe( left, right, 67 )", "stripe(left,right,67)"}};
+  for (const auto& [old, name] : same) {
+    CHECK(two.group.find(old) != nullptr && two.group.find(old) == two.group.find(name));
+    CHECK(two.group.find(name)->name == name);
+  }
+  for (const char* none : {"left+right:68", "right+left", "stripe(left,right", "left|bf16", ""}) {
+    CHECK(two.group.find(none) == nullptr);
+  }
+  CHECK(Registry::instance().find("left+right") == &Two::striped());
+  two.group.disconnect("left+right:67");
+  CHECK(two.group.find("stripe(left,right,67)") == nullptr && two.group.find("left+right:75") != nullptr);
 }
 
 TEST(what_is_not_cut_goes_over_the_first) {
@@ -154,7 +175,7 @@ TEST(uneven_blocks_are_cut_one_by_one) {
   uneven.vectored = true;
   uneven.in_counts = uneven.out_counts = counts;
   uneven.in_displs = uneven.out_displs = displs;
-  const auto work = two.start(uneven, "left+right:25");  // keeps the counts
+  const auto work = two.start(uneven, "stripe(left,right,25)");  // keeps the counts
   CHECK(work->poll() && two.left.calls.size() == 1 && two.right.calls.size() == 1);
   const auto& left = two.left.calls[0];
   const auto& right = two.right.calls[0];
@@ -179,7 +200,7 @@ TEST(the_parts_costs_decide_about_the_shares) {
   CHECK(two.start(all_reduce(data))->poll());
   const auto first = two.left.calls.at(0).out.count;
   CHECK(first > 740'000 && first < 760'000);  // three times as fast: three quarters
-  CHECK(two.start(all_reduce(data), "left+right:25")->poll());
+  CHECK(two.start(all_reduce(data), "stripe(left,right,25)")->poll());
   CHECK(two.left.calls.at(1).out.count == 249'984);
 }
 
@@ -210,7 +231,8 @@ TEST(both_libraries_move_while_one_is_waited_for) {
   work->poll();
   CHECK(two.right.polls > before);
   two.end();
-  ranks::run(two.group, all_reduce(data), two.group.find("left+right"));  // blocking calls are started and polled
+  ranks::run(two.group, all_reduce(data),
+             two.group.find("stripe(left,right)"));  // blocking calls are started and polled
   CHECK(two.left.calls.size() == 2 && two.right.calls.size() == 2);
 }
 
@@ -228,7 +250,7 @@ TEST(the_error_of_one_piece) {
     sound.ends = true;
     while (!work->settled()) work->poll();
     const auto got = ranks::failure([&] { work->rethrow(); });
-    CHECK(check::has(got.text, "left+right.all_to_all", "cable cut"));
+    CHECK(check::has(got.text, "stripe(left,right).all_to_all", "cable cut"));
   }
 }
 
@@ -237,7 +259,7 @@ TEST(a_piece_that_cannot_be_started) {
   two.right.refuses = true;
   Floats data(100'000);
   const auto got = ranks::failure([&] { two.start(all_reduce(data)); });
-  CHECK(check::has(got.text, "left+right.all_reduce", "not today"));
+  CHECK(check::has(got.text, "stripe(left,right).all_reduce", "not today"));
   two.end();  // the other one is still looked after
   CHECK(Two::striped().progress.drain(std::chrono::seconds(60)));
 }

@@ -2,6 +2,7 @@
 // What is known of calls that do not end: positions, activities, operations that expire, the end of communication.
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <csignal>
@@ -63,6 +64,23 @@ TEST(positions_keep_the_newest_and_a_digest_of_all) {
   CHECK(mine.newest.back().history != other->read().newest.back().history);
   CHECK(one->read(200).newest.size() == 2);
   CHECK(Position::all().size() >= 2);
+}
+
+TEST(a_collective_that_is_withdrawn_does_not_count) {
+  const auto one = Position::make(kGroup, kLabel, {0, 1}, 0), other = Position::make(kGroup, kLabel, {0, 1}, 1);
+  for (int i = 0; i < 200; ++i) {
+    if (i % 50 == 0) {
+      one->withdraw(one->enter(call_of(Op::broadcast), nullptr, false, 4));
+      CHECK(one->read().collectives == i &&
+            one->read().newest.size() == std::min<std::size_t>(static_cast<std::size_t>(i), 63));
+    }
+    for (const auto& each : {one, other}) each->enter(call_of(Op::all_reduce), nullptr, false, 4);
+  }
+  CHECK(one->read().newest.back().history == other->read().newest.back().history);
+  const auto early = one->enter(call_of(Op::barrier), nullptr, false, 0);
+  one->enter(call_of(Op::all_reduce), nullptr, false, 4);
+  one->withdraw(early);  // another thread has made one since
+  CHECK(one->read().collectives == 202);
 }
 
 TEST(positions_of_groups_that_are_gone_are_not_listed) {

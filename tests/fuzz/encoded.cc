@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const auto& codec = *codecs[static_cast<std::size_t>(bytes.number(0, codecs.size() - 1))];
   const auto dtype = static_cast<DType>(bytes.number(0, kDTypes.size() - 1));
   if (!codec.accepts(dtype)) return 0;
-  std::vector<int64_t> counts;
+  Parcels::Counts counts;
   for (int64_t i = bytes.number(1, 4); i > 0; --i) counts.push_back(bytes.number(0, 200));
   const int64_t place = bytes.number(0, 1) == 0 ? 0 : *std::max_element(counts.begin(), counts.end());
   Parcels parcels(codec, dtype, counts, codec.fixed() ? place : 0);

@@ -15,12 +15,12 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent.parent
 LAUNCHERS = ("processes", "mpiexec-mpich", "mpiexec-openmpi")
 
-# What the tests have instead of NCCL, and the same with the functions of NCCL 2.18 alone.
+# The tests' stand-in for NCCL, and one with only the functions of NCCL 2.18.
 STAND_IN = TESTS.parent / "build" / "standin" / "libnccl.so"
 OLD_STAND_IN = STAND_IN.parent / "old" / STAND_IN.name
 _NCCL = {"MCR_DL_NCCL_LIB": str(STAND_IN), "MCR_STANDIN_TIMEOUT_MS": "15000"}
 
-# Ranks that this starts itself, and what each kind of them has in its environment.
+# Launchers for ranks that this module starts itself, with the additional variables of each.
 OWN: dict[str, dict[str, str]] = {
     "processes": {},
     "nccl": _NCCL,
@@ -28,7 +28,7 @@ OWN: dict[str, dict[str, str]] = {
     "nccl-old": {**_NCCL, "MCR_DL_NCCL_LIB": str(OLD_STAND_IN), "MCR_STANDIN_VERSION": "21805"},
 }
 
-# What a launcher around pytest may have set: the ranks must see their own launcher alone.
+# Variables that a launcher around pytest may have set: the ranks must see only their own launcher.
 _FOREIGN = (
     "RANK",
     "WORLD_SIZE",
@@ -58,12 +58,12 @@ def openmpi_library() -> Path:
 
 
 def mpich_mpiexec() -> Path:
-    """MPICH's mpiexec, which is installed beside this Python."""
+    """MPICH's mpiexec, which is installed next to this Python."""
     return Path(sysconfig.get_path("scripts")) / "mpiexec"
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -75,21 +75,21 @@ def without_launcher() -> dict[str, str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The same for ranks of the tests; one computing thread per rank, as ranks share the cores."""
+    """The environment for ranks of the tests; one computing thread per rank, as ranks share the cores."""
     clean = without_launcher()
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
     return {**clean, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **extra}
 
 
 def rank_environments(size: int) -> list[dict[str, str]]:
-    """What torchrun sets, for each rank."""
+    """The variables that torchrun sets, for each rank."""
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = str(free_port())
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 def mpiexec(launcher: str, size: int) -> tuple[list[str], dict[str, str]]:
-    """The launcher's command up to the program, and the variables that it wants."""
+    """The launcher's command up to the program, and the variables that it needs."""
     if launcher == "mpiexec-mpich":
         return [str(mpich_mpiexec()), "-n", str(size)], {}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -100,7 +100,7 @@ def mpiexec(launcher: str, size: int) -> tuple[list[str], dict[str, str]]:
 def start(
     launcher: str, size: int, arguments: Sequence[str], log: Path, variables: dict[str, str]
 ) -> list[subprocess.Popen[bytes]]:
-    """Start `size` ranks of ``python arguments...``; returns the processes that this made itself."""
+    """Start `size` ranks of ``python arguments...``; returns the processes started here."""
     program = [sys.executable, *arguments]
     if launcher in OWN:
         commands = [(program, {**extra, **OWN[launcher]}) for extra in rank_environments(size)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ranks that end: forked from a process that has imported mcr_dl, so that each takes a moment and not seconds.
+"""Starts ranks for jobs that end: forked from a process that has imported mcr_dl, which saves each one seconds.
 
-As a program it is that process; ``Nursery`` is the tests' end. A rank runs a program file as ``__main__`` and ends as
-any Python process does, exit handlers and all.
+Run as a program, it is that process; ``Nursery`` is the tests' end. A rank runs a program file as ``__main__`` and ends
+like any Python process, including exit handlers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from harness import launchers
 
 @dataclass
 class Child:
-    """One process: its exit code (negative: the signal) once it has ended, and what it has printed."""
+    """One process: its exit code (negative: the signal) once it has ended, and its output."""
 
     pid: int
     output: Path
     code: int | None = None
-    ended: float | None = None  # when that was seen, on time.monotonic()
+    ended: float | None = None  # when the end was seen, on time.monotonic()
 
     @property
     def text(self) -> str:
-        """All that it has printed so far."""
+        """The output so far."""
         return self.output.read_text(errors="replace")
 
 
 @dataclass
 class Nursery:
-    """Starts and watches children. A context manager; at its end nothing of them is left."""
+    """Starts and watches children. A context manager; none of them is left at its end."""
 
     children: dict[int, Child] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class Nursery:
         self.folder.cleanup()
 
     def clear(self) -> None:
-        """End what is left of the children."""
+        """End the remaining children."""
         for child in self.children.values():
             if child.code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -82,7 +82,7 @@ class Nursery:
         return self.children[pid]
 
     def ranks(self, program: Path, arguments: list[str], size: int, **variables: str) -> list[Child]:
-        """Start the ranks of one job; rank 0 holds the store, unless the variables say where one is."""
+        """Start the ranks of one job; rank 0 holds the store, unless the variables name one."""
         return [self.start(program, arguments, {**each, **variables}) for each in launchers.rank_environments(size)]
 
     def wait(self, children: list[Child], limit: float) -> bool:
@@ -115,13 +115,13 @@ class Nursery:
 
 
 def _become(message: dict[str, Any]) -> None:
-    """In the child: what a process of its own would have."""
+    """In the child: set up the state of a separate process."""
     os.setsid()
     output = os.open(message["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started the tests may ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests' parent may ignore it
     os.environ.update(message["variables"])
     sys.argv = [message["program"], *message["arguments"]]
 

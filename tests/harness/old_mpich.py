@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An MPICH of the time before MPI 4, made from the one that is installed."""
+"""An MPICH without MPI 4, made from the installed one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SYMBOL = 24  # bytes of one
 def make(folder: Path) -> Path:
     """Put MPICH's libmpi into the folder without the functions that take 64-bit counts (MPI_Bcast_c)."""
     source = Path(sysconfig.get_path("data")) / "lib"
-    for each in source.glob("*"):  # libmpi finds the libraries that it needs beside itself
+    for each in source.glob("*"):  # libmpi looks for the libraries that it needs in its own folder
         if not each.name.startswith("libmpi."):
             (folder / each.name).symlink_to(each)
     data = bytearray((source / "libmpi.so.12").read_bytes())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's side: starts ranks, gives them functions to run, and tells where each rank is when one hangs."""
+"""The controller's side: starts ranks, gives them functions to run, and shows where each rank is when one hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from typing import Any
 from harness import launchers, position
 
 _START_SECONDS = 90.0
-_GRACE_SECONDS = 5.0  # for the other ranks' answers once one has failed
+_GRACE_SECONDS = 5.0  # for the other ranks' answers after one has failed
 _TAIL = 4000
 
 
 class RankFailure(AssertionError):
-    """A function failed, hung or died on some ranks; the text holds what each rank said or where it is."""
+    """A function failed, hung or died on some ranks; the text has each rank's answer or position."""
 
 
 class Pool:
@@ -81,7 +81,7 @@ class Pool:
     def run(self, function: Callable[..., Any], *args: Any, limit: float = 60.0) -> list[Any]:
         """Run a function of an importable module on every rank; the results in rank order.
 
-        Raises RankFailure if it raises or dies anywhere or takes longer than `limit` seconds; then the pool is over.
+        Raises RankFailure if it raises or dies on any rank or takes longer than `limit` seconds; the pool then ends.
         """
         for connection in self._connections.values():
             connection.send((function.__module__, function.__name__, args))
@@ -134,7 +134,7 @@ class Pool:
         return result
 
     def close(self) -> None:
-        """Let the ranks finish in their own way; kill those that do not within some seconds."""
+        """Let the ranks finish by themselves; kill those that do not within some seconds."""
         for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.send(None)
@@ -145,7 +145,7 @@ class Pool:
         self.kill()
 
     def kill(self) -> None:
-        """End what is left of the processes that this pool started."""
+        """End the remaining processes that this pool started."""
         left = [process for process in self._processes if process.poll() is None]
         for pid in [*self._pids.values(), *(process.pid for process in left)]:
             if left:
@@ -168,7 +168,7 @@ class Pool:
 
 
 class Pools:
-    """The session's pools by launcher and size; few live at a time, as every rank holds a whole torch."""
+    """The session's pools by launcher and size; only a few live at a time, as every rank holds a complete torch."""
 
     _LIMIT = 5
 
@@ -176,7 +176,7 @@ class Pools:
         self._pools: dict[tuple[str, int], Pool] = {}
 
     def get(self, launcher: str, size: int) -> Pool:
-        """The living pool of that kind, or a fresh one."""
+        """The living pool of that kind, or a new one."""
         key = (launcher, size)
         pool = self._pools.pop(key, None)
         if pool is None or not pool.alive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a rank is, for the one who looks at a hang: a note in a mapped file, and the stacks of its threads."""
+"""The position of a rank, to diagnose a hang: a note in a mapped file, and the stacks of its threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(folder: Path, rank: int) -> None:
 
 
 def note(text: str) -> None:
-    """Say what this rank does next; it stays readable even if the rank hangs or dies."""
+    """Note this rank's next step; the note stays readable even if the rank hangs or dies."""
     if _note is not None:
         data = text.encode()[: _SIZE - 1]
         _note[: len(data) + 1] = data + b"\0"

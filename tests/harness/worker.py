@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a pool: gets functions by name, runs them, answers with their result or the traceback."""
+"""One rank of a pool: receives functions by name, runs them, answers with their result or the traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import position
 
 
 def serve(connection: Connection) -> None:
-    """Answer calls until the controller says that there are no more."""
+    """Answer calls until the controller ends the connection."""
     while True:
         call = connection.recv()
         if call is None:
@@ -31,7 +31,7 @@ def serve(connection: Connection) -> None:
 
 if __name__ == "__main__":
     folder = Path(os.environ["MCR_TEST_FOLDER"])
-    import mcr_dl  # once per rank and session: what takes the time
+    import mcr_dl  # the slow part, done once per rank and session
     from mcr_dl import _launch
 
     rank = _launch.detect().rank

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make install-check``: install mcr_dl as a user does, into clean environments, and see that it works.
+"""``make install-check``: install mcr_dl as a user does, into clean environments, and check that it works.
 
 The README's own commands and its ten lines are run, so they cannot drift. Each check prints a line with its time; the
 first that fails prints its output and ends the run with exit code 1. Needs the Python that runs it, a C++ compiler and
@@ -39,7 +39,7 @@ ENDED = "\nprint('the program ended', flush=True)\n"
 
 
 class Failure(Exception):
-    """A check that did not pass; its text is what the user needs to see."""
+    """A check that did not pass; its text is for the user."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def expect(condition: bool, text: str) -> None:
 
 
 class Environment:
-    """A virtual environment, whose programs see it, the system's directories and nothing else."""
+    """A virtual environment, whose programs see only it and the system's directories."""
 
     def __init__(self, name: str) -> None:
         self.folder = WORK / name
@@ -75,7 +75,7 @@ class Environment:
         )
 
     def run(self, *command: str, limit: float = LIMIT, code: int = 0, folder: Path = WORK, **variables: str) -> str:
-        """Run a command of the environment; Failure unless it ends in time with that exit code."""
+        """Run a command of the environment; raises Failure unless it ends in time with that exit code."""
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -100,7 +100,7 @@ class Environment:
         return self.run(str(self.folder / "bin" / "python"), "-c", program, code=code)
 
     def ranks(self, *command: str, **variables: str) -> None:
-        """Run a program on two ranks; both must come to its end."""
+        """Run a program on two ranks; both must finish."""
         output = self.run(*command, **variables)
         expect(output.count("the program ended") == 2, f"expected both ranks to end\n{output}")
 
@@ -157,7 +157,7 @@ def as_the_readme_says() -> Path:
 
 
 def mpi_afterwards(wheel: Path) -> Environment:
-    """Install the wheel where no MPI is, then one after the other."""
+    """Install the wheel without any MPI, then with one MPI after the other."""
     user = Environment("bare")
     with check("the wheel without an MPI: gloo works, mcr_dl.info names the places where it looked for MPI"):
         user.run("pip", "install", str(wheel))
@@ -182,7 +182,7 @@ def mpi_afterwards(wheel: Path) -> Environment:
 
 
 def another_torch(user: Environment, wheel: Path, other: str) -> None:
-    """The import refuses a torch that the wheel was not built against; torch itself goes on to work."""
+    """The import rejects a torch that the wheel was not built against; torch itself continues to work."""
     if other:
         user = Environment("other")
         name = f"{other}, installed"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program of this folder on several ranks and gives back what each of them found."""
+"""Runs a program of this folder on several ranks and returns the results of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from harness import launchers
 
 HERE = Path(__file__).resolve().parent
-# Nothing may be fetched, and nobody shall be asked who we are.
+# No downloads, no telemetry.
 OFFLINE = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"), "1")
 ENVIRONMENT = {**OFFLINE, "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 
@@ -32,10 +32,10 @@ def run(
     """Start ``program.py arguments... FOLDER`` on ``size`` ranks; each leaves FOLDER/<rank>.json.
 
     Args:
-        torchrun: start them by it, and not with its variables alone.
-        variables: more for the ranks' environment.
+        torchrun: start them with torchrun, and not only with its variables.
+        variables: additional variables for the ranks' environment.
 
-    Raises AssertionError with what they printed if one fails, or is not done after ``limit`` seconds.
+    Raises AssertionError with their output if one fails, or is not done after ``limit`` seconds.
     """
     folder.mkdir(parents=True)
     log = folder / "output.txt"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real DeepSpeed on mcr_dl: the same training as on its own gloo, and who carried its calls."""
+"""The real DeepSpeed on mcr_dl: the same training as on its own gloo, and the library that carried its calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import jobs
 
 TRAINING = ("zero1", "zero2", "zero3", "moe", "logger", "pipeline")
 ZERO = TRAINING[:3]
-OURS = (*TRAINING[:5], "direct", "again", "pipeline")  # DeepSpeed's pipeline leaves globals behind that others read
-# Who: how DeepSpeed gets our object, the ranks, the cases, variables.
+OURS = (*TRAINING[:5], "direct", "again", "pipeline")  # DeepSpeed's pipeline leaves globals that others read
+# By name: how DeepSpeed gets mcr_dl's object, the ranks, the cases, variables.
 JOBS: dict[str, tuple[str, int, tuple[str, ...], dict[str, str]]] = {
     "gloo, 2 ranks": ("gloo", 2, TRAINING, {}),
     "gloo, 3 ranks": ("gloo", 3, ZERO, {}),
@@ -28,7 +28,7 @@ LIMIT = 120.0
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a job found, by rank; each job runs once."""
+    """The results of a job, by rank; each job runs once."""
     folder = tmp_path_factory.mktemp("deepspeed")
 
     @cache
@@ -51,7 +51,7 @@ TRAINED = [(name, case) for name, case in RUNS if case != "direct"]
 
 @pytest.mark.parametrize(("name", "case"), TRAINED)
 def test_trains_as_on_gloo(found: Any, name: str, case: str) -> None:
-    """The same losses on every rank: to the bit on two ranks; on three, sums may be taken in another order."""
+    """Equal losses on every rank: to the bit on two ranks; on three, sums may be taken in another order."""
     reference = found(reference_of(name))
     losses = [rank[case]["losses"] for rank in found(name)]
     wanted = [rank["zero1" if case == "again" else case]["losses"] for rank in reference]
@@ -64,7 +64,7 @@ def test_trains_as_on_gloo(found: Any, name: str, case: str) -> None:
 
 @pytest.mark.parametrize(("name", "case"), TRAINED)
 def test_who_carried_it(found: Any, name: str, case: str) -> None:
-    """mcr_dl alone, call for call what torch.distributed has in DeepSpeed's own run."""
+    """Only mcr_dl, with the same calls as torch.distributed in DeepSpeed's own run."""
     for rank, theirs in zip(found(name), found(reference_of(name)), strict=True):
         expected = theirs["zero1" if case == "again" else case]["torch"]
         assert rank["backend"] == "mcr"
@@ -107,7 +107,7 @@ def test_ends_and_starts_again(found: Any, name: str) -> None:
     assert all(rank["again"]["ended"] for rank in found(name))
 
 
-# ---- nothing missing: a newer DeepSpeed that adds something is noticed here
+# ---- completeness: a newer DeepSpeed with additional functions fails here
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
 
 
-# torch's own, and a private step of TorchBackend's own construction.
+# torch's own, and a private step of TorchBackend's constructor.
 INHERITED = {"enable_symm_mem_for_group", "_init_sdma_backend"}
 
 
@@ -128,7 +128,7 @@ def functions(cls: type) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("on_cpu")
 def test_every_method() -> None:
-    """Each method of TorchBackend is ours, with the parameters that DeepSpeed gives it by name."""
+    """mcr_dl's object defines each method of TorchBackend, with the parameters that DeepSpeed passes by name."""
     from deepspeed.comm.torch import TorchBackend
 
     from mcr_dl.deepspeed._backend import McrBackend
@@ -141,19 +141,19 @@ def test_every_method() -> None:
 
 
 def parameters(function: Any) -> list[str]:
-    """Names of parameters; DeepSpeed's staging decorator hides those of the function that it wraps."""
+    """Names of parameters; DeepSpeed's staging decorator hides the parameters of the function that it wraps."""
     closure = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     return list(inspect.signature(closure.get("func", function)).parameters)
 
 
 def test_every_attribute(found: Any) -> None:
-    """Each attribute of TorchBackend's objects is one of ours too."""
+    """mcr_dl's object has each attribute of TorchBackend's objects."""
     theirs, ours = found("gloo, 2 ranks")[0], found("mpi, 2 ranks")[0]
     assert set(theirs["attributes"]) <= set(ours["attributes"])
     assert {"has_coalescing_manager", "using_mpi", "initialized"} <= set(ours["attributes"])
 
 
-# How a program gets our object, and the variables that this takes.
+# How a program gets mcr_dl's object, and the variables for it.
 WAYS = {
     "name": {"MCR_DL_BACKENDS": "mpi"},
     "variable": {"MCR_DL_BACKENDS": "mpi", "MCR_DL_DEEPSPEED": "1"},
@@ -164,7 +164,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways(tmp_path: Path, way: str) -> None:
-    """By name or variable, without an import of mcr_dl; on torch's own default group, ours or not; meshes too."""
+    """By name or variable, without importing mcr_dl; on torch's default group of any backend; meshes too."""
     for rank in jobs.run("deepspeed_ways", 2, [way], tmp_path / "job", LIMIT, **WAYS[way]):
         assert rank["before"] is False
         assert rank["object"] == "mcr"
@@ -175,7 +175,7 @@ def test_ways(tmp_path: Path, way: str) -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    """install() too late, a wrong variable; oneCCL's object gives way to ours."""
+    """install() too late, a wrong variable; oneCCL's object is replaced by mcr_dl's."""
     found = jobs.run("deepspeed_errors", 1, [], tmp_path / "job", LIMIT)[0]
     assert "expected deepspeed.comm not to run yet, but it runs on 'torch'" in found["late"]
     assert "MCR_DL_DEEPSPEED: expected 0 or 1, got 'yes'" in found["variable"]

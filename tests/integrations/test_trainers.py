@@ -17,7 +17,7 @@ LIMIT = 120.0
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a framework found on a backend, by rank; each runs once."""
+    """The results of a framework on a backend, by rank; each runs once."""
     folder = tmp_path_factory.mktemp("trainers")
 
     @cache
@@ -33,7 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", UNDERNEATH)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_trains_as_on_gloo(found: Any, framework: str, name: str) -> None:
-    """The same losses to the bit on both ranks, and all else that the frameworks communicate."""
+    """Losses equal to the bit on both ranks, and everything else that the frameworks communicate."""
     reference, ours = found(framework, "gloo"), found(framework, name)
     assert len(reference[0]["losses"]) == 6
     assert reference[0]["losses"][0] != reference[0]["losses"][-1]
@@ -47,14 +47,14 @@ def test_trains_as_on_gloo(found: Any, framework: str, name: str) -> None:
 @pytest.mark.parametrize("name", UNDERNEATH)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_who_carried_it(found: Any, framework: str, name: str) -> None:
-    """Gradients of every step and the first weights went through mcr_dl."""
+    """The gradients of every step and the initial weights went through mcr_dl."""
     for rank in found(framework, name):
         assert rank["ours"]["all_reduce"] >= 6
         assert rank["ours"]["broadcast"] >= 1
 
 
 def test_accelerate_and_transformers_know_the_group(found: Any) -> None:
-    """They run on two ranks, and not each for itself."""
+    """They run on two ranks together, not each rank alone."""
     assert found("accelerate", "mpi")[1]["things"] == [0]
     assert found("accelerate", "mpi")[1]["mean"] == [0.5, 0.5]
     assert "DISTRIBUTED" in found("transformers", "mpi")[0]["mode"]

@@ -63,7 +63,7 @@ except OSError as error:
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[set[str]]:
-    """The labs that there were before. Afterwards no other has a namespace, a process, a file or a device."""
+    """The labs that existed before. Afterwards no other lab has a namespace, a process, a file or a device."""
     labs = {each.lab for each in cleaning.find()}
     interfaces = set(os.listdir("/sys/class/net"))
     yield labs
@@ -72,7 +72,7 @@ def before() -> Iterator[set[str]]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for an event."""
+    """Wait until the condition holds."""
     end = time.monotonic() + EVENT_SECONDS
     while not condition():
         assert time.monotonic() < end, f"not seen within {EVENT_SECONDS:.0f} s: {what}"
@@ -80,7 +80,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def quiet(rank: int, line: str) -> None:
-    """Prints nothing."""
+    """Print nothing."""
 
 
 def shell(lab: Lab, script: str) -> Job:
@@ -94,7 +94,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_hosts_are_apart() -> None:
-    """Names, NICs and shared memory are each host's own, ranks of one host share them, and there is no way outside."""
+    """Each host has its own names, NICs and shared memory; ranks of one host share them; there is no way outside."""
     script = """
     touch /dev/shm/of-rank-$RANK
     while [ "$(ls /dev/shm | wc -l)" -lt $LOCAL_WORLD_SIZE ]; do sleep 0.05; done
@@ -128,7 +128,7 @@ def test_rates_are_set_where_packets_leave() -> None:
 
 
 def test_a_rank_that_fails_ends_the_others() -> None:
-    """It is named, with its code and host; the others are ended after the grace time."""
+    """The error names it, with its code and host; the others are ended after the grace time."""
     found = command("run", "--grace", "0.5", "--", "sh", "-c", "echo from $RANK; [ $RANK = 1 ] && exit 7; sleep 300")
     assert found.returncode == cli.FAILED
     assert "rank 1 (host 1) failed with exit code 7; ended after it: rank 0 (host 0)" in found.stderr
@@ -136,7 +136,7 @@ def test_a_rank_that_fails_ends_the_others() -> None:
 
 
 def test_the_time_limit() -> None:
-    """What is left is ended, also what does not listen to SIGTERM."""
+    """Remaining ranks are ended, even if they ignore SIGTERM."""
     found = command("run", "--limit", "1", "--", "sh", "-c", "trap '' TERM; [ $RANK = 0 ] || sleep 300; sleep 0.1")
     assert found.returncode == cli.FAILED
     assert re.search(r"not ready after \d+ s; ended: rank 1 \(host 1\)", found.stderr)
@@ -152,9 +152,9 @@ def test_a_signal_removes_everything(number: signal.Signals, code: int) -> None:
 
 @contextlib.contextmanager
 def started() -> Iterator[subprocess.Popen[str]]:
-    """A lab at work: each rank has started a process that has gone its own ways, and does not end."""
+    """A lab at work: each rank has started a detached process that does not end."""
     script = "setsid sleep 300 & echo at work; exec sleep 300"
-    # Who starts the tests in the background may have made them deaf to Ctrl-C, and with them this.
+    # A parent that started the tests in the background may have made them, and this process, ignore Ctrl-C.
     command = ["env", "--default-signal=INT", *COMMAND, "run", "--", "sh", "-c", script]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -198,7 +198,7 @@ def test_what_a_killed_lab_leaves_is_removed(before: set[str]) -> None:
 
 
 def test_an_exception_removes_everything() -> None:
-    """In the block, and while it is made."""
+    """In the block, and while the lab is made."""
     with pytest.raises(OSError, match="nothing-here"), Lab(hosts=2) as lab:
         assert shell(lab, "sleep 300").pids.keys() == {0, 1, *os.listdir("/nothing-here")}
     lab = Lab(hosts=2)
@@ -208,12 +208,12 @@ def test_an_exception_removes_everything() -> None:
 
 
 def test_a_cut_cable_is_silence() -> None:
-    """No end, no error: the peer waits. Put back, the connection goes on."""
+    """No end, no error: the peer waits. After the cable is back, the connection continues."""
     with Lab(hosts=2) as lab:
         job = lab.start([PYTHON, "-c", TALK, "60"], sink=quiet)
         until(lambda: "heard" in job.output(0), "the first answer")
         lab.cut(0, 0)
-        time.sleep(1.0)  # what was under way arrives
+        time.sleep(1.0)  # lets packets on their way arrive
         before = job.output(0)
         time.sleep(1.0)
         assert job.output(0) == before
@@ -226,7 +226,7 @@ def test_a_cut_cable_is_silence() -> None:
 
 
 def test_a_removed_host_is_silence() -> None:
-    """Its ranks are gone at once, and no reset tells the peer; a job can be started on the hosts that are left."""
+    """Its ranks are gone at once, and no reset tells the peer; a job can be started on the remaining hosts."""
     with Lab(hosts=2) as lab:
         job = lab.start([PYTHON, "-c", TALK, "2"], sink=quiet)
         until(lambda: "heard" in job.output(0), "the first answer")
@@ -241,7 +241,7 @@ def test_a_removed_host_is_silence() -> None:
 
 
 def test_a_failed_stage_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Of `make lab`: each failure is recorded with its stage, for each of its reasons, and the rest still runs."""
+    """`make lab` records each failure with its stage and each of its reasons, and runs the rest."""
     shape = plan.Shape(2)
 
     def stage(name: str, script: str, limit: float = 20, problems: tuple[str, ...] = ()) -> stages.Stage:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/reliability.md promises for cables that are pulled and hosts that vanish. `make lab` runs this, as root."""
+"""The guarantees of docs/reliability.md for pulled cables and vanished hosts. `make lab` runs this, as root."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from lab import Job, Lab  # noqa: E402
 PROGRAM = TESTS / "programs" / "network.py"
 REPORTED, ENDED = 3, 70
 START_SECONDS = 60.0
-BOUND_SECONDS = 20.0  # the time limit of 2 s, 2 s more, and what starting and ending take on a machine that is loaded
-NICS = {"gloo": 0, "mpi": 1}  # what each library has in the lab
+BOUND_SECONDS = 20.0  # the timeout of 2 s, 2 s more, and the time to start and end on a loaded machine
+NICS = {"gloo": 0, "mpi": 1}  # the NIC of each library in the lab
 
 
 def quiet(rank: int, line: str) -> None:
-    """Prints nothing."""
+    """Print nothing."""
 
 
 def await_ready(job: Job, ranks: int) -> None:
-    """Until all ranks communicate."""
+    """Wait until all ranks communicate."""
     deadline = time.monotonic() + START_SECONDS
     while not all("ready" in job.output(rank) for rank in range(ranks)):
         assert time.monotonic() < deadline, [job.output(rank) for rank in range(ranks)]
@@ -37,8 +37,8 @@ def await_ready(job: Job, ranks: int) -> None:
 @pytest.mark.parametrize("fault", ["cut", "host"])
 @pytest.mark.parametrize("backend", NICS)
 def test_the_network_fails(backend: str, fault: str) -> None:
-    """The ranks that are left raise, or end inside the library, within the bound, and say which call it was: while
-    they are idle, in a blocking collective and in a storm of asynchronous ones, three jobs at once.
+    """The remaining ranks raise, or end inside the library, within the bound, and name the call: while they are idle,
+    in a blocking collective and in a storm of asynchronous ones, three jobs at once.
     """
     with Lab(hosts=3, nics=(400, 200)) as lab:
         command = [sys.executable, str(PROGRAM), backend]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of `make lab` says what was measured, and what was not. Needs no root, but seconds for its pictures."""
+"""The report of `make lab` lists what was measured and what was not. Needs no root; its pictures take seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONDITIONS = {
 
 
 def row(name: str, rate: float) -> dict[str, Any]:
-    """As figures_rank.py writes it."""
+    """A row in the form of figures_rank.py."""
     return {
         "row": name,
         "step_seconds": {"median": 100 / rate},
@@ -58,7 +58,7 @@ def figure(rows: dict[str, float], refused: dict[str, str] | None = None) -> dic
 
 
 def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
-    """Two stages have written something, one has failed, and the rest is said not to be there."""
+    """Two stages have written results, one has failed, and the rest is reported as missing."""
     work, docs = tmp_path / "work", tmp_path / "docs"
     work.mkdir()
     (docs / "results").mkdir(parents=True)

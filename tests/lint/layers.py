@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that includes in ``src`` point downwards, and that no two headers include each other: layers.py [--draw].
 
-A folder may include itself and the folders before it in ``LAYERS``. A backend may include what plugins may (``PLUGIN``)
-and its own folder, so that every backend could live outside of this repository.
+A folder may include itself and the folders before it in ``LAYERS``. A backend may include the folders for plugins
+(``PLUGIN``) and its own folder, so that every backend could live outside this repository.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
-# The lowest first.
+# Lowest first.
 LAYERS = (
     "base",  # types, operations, calls, errors, reductions
     "algorithms",  # calls as schedules
     "device",  # streams, events and memory of devices
-    "plugin",  # what a backend implements
+    "plugin",  # the interface of a backend
     "observe",  # positions, activities, records, the profiler, stops
     "runtime",  # loaded backends, works and their progress
     "choose",  # the candidate of a call
@@ -35,12 +35,12 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def includes(path: Path) -> list[str]:
-    """The files of ``src`` that one of them includes."""
+    """The files of ``src`` that a file includes."""
     return [name for name in _INCLUDE.findall(path.read_text()) if (SOURCES / name).exists()]
 
 
 def upward(name: str, included: Iterable[str]) -> list[str]:
-    """What a file includes, though it may not."""
+    """The includes of a file that are not allowed."""
     folder = name.split("/", maxsplit=1)[0]
     if folder == "backends":
         family = "/".join(name.split("/")[:2]) + "/"
@@ -50,7 +50,7 @@ def upward(name: str, included: Iterable[str]) -> list[str]:
 
 
 def problems(files: dict[str, list[str]]) -> list[str]:
-    """One line for each include that points upwards, and for a circle of headers."""
+    """One line for each include that points upwards, and for a cycle of headers."""
     unknown = {name.split("/")[0] for name in files} - {*LAYERS, "backends"}
     found = [f"src/{folder}: expected a folder of LAYERS in tests/lint/layers.py" for folder in sorted(unknown)]
     for name, included in files.items():
@@ -64,7 +64,7 @@ def problems(files: dict[str, list[str]]) -> list[str]:
 
 
 def draw(files: dict[str, list[str]]) -> str:
-    """The layers, the highest first, with how many includes go from each to which."""
+    """The layers, highest first, with the number of includes from each to the others."""
     lines = []
     for layer in reversed((*LAYERS, "backends")):
         below: dict[str, int] = {}
@@ -77,7 +77,7 @@ def draw(files: dict[str, list[str]]) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     paths = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cc"))
     files = {str(path.relative_to(SOURCES)): includes(path) for path in paths}
     if "--draw" in sys.argv[1:]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A check that is skipped has not passed."""
+"""A skipped check counts as failed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _skipped: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note it."""
+    """Note skipped checks."""
     if report.skipped:
         _skipped.append(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run."""
+    """Fail the run if a check was skipped."""
     if _skipped:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -10,7 +10,7 @@ The paragraph before a block says what the block is, for people and for this pro
     ... In a shell:                     commands, which the tests run
     ... of your package:                what belongs to another package
 
-A place that is not there, or is there twice, ends the program, and so does a block that is none of these.
+A place that does not exist, or exists twice, ends the program, and so does a block that is none of these.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLACE = re.compile(
 
 
 class Misplaced(Exception):
-    """A block that cannot be followed; the text says which, and why."""
+    """A block that cannot be applied; the text says which, and why."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Block:
     line: str = ""
 
     def applied(self, content: str) -> str:
-        """The file's content with the block in it."""
+        """The file's content with the block applied."""
         start = content.find(self.scope)
         first = content.count("\n", 0, max(start, 0))
         found = [i for i, line in enumerate(content.splitlines()) if self.line in line and i >= first]
@@ -67,7 +67,7 @@ class Block:
         if self.where == "in place of":
             return "".join([*lines[:at], *new, *lines[at + 1 :]])
         place = at if self.where == "before" else at + 1
-        # Where the neighbours are set off by an empty line, so is the block.
+        # If an empty line separates the neighbors, it also separates the block.
         neighbour = place - 1 if self.where == "before" else place
         set_off = 0 <= neighbour < len(lines) and not lines[neighbour].strip()
         gap = ["\n"] if set_off else []
@@ -79,7 +79,7 @@ class Block:
 
 
 def blocks(page: str, root: Path = ROOT) -> Iterator[Block]:
-    """All code blocks of a page, in its order."""
+    """All code blocks of a page, in order."""
     text = (root / "docs" / f"{page}.md").read_text()
     for match in _BLOCK.finditer(text):
         before = " ".join(text[: match.start()].rstrip().split("\n\n")[-1].split())
@@ -95,14 +95,14 @@ def blocks(page: str, root: Path = ROOT) -> Iterator[Block]:
 
 
 def tracked() -> list[str]:
-    """The repository's files, with those that git does not know yet."""
+    """The repository's files, including new ones that git does not track yet."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60)
     return [name for name in os.fsdecode(listed.stdout).split("\0") if name and (ROOT / name).is_file()]
 
 
 def followed() -> tuple[dict[str, bytes], int]:
-    """The content of every file once all pages have been followed, and the number of blocks that went into them."""
+    """The content of every file after all pages have been applied, and the number of blocks applied."""
     files = {name: (ROOT / name).read_bytes() for name in tracked()}
     number = 0
     for page in PAGES:
@@ -122,7 +122,7 @@ def followed() -> tuple[dict[str, bytes], int]:
 
 
 def write(files: dict[str, bytes], copy: Path) -> None:
-    """Make the copy hold these files; what is as it was keeps its time, so that a build goes on where it was."""
+    """Make the copy hold these files; unchanged files keep their time, so that a build can continue."""
     for path in [path for path in copy.rglob("*") if path.is_file() or path.is_symlink()]:
         name = str(path.relative_to(copy))
         if name not in files and not name.startswith(("build/", ".")):
@@ -136,14 +136,14 @@ def write(files: dict[str, bytes], copy: Path) -> None:
 
 
 def main(folder: str) -> int:
-    """Follow the pages; the exit code."""
+    """Apply the pages; returns the exit code."""
     try:
         files, number = followed()
     except Misplaced as problem:
         print(problem, file=sys.stderr)
         return 1
     write(files, Path(folder))
-    # A repository of its own: tools that go by .gitignore would find that this one ignores all of build/.
+    # A separate repository: tools that read .gitignore would find that this one ignores all of build/.
     subprocess.run(["git", "init", "--quiet", folder], check=True, timeout=60)
     print(f"{number} blocks of {len(PAGES)} pages are in {folder}")
     return 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/add-*.md lead to. `make pages` runs this in the copy in which they have been followed, with its build."""
+"""The results of docs/add-*.md. `make pages` runs this in the copy to which they have been applied, with its build."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*command: str, limit: float = LIMIT, code: int = 0, **variables: str) ->
 
 
 def make(arguments: list[str], limit: float) -> str:
-    """`make` as a page says it. The build is there already, in a folder of its own: `-o build` takes it as it is."""
+    """Run `make` as a page says. The copy's build already exists in its own folder: `-o build` uses it as it is."""
     scripts = Path(sysconfig.get_path("scripts"))
     return run("make", "-o", "build", *arguments, f"PY={sys.executable}", f"VENV={scripts.parent}", limit=limit)
 
@@ -48,7 +48,7 @@ def of(page: str, kind: str) -> list[Block]:
 
 
 def test_this_is_the_copy() -> None:
-    """Its own build and sources are what is tested here."""
+    """The tests use the copy's own build and sources."""
     assert "pages" in CORE.parts
     assert Path(mcr_dl.__file__).is_relative_to(CORE)
     assert "scan" in {row["name"] for row in _C.ops()}
@@ -57,14 +57,14 @@ def test_this_is_the_copy() -> None:
 
 @worlds
 def test_program_of_add_an_op(pools: Pools, world: int) -> None:
-    """It ends on every rank with the results that it expects."""
+    """It ends on every rank with the expected results."""
     for block in of("add-an-op", "program"):
         pools.get("processes", world).run(pages.program, block.text)
 
 
 @pytest.mark.timeout(900)
 def test_commands_of_add_an_op() -> None:
-    """They write the generated files, find nothing to complain of, and run cases of every backend and type."""
+    """They write the generated files, report no problem, and run cases of every backend and type."""
     commands = [shlex.split(line) for block in of("add-an-op", "shell") for line in block.text.splitlines()]
     assert [command[:2] for command in commands] == [["make", "generate"], ["make", "lint"], ["make", "test-python"]]
     stub, matrix = ROOT / "mcr/mcr_dl/_C.pyi", ROOT / "docs/support-matrix.md"
@@ -81,7 +81,7 @@ def test_commands_of_add_an_op() -> None:
 
 @pytest.mark.timeout(1200)
 def test_suite_of_add_an_op() -> None:
-    """The suite of the copy has cases of it without another line of code; all of them pass, and none is skipped."""
+    """The copy's suite has cases of the operation without further code; all of them pass, and none is skipped."""
     lines = [line for block in of("add-an-op", "shell") for line in block.text.splitlines()]
     (command,) = [line for line in lines if "test-python" in line]
     text = make(shlex.split(command)[1:], 900)
@@ -94,13 +94,13 @@ def test_suite_of_add_an_op() -> None:
 
 @worlds
 def test_what_refuses_it(pools: Pools, world: int) -> None:
-    """Backends that lack it, and codecs."""
+    """Backends and codecs that lack it."""
     pools.get("processes", world).run(pages.refused)
 
 
 @worlds
 def test_passes_leave_it_alone(pools: Pools, world: int) -> None:
-    """It has none of their traits."""
+    """The operation has none of their traits."""
     pools.get("processes", world).run(pages.left_alone)
 
 
@@ -134,13 +134,13 @@ def test_mcr_bench(tmp_path: Path, world: int, red: str) -> None:
 
 
 def test_mcr_bench_without_the_operation() -> None:
-    """On a backend that lacks it, it says so."""
+    """On a backend that lacks the operation, it reports that."""
     text = run(sys.executable, "-m", "mcr_dl.bench", "--ops", "scan", "--backends", "gloo", "--max", "4")
     assert "Not measured: gloo: scan(float32, SUM) is not supported" in text
 
 
 def test_mcr_tune(tmp_path: Path) -> None:
-    """The table that it writes has a curve for it, and `auto` goes by that."""
+    """Its table has a curve for the operation, and `auto` uses it."""
     path = tmp_path / "table.json"
     given = ["--quick", "-n", "2", "--ops", "scan", "--backends", "mpi,gloo", "--max", "1K", "--output", str(path)]
     run(sys.executable, "-m", "mcr_dl.tuning", *given)
@@ -150,20 +150,20 @@ def test_mcr_tune(tmp_path: Path) -> None:
 
 
 def test_programs_of_add_a_backend(pools: Pools) -> None:
-    """They end with the results that they expect."""
+    """They end with the expected results."""
     for block in of("add-a-backend", "program"):
         pools.get("processes", 1).run(pages.program, block.text)
 
 
 def test_the_new_backend(pools: Pools) -> None:
-    """It is listed, does every operation on one rank, and refuses what it is not made for."""
+    """It is listed, does every operation on one rank, and rejects the rest."""
     assert mcr_dl.available_backends()["self"] == "ok: copies in one process"
     pools.get("processes", 1).run(pages.alone)
     pools.get("processes", 2).run(pages.too_many)
 
 
 def test_mcr_bench_on_the_new_backend(tmp_path: Path) -> None:
-    """Every operation that a rank can do alone is measured, with checked results."""
+    """Every operation that one rank can do alone is measured, with checked results."""
     path = tmp_path / "rows.json"
     names = [row["name"] for row in _C.ops() if not row["peer"] and row["name"] != "scan"]
     given = [
@@ -208,7 +208,7 @@ def test_a_backend_in_a_package_of_its_own(tmp_path: Path) -> None:
 
 
 def algorithms_test(folder: Path, *sources: Path) -> tuple[int, str]:
-    """Compile the test of algorithms against the copy's core, with these sources in place of the core's; run it."""
+    """Compile the test of algorithms against the copy's core, with these sources instead of the core's; run it."""
     tests = [ROOT / "tests/cpp" / f"{name}.cc" for name in ("algorithms_test", "interpreter", "check")]
     program = folder / "algorithms_test"
     paths = [str(path) for path in (*tests, *sources, CORE / "libmcr_dl_core.so")]
@@ -230,9 +230,9 @@ def algorithms_test(folder: Path, *sources: Path) -> tuple[int, str]:
 
 
 def test_the_new_algorithm(tmp_path: Path) -> None:
-    """It gives the reference result on all ranks, and the page's test finds that it does not without its dependency.
+    """It gives the reference result on all ranks, and the page's test fails without the algorithm's dependency.
 
-    `make test-cpp` would build all C++ tests twice, with sanitizers: here it is the test of algorithms alone.
+    `make test-cpp` would build all C++ tests twice, with sanitizers: this builds only the test of algorithms.
     """
     assert [block.text for block in of("add-an-algorithm", "shell")] == ["make test-cpp\n"]
     tests = (ROOT / "tests/cpp/algorithms_test.cc").read_text().count("\nTEST(")
@@ -256,7 +256,7 @@ def test_the_new_algorithm(tmp_path: Path) -> None:
     ],
 )
 def test_pages_that_cannot_be_followed(tmp_path: Path, page: str, problem: str) -> None:
-    """A place that is not there, or not clear, is an error that names it."""
+    """A place that does not exist, or is ambiguous, is an error that names it."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").write_text(f"# Page\n\n{page}\n\n```cpp\nint x;\n```\n")
     with pytest.raises(Misplaced, match=re.escape(problem)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under TORCH_DISTRIBUTED_DEBUG=DETAIL, where torch checks every call: training is as without it, errors are named."""
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL, where torch checks every call: training is the same as without; errors are named."""
 
 import importlib
 import sys
@@ -35,7 +35,7 @@ def result(case: str, backend: str, level: dist.DebugLevel) -> Results:
 
 
 def expect_mismatch(call) -> None:
-    """The wrapper compares what the ranks do before it is done."""
+    """Check that the wrapper compares the ranks' calls before it makes them."""
     text = "no error"
     try:
         call()
@@ -46,7 +46,7 @@ def expect_mismatch(call) -> None:
 
 assert dist.get_debug_level() == dist.DebugLevel.DETAIL
 for case in CASES:
-    # At this level torch's DDP takes the wrapper of a group called "gloo" for gloo itself and crashes (torch 2.13).
+    # At this level torch's DDP mistakes the wrapper of a group called "gloo" for gloo itself and crashes (torch 2.13).
     same(result(case, BACKEND, dist.DebugLevel.DETAIL), result(case, "gloo", dist.DebugLevel.OFF), exact=True)
 
 dist.set_debug_level(dist.DebugLevel.DETAIL)

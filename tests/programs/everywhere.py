@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a user that runs unchanged under every launcher: both backends, mixed, and one line per rank."""
+"""A user's program that runs unchanged under every launcher: both backends, mixed, and one line per rank."""
 
 import torch
 

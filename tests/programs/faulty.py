@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job in which something goes wrong on rank 1: faulty.py BACKEND PHASE FAULT.
+"""A job with a fault on rank 1: faulty.py BACKEND PHASE FAULT.
 
-PHASE is what the other ranks are in then: ``idle`` (their next call finds it), ``collective`` (a blocking one),
+PHASE is the state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one),
 ``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3. For
-those who measure, the times of the fault, of the call that meets it, and of its exception are printed too.
+measurements, the times of the fault, of the call that meets it, and of its exception are printed too.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import mcr_dl as dist
 
 LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
 STORM_LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "6")))  # on a busy machine, calls take a second
-DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; others are inside of the call, or outside, by then
+DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; by then the other ranks are inside the call, or outside
 REPORTED = 3
 
-began = 0.0  # when the latest call did
+began = 0.0  # the start of the latest call
 
 
 def say(what: str, when: float) -> None:
-    """Print a moment, at once."""
+    """Print a time at once."""
     print(f"{what} {when}", flush=True)
 
 
 def fault(kind: str) -> None:
-    """What goes wrong."""
+    """Cause the fault."""
     say("fault", time.monotonic())
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -46,7 +46,7 @@ def fault(kind: str) -> None:
 
 
 def storm(fails: str | None) -> None:
-    """Calls under way on two groups, again and again; the fault comes in the middle of one round."""
+    """Calls on two groups, repeatedly; the fault comes in the middle of one round."""
     global began
     groups = [dist.group.WORLD, dist.new_group(list(range(dist.get_world_size())))]
     tensors = [torch.ones(size) for size in (1, 100, 30000, 100000)]

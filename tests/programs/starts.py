@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that start in some way, print what came of it, and end: starts.py NAME [ARGUMENTS...]."""
+"""Ranks that start in some way, print the result, and end: starts.py NAME [ARGUMENTS...]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANK = int(os.environ["RANK"])
 
 
 def use() -> None:
-    """Print what has been started, and communicate on all of it."""
+    """Print the started backends, and communicate on all of them."""
     for name in dist.get_backends():
         x = torch.ones(3)
         dist.all_reduce(x, backend=name)
@@ -27,7 +27,7 @@ def use() -> None:
 
 
 def start(*names: str) -> None:
-    """Print the error, if there is one; a warning goes to stderr by itself."""
+    """Start, and print the error, if there is one; warnings go to stderr by themselves."""
     try:
         dist.init_process_group(list(names) or None, timeout=20)
     except dist.McrError as error:
@@ -38,7 +38,7 @@ def start(*names: str) -> None:
 
 
 def plugged_in() -> None:
-    """Another package has registered a backend of its own with torch; then without a name, and through torch."""
+    """Another package has registered its own backend with torch; then start without a name, and through torch."""
     import torch.testing._internal.distributed.multi_threaded_pg  # noqa: F401  registers "threaded"
 
     for backend in (None, "mcr", "auto"):
@@ -49,14 +49,14 @@ def plugged_in() -> None:
 
 
 def loaded(rank: str, library: str, *names: str) -> None:
-    """One rank has loaded another MPI library already."""
+    """One rank has already loaded another MPI library."""
     if int(rank) == RANK:
         ctypes.CDLL(library, mode=os.RTLD_GLOBAL)
     start(*names)
 
 
 def on_rank(rank: str, variable: str, value: str, *names: str) -> None:
-    """One rank has a variable of its own."""
+    """One rank sets a variable that the others do not."""
     if int(rank) == RANK:
         os.environ[variable] = value
     start(*names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocking collectives of several threads at once on MPI: what MPI_THREAD_MULTIPLE is for."""
+"""Blocking collectives of several threads at once on MPI, the use of MPI_THREAD_MULTIPLE."""
 
 import mcr_dl
 from ranks.works import four_threads

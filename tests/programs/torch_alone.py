@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of torch's that never imports mcr_dl, and the ways in which such a program may end. Prints nothing."""
+"""A torch program that never imports mcr_dl, and the ways in which such a program may end. Prints nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that meet with trouble, one function each: troubles.py NAME [ARGUMENTS...]. Tests look at what they print."""
+"""Jobs that meet with trouble, one function each: troubles.py NAME [ARGUMENTS...]. Tests check their output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def say(*words: object) -> None:
 
 
 def expect(text: str, call: object) -> None:
-    """Call what must raise, and print the error."""
+    """Make a call that must raise, and print the error."""
     try:
         call()  # type: ignore[operator]
     except (dist.McrError, RuntimeError) as error:
@@ -37,7 +37,7 @@ def expect(text: str, call: object) -> None:
 
 
 def desync(backend: str, difference: str) -> None:
-    """MCR_DL_DEBUG=detail: one rank makes another call; every rank raises, be it in that call or in a later one."""
+    """MCR_DL_DEBUG=detail: one rank makes another call; every rank raises, in that call or in a later one."""
     dist.init_process_group(backend, timeout=LONG)
     one = dist.get_rank() == 1
     x, y = torch.ones(1000), torch.ones(1000)
@@ -55,13 +55,15 @@ def desync(backend: str, difference: str) -> None:
             dist.all_reduce(y, op=dist.ReduceOp.MAX)
         elif difference == "backend":
             dist.barrier(backend="gloo" if one else "mpi")
+        elif difference == "priority" and one:
+            dist.all_reduce(y, priority=3)
         elif difference == "strides":
             dist.all_reduce(y.view(2, 500).t().contiguous().t() if one else y.view(2, 500))
         elif difference == "dtype" and one:
             dist.all_reduce(y.int())
         else:
             dist.all_reduce(y)
-        for _ in range(100):  # a rank that has not noticed yet goes on
+        for _ in range(100):  # a rank that has not noticed yet continues
             time.sleep(0.1)
             dist.get_rank()
             dist.barrier(async_op=True)
@@ -71,7 +73,7 @@ def desync(backend: str, difference: str) -> None:
 
 
 def ends(backend: str, how: str) -> None:
-    """MCR_DL_DEBUG=detail: the program ends right behind calls of different sizes, in several ways."""
+    """MCR_DL_DEBUG=detail: the program ends right after calls of different sizes, in several ways."""
     dist.init_process_group(backend, timeout=LONG)
     rank = dist.get_rank()
     pair = dist.new_group([0, 1]) if "pair" in how else None
@@ -97,7 +99,7 @@ def ends(backend: str, how: str) -> None:
 
 
 def one_more(backend: str) -> None:
-    """MCR_DL_DEBUG=detail: one rank ends with a call under way that the others do not make."""
+    """MCR_DL_DEBUG=detail: one rank ends with a pending call that the others do not make."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
@@ -106,7 +108,7 @@ def one_more(backend: str) -> None:
 
 
 def one_raises(backend: str) -> None:
-    """MCR_DL_DEBUG=detail: one rank does not come to its end."""
+    """MCR_DL_DEBUG=detail: one rank does not reach its end."""
     dist.init_process_group(backend, timeout=LONG)
     dist.all_reduce(torch.ones(10))
     if dist.get_rank() == 1:
@@ -114,7 +116,7 @@ def one_raises(backend: str) -> None:
 
 
 def same_to_the_end(backend: str) -> None:
-    """MCR_DL_DEBUG=detail: a program in order ends quietly, with passes, groups that are gone, and works left."""
+    """MCR_DL_DEBUG=detail: a correct program ends quietly, with passes, destroyed groups, and unfinished works."""
     dist.init_process_group(backend, timeout=LONG, passes=["fuse", "log"])
     groups = [dist.new_group([0, 1], timeout=LONG) for _ in range(3)]
     works = []
@@ -131,7 +133,7 @@ def same_to_the_end(backend: str) -> None:
 
 
 def same(backend: str) -> None:
-    """MCR_DL_DEBUG=detail with a program in order: nothing is raised, results are right."""
+    """MCR_DL_DEBUG=detail with a correct program: nothing is raised, results are right."""
     dist.init_process_group(backend, timeout=LONG)
     pair = dist.new_group([0, 1])
     for turn in range(300):
@@ -147,7 +149,7 @@ def same(backend: str) -> None:
 
 
 def interrupted(backend: str) -> None:
-    """Rank 0 waits for a rank that does not come, until somebody presses Ctrl-C."""
+    """Rank 0 waits for a rank that does not come, until Ctrl-C."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
@@ -170,12 +172,12 @@ def aborted(backend: str) -> None:
     else:
         dist.new_group([0, 1], timeout=LONG)
         time.sleep(1.5)
-    dist.all_reduce(x)  # the other groups go on
+    dist.all_reduce(x)  # the other groups continue
     say("DONE")
 
 
 def nobody_waits(backend: str) -> None:
-    """An operation that nobody waits for fails when its time is up: its future learns of it."""
+    """An operation without a waiting thread fails at its timeout: its future gets the error."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
@@ -220,7 +222,7 @@ def forked(backend: str) -> None:
 
 
 def without_finalize(backend: str) -> None:
-    """The program ends with operations under way and without a word."""
+    """The program ends with pending operations and without finalize."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(100000)
     works = [dist.all_reduce(x.clone(), async_op=True) for _ in range(5)]
@@ -228,7 +230,7 @@ def without_finalize(backend: str) -> None:
 
 
 def finalize_outstanding(backend: str) -> None:
-    """Finalize completes what is under way."""
+    """Finalize completes pending operations."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(1000)
     work = dist.all_reduce(x, async_op=True)
@@ -244,7 +246,7 @@ def dist_size() -> int:
 
 
 def full_disk(backend: str) -> None:
-    """Traces and dumps go to a disk that is full: training goes on, and the error says what it would have said."""
+    """Traces and dumps go to a full disk: training continues, and the error text does not change."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     for _ in range(3):
@@ -253,14 +255,14 @@ def full_disk(backend: str) -> None:
         expect("a time limit", lambda: dist.all_reduce(x, async_op=True, timeout=LIMIT).wait())
     else:
         time.sleep(2.5)
-        with contextlib.suppress(dist.BackendError):  # gloo gives the group up when a time limit has passed
+        with contextlib.suppress(dist.BackendError):  # gloo gives the group up after a timeout
             dist.all_reduce(x, async_op=True).wait()
     dist.destroy_process_group()
     say("DONE")
 
 
 def late(backend: str) -> None:
-    """Rank 1 is late for a call with a limit of its own."""
+    """Rank 1 is late for a call with its own timeout."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
@@ -272,7 +274,7 @@ def late(backend: str) -> None:
 
 
 def late_for_a_blocking_call(backend: str) -> None:
-    """Rank 1 is late for a blocking call with a limit of its own."""
+    """Rank 1 is late for a blocking call with its own timeout."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     dist.all_reduce(x)
@@ -296,7 +298,7 @@ def impatient(backend: str) -> None:
 
 
 def late_through_torch(backend: str) -> None:
-    """The same for a program of torch.distributed: its blocking call, and one that is waited for by its future."""
+    """A late rank in a program of torch.distributed: its blocking call, and one that is waited for by its future."""
     os.environ["MCR_DL_BACKENDS"] = backend
     torch_dist.init_process_group("mcr", timeout=LONG)
     torch_dist.all_reduce(torch.ones(10))
@@ -311,7 +313,7 @@ def late_through_torch(backend: str) -> None:
 
 
 def differ(backend: str) -> None:
-    """Without the detail mode: the time limit's error shows the difference."""
+    """Without the detail mode: the timeout error shows the difference."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)
     if dist.get_rank() == 1:
@@ -333,12 +335,12 @@ def sizes(backend: str) -> None:
 
 
 def many_pending(backend: str) -> None:
-    """Many operations are under way; three of them have a shorter limit."""
+    """Many pending operations; three of them have a shorter timeout."""
     dist.init_process_group(backend, timeout=LONG)
     tags = range(303)
     if dist.get_rank() == 0:
         works = [dist.irecv(torch.empty(1), 1, tag=tag, timeout=600 if tag < 300 else 60) for tag in tags]
-        assert _C.overdue(-59.9) == []  # their clocks start here, if the sampler has not been faster
+        assert _C.overdue(-59.9) == []  # their clocks start here, unless the sampler was faster
         deadline = time.monotonic() + 20
         while len(found := _C.overdue(-59.9)) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -359,7 +361,7 @@ def many_pending(backend: str) -> None:
 
 
 def store_dies(backend: str, phase: str) -> None:
-    """The store's process is killed by the test once all ranks are ready: communication goes on without it."""
+    """The test kills the store's process once all ranks are ready: communication continues without it."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(1000)
     dist.all_reduce(x)

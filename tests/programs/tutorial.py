@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of the kind that PyTorch's tutorials teach. The tests run it as it is, and with one line replaced:
+"""A program like those in PyTorch's tutorials. The tests run it unchanged, and with one line replaced:
 ``import mcr_dl as dist`` instead of the import of torch.distributed."""
 
 import os
@@ -47,7 +47,7 @@ def point_to_point(rank, size):
 
 
 def collectives(rank, size):
-    """All of them, on the whole world and on a group."""
+    """All collectives, on the whole world and on a group."""
     group = dist.new_group([0, 1])
     tensor = torch.ones(1)
     if rank < 2:
@@ -78,7 +78,7 @@ def collectives(rank, size):
     print("all_to_all:", swapped.tolist(), work.is_completed())
     future = dist.all_reduce(swapped, op=dist.ReduceOp.AVG, async_op=True).get_future()
     print("future:", future.then(lambda done: done.value()[0] * 2).wait().tolist())
-    if dist.get_backend() == "gloo":  # torch grants it to no other
+    if dist.get_backend() == "gloo":  # torch has it only for gloo
         dist.monitored_barrier()
 
 
@@ -113,7 +113,7 @@ class ToyModel(nn.Module):
 
 
 def average_gradients(model):
-    """What the tutorial does by hand before it comes to DDP."""
+    """The tutorial's manual averaging, before it introduces DDP."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad.data, op=dist.ReduceOp.SUM)
         parameter.grad.data /= float(dist.get_world_size())

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks run: functions that the tests hand to a pool by name."""
+"""Functions for the ranks: tests pass them to a pool by name."""

@@ -23,7 +23,7 @@ from ranks.expect import expect
 
 
 def groups() -> None:
-    """Ranks, sizes and translations of every group; what is not a member says so, as in torch."""
+    """Ranks, sizes and translations of every group; non-members get -1 and the like, as in torch."""
     session.start()
     size, me = mcr_dl.get_world_size(), mcr_dl.get_rank()
     assert mcr_dl.get_size is mcr_dl.get_world_size
@@ -78,18 +78,18 @@ def not_a_member() -> None:
 
 
 class _Number(int):
-    """A number that is none of torch's."""
+    """A number type that torch does not know."""
 
 
 def _with_group(function: Any, name: str, group: Any) -> Any:
-    """Call a function with this group, and None for all else that it needs."""
+    """Call a function with this group, and None for all other arguments."""
     needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty]
     made = function(**{**dict.fromkeys(each.name for each in needed), name: group})
     return made.__enter__() if hasattr(made, "__enter__") else made
 
 
 def wrong_groups() -> None:
-    """Every function that takes a group refuses what is none: nothing is left out because of a wrong argument."""
+    """Every function that takes a group rejects other objects: a wrong argument never makes a call do nothing."""
     session.start()
     seen = []
     for name in mcr_dl.__all__:
@@ -108,7 +108,7 @@ def wrong_groups() -> None:
 
 
 def texts_of_any_kind() -> None:
-    """Names with lone surrogates, null characters and the like get one of our errors wherever a text is expected."""
+    """Names with lone surrogates, null characters and the like raise an error of mcr_dl wherever a text is valid."""
     session.start()
     size = mcr_dl.get_world_size()
     for text in ("\ud800", "a\ud800", "gl\0oo", "\0", "", "x" * 5000, "é", "\U0001f600"):
@@ -220,7 +220,7 @@ def _objects(group: Any, members: list[int], me: int) -> None:
 
 
 def monitored_barrier() -> None:
-    """It passes when all come, and names the rank that does not."""
+    """It passes when all ranks come, and names the rank that does not."""
     session.start()
     me = mcr_dl.get_rank()
     mcr_dl.monitored_barrier()
@@ -262,7 +262,7 @@ def coalescing(backend: str) -> None:
 
 
 def batch(backend: str) -> None:
-    """A ring by batch_isend_irecv, with operations of both libraries' names."""
+    """A ring by batch_isend_irecv, with operations under both libraries' names."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     for send, receive in ((mcr_dl.isend, mcr_dl.irecv), (torch_dist.isend, torch_dist.irecv)):
@@ -283,7 +283,7 @@ def batch(backend: str) -> None:
 
 
 def arrays(backend: str) -> None:
-    """NumPy arrays are used where they are: results appear in the array itself."""
+    """NumPy arrays are used in place: results appear in the array itself."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     array = np.full(6, me + 1, dtype=np.float32)
@@ -298,7 +298,7 @@ def arrays(backend: str) -> None:
     mcr_dl.all_gather(parts, np.full(3, me, dtype=np.int16), backend=backend)
     assert [part.tolist() for part in parts] == [[rank] * 3 for rank in range(size)]
     constant = np.full(2, me, dtype=np.int64)
-    constant.flags.writeable = False  # as an input it may be read-only
+    constant.flags.writeable = False  # an input may be read-only
     mcr_dl.all_gather_single(output, constant, backend=backend)
     assert output.reshape(size, 2)[:, 0].tolist() == list(range(size))
 
@@ -341,13 +341,13 @@ def mpi4py_communicator() -> None:
     expect(InvalidTypeError, lambda: mcr_dl.new_group(mpi_comm=3), "mpi_comm", "mpi4py")
     mcr_dl.destroy_process_group(group)
     mcr_dl.destroy_process_group(both)
-    assert turned.allreduce(1) == size  # the communicator itself is still its owner's
+    assert turned.allreduce(1) == size  # the communicator itself still belongs to its owner
     turned.Free()
     half.Free()
 
 
 def fake_and_null() -> None:
-    """torch's fake backend through the same adapter as gloo, and the backend that does nothing."""
+    """torch's fake backend through the adapter of gloo, and the backend without communication."""
     session.stop()
     session.start("fake", "null")
     size = mcr_dl.get_world_size()

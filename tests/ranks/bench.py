@@ -15,7 +15,7 @@ from mcr_dl.bench.cases import Case
 from ranks import session
 from ranks.expect import expect
 
-_SIZES = (1, 12_345)  # less than a block for each rank; more than one period of the values, and no multiple of anything
+_SIZES = (1, 12_345)  # less than a block for each rank; more than one period of the values, and a multiple of nothing
 
 
 def _group() -> _C.Group:
@@ -60,7 +60,7 @@ def checks_of_types(candidate: str) -> int:
 
 
 def counts_wrong_results(candidate: str) -> None:
-    """A result that is wrong in some places is counted just so; where no call was made, nearly all of it is wrong."""
+    """The check counts wrong elements exactly; without a call, nearly all elements are wrong."""
     group = _group()
     for operation in cases.operations():
         for dtype in ("float32", "uint16", "complex64"):
@@ -80,7 +80,7 @@ def counts_wrong_results(candidate: str) -> None:
 
 
 def refuses(candidate: str) -> None:
-    """What cannot be measured is refused with the library's own errors, the same on all ranks."""
+    """Cases that cannot be measured raise the library's own errors, equal on all ranks."""
     group = _group()
 
     def preparing(name: str = candidate, **changed: object) -> None:
@@ -96,7 +96,7 @@ def refuses(candidate: str) -> None:
 
 
 def measures() -> list[tuple[str, int, int]]:
-    """Statistics of both backends, and of what calls give to `auto`; the ranks must have agreed on all of it."""
+    """Statistics of both backends, and of `auto`; the ranks must have agreed on all of them."""
     group = _group()
     control = timing.TorchControl(group)
     assert control.maximum([float(group.rank()), -float(group.rank())]) == [group.size() - 1, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts beyond 2**31 elements, with data that really moves, on two ranks."""
+"""Counts beyond 2**31 elements, with data that is actually transferred, on two ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ranks import errors, session
 from ranks.expect import expect
 
 COUNT = 2**31 + 12_345
-# Ends, both sides of 2**31 and of 2**30 (where messages are cut), and the middle of the last part.
+# The ends, both sides of 2**31 and of 2**30 (where messages are cut), and the middle of the last part.
 PLACES = [0, 1, 2**30 - 1, 2**30, 2**31 - 1, 2**31, 2**31 + 1, 2**31 + 6000, COUNT - 1]
 
 
@@ -73,7 +73,7 @@ def all_gatherv() -> None:
 
 
 def far_displacements_refused() -> None:
-    """Where the library's displacements are 32-bit numbers: a clear error, nothing sent, and a group that works."""
+    """Libraries with 32-bit displacements: a clear error, nothing sent, and a group that still works."""
     session.start()
     note("big displacements")
     output = torch.zeros(COUNT, dtype=torch.uint8)

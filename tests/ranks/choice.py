@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `auto` chooses, on one rank: the same as on the others, whatever files and variables this rank has."""
+"""The choices of `auto` on one rank: equal to the other ranks', whatever files and variables this rank has."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _EQUAL = (
 
 
 def _chosen(draw: random.Random) -> str:
-    """One random call of those that all ranks draw; who did it."""
+    """One random call, equal on all ranks; returns the candidate that did it."""
     dtype = draw.choice(_DTYPES)
     if draw.random() < 0.25:
         name = draw.choice(("all_to_allv", "all_gatherv"))
@@ -85,7 +85,7 @@ def calls(folder: str, seed: int, count: int) -> tuple[str, dict[str, int]]:
 
 
 def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
-    """Ask for `count` choices of calls of every kind; the hash of the answers, and how many different ones."""
+    """Ask for `count` choices of calls of every kind; the hash of the answers, and the number of different ones."""
     session.stop()
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
     draw = random.Random(seed)
@@ -102,7 +102,7 @@ def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
 
 
 def start(argument: str | None, variables: dict[str, str], question: tuple[str, int | None]) -> str:
-    """Initialise with a table and variables of this rank's, and explain one call; the error's text if it raises."""
+    """Initialize with this rank's table and variables, and explain one call; returns the error's text if it raises."""
     session.stop()
     saved = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -120,7 +120,7 @@ def start(argument: str | None, variables: dict[str, str], question: tuple[str, 
 
 
 def start_by_rank(arguments: list[str | None], variables: list[dict[str, str]], question: Any) -> str:
-    """start() with this rank's entries."""
+    """Call start() with this rank's entries."""
     rank = mcr_dl._runtime._launch.detect().rank
     return start(arguments[rank], variables[rank], tuple(question))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Compress("auto") does with calls on real groups, as the log's records tell."""
+"""Compress("auto") on calls of real groups, as recorded in the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcr_dl.passes import log
 from ranks import session
 from ranks.expect import expect
 
-Outcome = tuple[str | None, str | None]  # codec, and who did it
+Outcome = tuple[str | None, str | None]  # codec and candidate
 
 
 def _recorded(call: Callable[[], Any]) -> Outcome:
@@ -38,7 +38,7 @@ def _all_reduce(count: int, dtype: torch.dtype = torch.float32, **keywords: Any)
 
 
 def by_size(path: str, codecs: list[str], sizes: list[int], backend: str | None) -> list[Outcome]:
-    """all_reduces of so many bytes of float32."""
+    """all_reduces of float32 at these sizes in bytes."""
     _start(path, passes.Compress("auto", codecs=codecs))
     outcomes = [_all_reduce(nbytes // 4, backend=backend) for nbytes in sizes]
     session.stop()
@@ -68,7 +68,7 @@ def by_kind(path: str) -> dict[str, Outcome]:
 
 
 def explained(path: str, question: tuple[str, int]) -> dict[str, str]:
-    """What explain says, with several chains."""
+    """The answers of explain, with several chains."""
     _start(path)
     said = {"without": str(mcr_dl.explain(*question))}
     for codecs in (["bf16"], ["fp16"]):

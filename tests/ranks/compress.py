@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed calls against their definition: what is sent is encoded, what is received is decoded, in rank order."""
+"""Compressed calls against their definition: sent parts are encoded, received parts are decoded, in rank order."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Started = tuple[Any, Check]
 
 
 def coded(tensor: torch.Tensor, codec: str) -> torch.Tensor:
-    """What arrives of a part."""
+    """A part after encoding and decoding."""
     return tensor.clone() if codec == "none" else passes.decode(passes.encode(tensor, codec), tensor, codec)
 
 
 def values(count: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers of many sizes, the same on every rank for a seed."""
+    """Numbers of many magnitudes, equal on every rank for a seed."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(count, generator=generator) * torch.rand(count, generator=generator) * 100).to(dtype)
 
@@ -53,7 +53,7 @@ def shares(count: int, size: int) -> list[int]:
 
 
 def summed(parts: list[torch.Tensor], red: str = "SUM") -> torch.Tensor:
-    """In rank order, in the tensors' own precision."""
+    """The sum in rank order, in the tensors' own precision."""
     combine = {"SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}[
         red
     ]
@@ -64,14 +64,14 @@ def summed(parts: list[torch.Tensor], red: str = "SUM") -> torch.Tensor:
 
 
 def reduced(inputs: list[torch.Tensor], codec: str, red: str = "SUM") -> torch.Tensor:
-    """What an all_reduce gives."""
+    """The expected result of an all_reduce."""
     counts = shares(inputs[0].numel(), len(inputs))
     columns = zip(*(tensor.split(counts) for tensor in inputs), strict=True)
     return torch.cat([coded(summed([coded(part, codec) for part in column], red), codec) for column in columns])
 
 
 def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Bit for bit, but for which NaN it is."""
+    """Check that tensors are equal bit for bit, except for the kind of NaN."""
     if not torch.equal(got.nan_to_num(12345.0), want.nan_to_num(12345.0)):
         bad = int((got != want).nonzero()[0])
         raise AssertionError(f"{what}: first difference at {bad}: expected {want[bad]}, got {got[bad]}")
@@ -94,7 +94,7 @@ class Calls:
         return [coded(tensor[: sum(counts)].split(counts)[to], self.codec) for tensor in self.inputs]
 
     def _same_sum(self, got: torch.Tensor, want: torch.Tensor) -> None:
-        """Uncompressed, the order of the sum is the library's."""
+        """Without compression, the library determines the order of the sum."""
         if self.codec == "none":
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
         else:
@@ -124,7 +124,7 @@ class Calls:
         return work, lambda: same(out, want, "all_gather")
 
     def all_gatherv(self) -> Started:
-        """With gaps between the blocks, in the place of which nothing may be written."""
+        """With gaps between the blocks, which must not be written."""
         counts = [min(count, self.count * self.size) for count in self.uneven]
         places = [1 + sum(counts[:index]) + 2 * index for index in range(self.size)]
         out = torch.full((sum(counts) + 2 * self.size + 1,), -1.0, dtype=self.dtype)
@@ -141,7 +141,7 @@ class Calls:
         return work, lambda: same(tensor, torch.cat(self._blocks(self.me)), "all_to_all")
 
     def all_to_allv(self) -> Started:
-        """The block from rank i to j has as many elements as fit, less i + j."""
+        """The block from rank i to j has the equal share of elements, minus i + j."""
         counts = [[max(0, self.count - source - target) for target in range(self.size)] for source in range(self.size)]
         arriving = [counts[source][self.me] for source in range(self.size)]
         places = [self.count * index for index in range(self.size)]
@@ -174,7 +174,7 @@ class Calls:
         return work, lambda: same(tensor, coded(self.inputs[root][: self.count], self.codec), "broadcast")
 
     def messages(self) -> Started:
-        """Around the ring; the even ones from any rank."""
+        """Around the ring; even ranks receive from any rank."""
         keywords = {key: value for key, value in self.keywords.items() if key != "async_op"}
         out = torch.full((self.count,), -1.0, dtype=self.dtype)
         before, after = (self.me - 1) % self.size, (self.me + 1) % self.size
@@ -192,13 +192,13 @@ class Calls:
 
 
 def start(chain: list[Any], *backends: str) -> None:
-    """The runtime with these passes."""
+    """Start the runtime with these passes."""
     session.start(*backends)
     mcr_dl.set_passes(chain)
 
 
 def matrix(codec: str, backend: str | None, counts: list[int], dtypes: list[str], operations: list[str]) -> int:
-    """Every operation and count, blocking and not; the number of calls."""
+    """Every operation and count, blocking and not; returns the number of calls."""
     start(["compress"])
     made = 0
     for dtype in dtypes:
@@ -245,7 +245,7 @@ def halves(name: str) -> None:
 
 
 def in_flight(backend: str, codecs: list[str], seed: int, count: int) -> None:
-    """Many at once, of many kinds, among uncompressed and blocking ones, waited for in another order on every rank."""
+    """Many pending calls of many kinds, with uncompressed and blocking ones, waited for in another order by rank."""
     start(["compress"])
     common, mine = random.Random(seed), random.Random(seed * 100 + mcr_dl.get_rank())
     pending: list[tuple[str, Started]] = []
@@ -275,7 +275,7 @@ def in_flight(backend: str, codecs: list[str], seed: int, count: int) -> None:
 
 
 def beside_fusion(order: list[str], backend: str) -> None:
-    """With tensor fusion before or behind: a call that names a codec has it, and one that does not is exact."""
+    """With tensor fusion before or after: a call that names a codec is compressed, others are exact."""
     start(order)
     for number in range(10):
         codecs = ("none", "bf16", "none", "int8", "zfp:tolerance=1e-3", "none")
@@ -289,7 +289,7 @@ def beside_fusion(order: list[str], backend: str) -> None:
 
 
 def blocking_after_started(backend: str) -> None:
-    """A rank in a blocking call still makes the later calls of what it started: the other waits for these first."""
+    """A rank in a blocking call still issues the later parts of started calls: the other waits for these first."""
     start(["compress"])
     size = mcr_dl.get_world_size()
     for _ in range(20):
@@ -304,7 +304,7 @@ def blocking_after_started(backend: str) -> None:
 
 
 def by_group() -> None:
-    """The group's codec stands for calls that name none, can take it, and are not too small."""
+    """The group's codec applies to calls that name none, that it can compress, and that are not too small."""
     start([passes.Compress("bf16", smallest=64)])
     size, me = mcr_dl.get_world_size(), mcr_dl.get_rank()
     inputs = [values(100, rank) for rank in range(size)]
@@ -337,7 +337,7 @@ def by_group() -> None:
 
 
 def errors() -> None:
-    """Each wrong call says what is wrong, sends nothing, and leaves the group usable."""
+    """Each wrong call names the mistake, sends nothing, and leaves the group usable."""
     start([])
     tensor = torch.ones(10)
     invalid, wrong_type = mcr_dl.InvalidArgumentError, mcr_dl.InvalidTypeError
@@ -408,7 +408,7 @@ class _Broken:
 
 
 def failing_codec(backend: str) -> None:
-    """A codec that fails on one rank fails that call, with its reason, and nothing else."""
+    """A codec that fails on one rank fails that call, with its reason, and no other."""
     start(["compress"])
     if "own-plain" not in passes.known_codecs():
         for where in ("plain", "encode", "decode"):
@@ -456,7 +456,7 @@ def feedback() -> tuple[float, float]:
 
 
 def subgroups() -> None:
-    """A chain of its own on a group, and none on the others."""
+    """A chain on one group, and none on the others."""
     start([])
     groups = session.groups()
     for name, group in groups.items():

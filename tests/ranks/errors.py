@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls, each with the error that it must raise; made on one rank alone, so that what was sent would show."""
+"""Wrong calls, each with the error that it must raise; made on one rank alone, so that anything sent would show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Op = mcr_dl.ReduceOp
 
 
 class At(NamedTuple):
-    """Where a wrong call is made: the backend, and the size of the group."""
+    """The setting of a wrong call: the backend, and the size of the group."""
 
     backend: str
     size: int
@@ -30,7 +30,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True)
 class Bad:
-    """A wrong call: what it raises, and what the text names beside the backend and the group."""
+    """A wrong call: its exception, and what the text names in addition to the backend and the group."""
 
     error: type[McrError]
     op: str
@@ -264,7 +264,7 @@ CALLS: dict[str, Bad] = {**_VALUES, **_VECTORS, **_RANKS, **_TYPES}
 
 
 def good_call(backend: str, group: Any = None) -> None:
-    """A correct call that all ranks make; it only works if nothing of a wrong one was sent."""
+    """A correct call that all ranks make; it only works if a wrong call has sent nothing."""
     size = mcr_dl.get_world_size(group)
     tensor = torch.full((5,), float(mcr_dl.get_rank(group) + 1))
     mcr_dl.all_reduce(tensor, group=group, backend=backend)
@@ -295,7 +295,7 @@ def wrong_on_one_rank(name: str, backend: str, culprit: int) -> str:
 
 
 def wrong_backend(culprit: int) -> None:
-    """A name that no backend has, one that was not initialised, and no name at all."""
+    """An unknown backend's name, a backend that was not initialized, and no name at all."""
     session.start("mpi")
     if mcr_dl.get_rank() == culprit:
         for call, error, words in (
@@ -312,7 +312,7 @@ def wrong_backend(culprit: int) -> None:
 
 
 def root_outside_group() -> None:
-    """A global rank that is a rank of the job, not of the group."""
+    """A global rank that belongs to the job but not to the group."""
     session.start()
     for name, group in session.groups().items():
         members = session.members(name, mcr_dl.get_world_size())
@@ -329,7 +329,7 @@ def root_outside_group() -> None:
 
 
 def no_group() -> None:
-    """Things that are not groups, and a destroyed group."""
+    """Objects that are not groups, and a destroyed group."""
     session.start()
     for wrong in ("world", 3.5, object()):
         call = partial(mcr_dl.all_reduce, _ones(1), group=wrong)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example models on a rank, in small, with optimizers that show a gradient of the wrong size."""
+"""The example models on a rank, at small sizes, with optimizers that reveal a gradient of the wrong size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _losses(workload: program.Workload, steps: int, prepare: Callable[[program.T
 
 
 def dlrm_losses() -> Result:
-    """The recommendation model's."""
+    """The losses of the recommendation model."""
     session.start()
 
     def prepare(trainer: program.Trainer) -> None:
@@ -65,7 +65,7 @@ def dlrm_losses() -> Result:
 
 
 class _Recording(Comm):
-    """Writes down when all_to_alls are started and waited for."""
+    """Records when all_to_alls are started and waited for."""
 
     def __init__(self, routes: dict[str, Route], events: list[str]) -> None:
         super().__init__(routes)
@@ -85,7 +85,7 @@ class _Recording(Comm):
 
 
 def dlrm_events() -> list[str]:
-    """What the second step of the recommendation model does in which order; exchanges are numbered from 0 on."""
+    """The order of events in the second step of the recommendation model; exchanges are numbered from 0 on."""
     session.start()
     workload, events = dlrm.Workload(DLRM, SAMPLES), list[str]()
     trainer = workload.trainer("gloo", _Recording(dict.fromkeys(workload.kinds, "gloo"), events))
@@ -98,13 +98,13 @@ def dlrm_events() -> list[str]:
 
 
 def gpt_losses() -> Result:
-    """The dense model's."""
+    """The losses of the dense model."""
     session.start()
 
     def prepare(trainer: program.Trainer) -> None:
         assert isinstance(trainer, gpt.Trainer)
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=RATE)
-        trainer.steps = program.WARM_UP  # behind the rise of the rate
+        trainer.steps = program.WARM_UP  # after the rise of the rate
 
     copies = gpt.Grid(mcr_dl.get_rank(), mcr_dl.get_world_size()).copies
     with patch.object(gpt, "RATE", RATE):
@@ -112,7 +112,7 @@ def gpt_losses() -> Result:
 
 
 def refusals() -> list[str]:
-    """What the workloads say of sizes that two ranks cannot share."""
+    """The errors of the workloads for sizes that two ranks cannot share."""
     session.start()
     said = []
     for shape, samples in ((dlrm_model.Shape(tables=3), 64), (DLRM, 1)):

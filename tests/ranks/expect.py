@@ -8,7 +8,7 @@ from typing import Any
 
 
 def expect(error: type[Exception], call: Callable[[], Any], *words: str) -> Exception:
-    """The call raises just this class, and the text holds all the words; returns the exception."""
+    """Check that the call raises exactly this class with a text that has all the words; returns the exception."""
     caught = None
     result = None
     try:

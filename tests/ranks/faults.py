@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of mcr-tune in which gloo misbehaves: the tuner has to notice, kill them, and go on without it."""
+"""Ranks of mcr-tune in which gloo misbehaves: the tuner must notice, kill them, and continue without it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def faulty(
     limit: float,
     codec: str = "",
 ) -> int:
-    """worker.work(), but gloo's `operation` goes wrong in one way from its call number `after` on."""
+    """worker.work(), but gloo's `operation` fails in one way from call number `after` on."""
 
     def prepare(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
@@ -87,7 +87,7 @@ def compressed_all_gather_is_wrong(*arguments: Any) -> int:
 
 
 def all_gather_hangs_later(*arguments: Any) -> int:
-    """While it is timed beside the others."""
+    """While it is timed with the others."""
     return faulty("hang", "all_gather", 5, *arguments)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzz tests run on ranks: starts with any environment, and calls that are drawn by the controller."""
+"""Functions of the fuzz tests on ranks: starts with any environment, and calls drawn by the controller."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DOCUMENTED = (InvalidArgumentError, InvalidTypeError, UnsupportedError)
 
 
 def start_with(environment: dict[str, str], backends: list[str]) -> str:
-    """Start with these variables, make a call, and end; "started", or the class of the error."""
+    """Start with these variables, make a call, and end; returns "started", or the class of the error."""
     session.stop()
     safe = {
         name: os.fsencode(text.replace("\x00", "").encode("utf-8", "replace")).decode()
@@ -58,10 +58,10 @@ class Blocks:
         return list(self.displs) if self.displs is not None else [sum(self.counts[:i]) for i in range(len(self.counts))]
 
     def fits(self, size: int, *, disjoint: bool) -> bool:
-        """Whether a rank can tell that its blocks are right: one per rank, inside, and apart where they are written."""
+        """Whether a rank can verify its blocks: one per rank, inside, and disjoint where they are written."""
         if self.counts is None or len(self.counts) != size or min(self.counts, default=0) < 0:
             return False
-        # An empty list of displacements is as good as none.
+        # An empty list of displacements counts as none.
         starts = [sum(self.counts[:i]) for i in range(size)] if not self.displs else list(self.displs)
         if len(starts) != size or any(s < 0 or s + c > self.extent for s, c in zip(starts, self.counts, strict=True)):
             return False
@@ -76,7 +76,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Vectored:
-    """A vectored call of all ranks: each rank's input and output, and what they have in common."""
+    """A vectored call of all ranks: each rank's input and output, and their common parameters."""
 
     function: str
     dtype: str
@@ -93,7 +93,7 @@ class Vectored:
         return len(self.inputs)
 
     def valid(self, rank: int) -> bool:
-        """Whether this rank's arguments are right as far as it can see them."""
+        """Whether this rank's arguments are right as far as it can check them."""
         source, target, size = self.inputs[rank], self.outputs[rank], self.size
         if not 0 <= self.root < size:
             return False
@@ -105,7 +105,7 @@ class Vectored:
         return not here or (source.fits(size, disjoint=False) and (source.counts or ())[rank] == target.extent)
 
     def matched(self) -> bool:
-        """Whether what ranks say about each other agrees: no rank can see that by itself."""
+        """Whether the ranks' counts for each other agree: no rank can check that by itself."""
         for a in range(self.size):
             for b in range(self.size):
                 if self.function == "all_to_allv":
@@ -122,7 +122,7 @@ class Vectored:
         return True
 
     def expected(self, inputs: list[torch.Tensor], output: torch.Tensor, rank: int) -> torch.Tensor | None:
-        """What this rank's output must be afterwards; None: it has none."""
+        """The expected output of this rank; None: it has none."""
         result = output.clone()
         target = self.outputs[rank]
         if self.function in ("all_gatherv", "gatherv"):
@@ -161,7 +161,7 @@ def _call(case: Vectored, source: torch.Tensor, target: torch.Tensor, rank: int)
     if case.function == "all_gatherv":
         return mcr_dl.all_gatherv(target, source, lists["rcounts"], lists["rdispls"], **how)
     if case.function == "gatherv":
-        root = rank == case.root or case.seed % 2 == 1  # what only the root needs may be given elsewhere
+        root = rank == case.root or case.seed % 2 == 1  # arguments that only the root needs may be given elsewhere
         return mcr_dl.gatherv(
             target if root else None,
             source,
@@ -171,7 +171,7 @@ def _call(case: Vectored, source: torch.Tensor, target: torch.Tensor, rank: int)
             **how,
         )
     if case.function == "scatterv":
-        root = rank == case.root or case.seed % 2 == 1  # what only the root needs may be given elsewhere
+        root = rank == case.root or case.seed % 2 == 1  # arguments that only the root needs may be given elsewhere
         return mcr_dl.scatterv(
             target,
             source if root else None,
@@ -216,7 +216,7 @@ def _refused(call: Any, untouched: torch.Tensor) -> str:
 
 
 def usable(backend: str) -> None:
-    """A correct call after what came before."""
+    """A correct call after the previous one."""
     session.start()
     errors.good_call(backend)
 
@@ -225,7 +225,7 @@ def usable(backend: str) -> None:
 
 
 class _Hostile:
-    """An object whose methods raise, or answer with what nobody can use."""
+    """An object whose methods raise, or return useless values."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -290,7 +290,7 @@ def _tensors() -> dict[str, Any]:
 def values() -> dict[str, Any]:
     """Arguments by name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch about types that are experimental
+        warnings.simplefilter("ignore")  # torch warns about experimental types
         return _values()
 
 

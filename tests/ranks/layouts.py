@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense tensors whose elements do not lie row by row, on one rank."""
+"""Dense tensors whose elements are not stored row by row, on one rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _image(rank: int) -> torch.Tensor:
 
 
 def results(backend: str) -> None:
-    """A work's result and its future are the caller's tensor with its strides; the input stays as it was."""
+    """A work's result and its future are the caller's tensor with its strides; the input stays unchanged."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     tensor = _image(me)
@@ -56,7 +56,7 @@ def results(backend: str) -> None:
 
 
 def gradients(backend: str) -> None:
-    """Leaves that want a gradient, and tensors of inference mode, are written as others are."""
+    """Leaves that require a gradient, and tensors of inference mode, are written like others."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     leaves = [torch.zeros(3, 2).t().requires_grad_() for _ in range(size)]
@@ -70,10 +70,10 @@ def gradients(backend: str) -> None:
 
 
 def between_blocks(backend: str) -> None:
-    """What no block of a vectored call covers stays as it was."""
+    """Elements that no block of a vectored call covers stay unchanged."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    output = torch.full((3, 2 * size), -1.0).t()  # 2 * size rows of 3: a block of 3, and a row that is left
+    output = torch.full((3, 2 * size), -1.0).t()  # 2 * size rows of 3: a block of 3, and a spare row
     starts = [6 * rank for rank in range(size)]
     mcr_dl.all_gatherv(output, torch.full((3,), float(me)), [3] * size, starts, backend=backend)
     assert output[::2].unique(dim=1).flatten().tolist() == [float(rank) for rank in range(size)]
@@ -81,7 +81,7 @@ def between_blocks(backend: str) -> None:
 
 
 def refused(backend: str) -> None:
-    """Gaps and overlaps in memory are refused, with what to do about it, and nothing is sent."""
+    """Gaps and overlaps in memory raise an error with advice, and nothing is sent."""
     session.start()
     size = mcr_dl.get_world_size()
     for wrong in (torch.ones(6)[::2], torch.ones(4, 4)[:, :2], torch.ones(1).expand(4), np.ones(6)[::2]):

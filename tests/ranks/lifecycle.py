@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting, ending and starting again; and messages whose sizes disagree between ranks."""
+"""Starting, ending and starting again; and sizes that disagree between ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OUTSIDE: dict[str, Callable[[], Any]] = {
 
 
 def outside() -> int:
-    """Before init and after finalize every call says what is missing; then a new init works."""
+    """Before init and after finalize every call names what is missing; then a new init works."""
     session.stop()
     for repetition in range(2):
         assert not mcr_dl.is_initialized()
@@ -49,7 +49,7 @@ def outside() -> int:
 
 
 def second_init() -> None:
-    """A second init is refused and changes nothing."""
+    """A second init is rejected and changes nothing."""
     session.start()
     expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "init", "already")
     expect(InvalidArgumentError, lambda: mcr_dl.init(["mpi"]), "init", "already")
@@ -58,7 +58,7 @@ def second_init() -> None:
 
 
 def wrong_init() -> None:
-    """Unknown names and impossible ranks are refused on every rank, and the next init works."""
+    """Unknown names and impossible ranks are rejected on every rank, and the next init works."""
     session.stop()
     expect(InvalidArgumentError, lambda: mcr_dl.init("nope"), "backend", "expected", "nope")
     expect(InvalidArgumentError, lambda: mcr_dl.init("tpu:mpi"), "backend", "expected", "tpu")
@@ -135,7 +135,7 @@ def received_size(backend: str, sent: int, expected: int, asynchronous: bool) ->
 
 
 def broadcast_size(backend: str, asynchronous: bool) -> str:
-    """The root's tensor is larger than the others': an error where it is received."""
+    """The root's tensor is larger than the others': an error on the receiving ranks."""
     session.start()
     tensor = torch.zeros(400 if mcr_dl.get_rank() == 0 else 100)
     text = ""

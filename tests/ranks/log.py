@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log says about calls that this rank makes together with the others."""
+"""Records of the log for calls that this rank makes together with the others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import passes
+from mcr_dl import InvalidArgumentError, InvalidTypeError, passes
 from mcr_dl.passes import log
 from mcr_dl.passes.log import Log, Record
 from mcr_dl.trace import _regions
 from ranks import session
+from ranks.expect import expect
 
 
 def _on(*backends: str, **options: Any) -> None:
@@ -41,7 +42,7 @@ def _check(record: Record, **expected: Any) -> None:
 
 
 def fields(backend: str) -> list[tuple[str, int]]:
-    """One call of each kind with what its record says; names and numbers of all of them."""
+    """One call of each kind, with a check of its record; returns the names and numbers of all calls."""
     _on()
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     world = list(range(size))
@@ -82,7 +83,7 @@ def fields(backend: str) -> list[tuple[str, int]]:
 
 
 def overflow() -> tuple[int, int, list[int]]:
-    """More calls than the ring has places: how many are left, lost, and their numbers."""
+    """More calls than the ring can hold: how many are left and lost, and their numbers."""
     _on(capacity=16)
     for _ in range(40):
         mcr_dl.barrier(backend="gloo")
@@ -120,7 +121,7 @@ def several_groups() -> None:
 
 
 class _Mark:
-    """A pass of a user's, which goes on after the log."""
+    """A user's pass after the log."""
 
     name = "mark"
 
@@ -129,7 +130,7 @@ class _Mark:
 
 
 def configured() -> None:
-    """DeepSpeed's keys: the other passes stay, operations are chosen by any name, callers are named."""
+    """DeepSpeed's keys: the other passes stay, operations are selected by any name, callers are named."""
     session.start()
     mcr_dl.register_pass(_Mark())
     mcr_dl.set_passes(["mark"])
@@ -155,7 +156,7 @@ def configured() -> None:
 
 
 def deepspeed(folder: str) -> None:
-    """A configuration file of DeepSpeed's, and its own config object."""
+    """A configuration file of DeepSpeed, and its own config object."""
     session.start()
     file = Path(folder) / f"config.{mcr_dl.get_rank()}.json"
     file.write_text(json.dumps({"train_batch_size": 8, "comms_logger": {"enabled": True, "prof_all": True}}))
@@ -165,13 +166,13 @@ def deepspeed(folder: str) -> None:
     part = SimpleNamespace(comms_logger_enabled=False, comms_logger=logger)
     mcr_dl.configure(SimpleNamespace(comms_config=part))
     assert mcr_dl.get_passes() == []
-    mcr_dl.configure(SimpleNamespace(comms_config=part), enabled=True)  # arguments go before it
+    mcr_dl.configure(SimpleNamespace(comms_config=part), enabled=True)  # arguments override it
     assert mcr_dl.get_passes() == ["log"]
     _off()
 
 
 def refused() -> list[str]:
-    """Settings that make no sense: what the errors say; the log stays as it was."""
+    """The errors of invalid settings; the log stays unchanged."""
     session.start()
     _off()
     texts = []
@@ -194,7 +195,7 @@ def refused() -> list[str]:
 
 
 def verbose() -> str:
-    """What is printed while calls are made, on this rank."""
+    """The output on this rank while calls are made."""
     session.start()
     written = StringIO()
     with redirect_stderr(written):
@@ -206,7 +207,7 @@ def verbose() -> str:
 
 
 def summary() -> tuple[dict[str, Any], str]:
-    """The summary of some calls to which rank 1 comes late, and what was printed."""
+    """The summary of some calls to which rank 1 comes late, and the output."""
     _on()
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     current = mcr_dl._runtime.state()
@@ -232,7 +233,7 @@ def summary() -> tuple[dict[str, Any], str]:
 
 
 def traced(path: str, backends: list[str]) -> str:
-    """Save a trace of some calls in a region and some behind it; the file."""
+    """Save a trace of some calls in a region and some after it; returns the file."""
     _on(*backends)
     _regions.reset()
     rank, size, last = mcr_dl.get_rank(), mcr_dl.get_world_size(), backends[-1]
@@ -255,7 +256,7 @@ def traced(path: str, backends: list[str]) -> str:
 
 
 def off(path: str) -> tuple[str, str, dict[str, Any] | None]:
-    """Ask for the views while the log is off: what log_summary prints, the warning of save, log_summary's numbers."""
+    """The views while the log is off: the output of log_summary, the warning of save, the numbers of log_summary."""
     session.start("null")
     _off()
     mcr_dl.reset_log()
@@ -271,7 +272,7 @@ def off(path: str) -> tuple[str, str, dict[str, Any] | None]:
 
 
 def on_without_calls(path: str) -> tuple[str, int]:
-    """The same while it is on, before the first call: the table, and the number of warnings."""
+    """The views while the log is on, before the first call: the table, and the number of warnings."""
     _on("null")
     printed = StringIO()
     with redirect_stdout(printed):
@@ -284,13 +285,13 @@ def on_without_calls(path: str) -> tuple[str, int]:
 
 
 def short(path: str) -> str:
-    """Save a trace in which rank 1 has made 8 calls where the others have made 9, on a backend that does nothing."""
+    """Save a trace in which rank 1 has made 8 calls and the others 9, on the backend without communication."""
     _on("null")
     for _ in range(8 if mcr_dl.get_rank() == 1 else 9):
         mcr_dl.all_reduce(torch.ones(2))
     mcr_dl.barrier()
     file = mcr_dl.trace.save(path)
-    _off()
+    session.stop()  # ranks that have made different calls cannot make changes together
     return str(file)
 
 
@@ -322,7 +323,7 @@ def stuck(path: str) -> None:
 
 
 def automatic(folder: str) -> list[str]:
-    """A program that says nothing about logging, under MCR_DL_TRACE."""
+    """A program without any call for logging, under MCR_DL_TRACE."""
     session.stop()
     os.environ["MCR_DL_TRACE"] = folder
     try:
@@ -338,7 +339,7 @@ def automatic(folder: str) -> list[str]:
 
 
 def profiled() -> list[str]:
-    """Names of our calls that torch.profiler shows."""
+    """Names of mcr_dl's calls in torch.profiler."""
     session.start()
     from torch.profiler import ProfilerActivity, profile
 
@@ -352,7 +353,7 @@ def profiled() -> list[str]:
 
 
 def fused() -> list[tuple[str, bool, str]]:
-    """Calls that share a buffer, as the log sees them."""
+    """The records of calls that share a buffer."""
     session.start()
     mcr_dl.set_passes([Log(), passes.Fuse()])
     mcr_dl.reset_log()
@@ -361,4 +362,25 @@ def fused() -> list[tuple[str, bool, str]]:
         work.wait()
     found = [(record.name, record.fused, record.state) for record in mcr_dl.log_records()]
     _off()
+    return found
+
+
+def named() -> list[tuple[int, str | None]]:
+    """Priorities and keys of fused calls and of others, and refused ones."""
+    session.start()
+    mcr_dl.set_passes(["log", "fuse"])
+    mcr_dl.reset_log()
+    works = [
+        mcr_dl.all_reduce(torch.ones(4), async_op=True, priority=2, key="head.weight"),
+        mcr_dl.all_reduce(torch.ones(4), async_op=True, priority=-1, key="tail.weight"),
+    ]
+    for work in works:
+        work.wait()
+    mcr_dl.broadcast(torch.ones(1), src=0, key="step")
+    mcr_dl.all_reduce(torch.ones(1))
+    found = [(record.priority, record.key) for record in mcr_dl.log_records()]
+    _off()
+    expect(InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(1), priority=1 << 31), "priority", "32 bits")
+    expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(1), priority="high"), "priority", "integer")
+    expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(1), key=1), "key", "string")
     return found

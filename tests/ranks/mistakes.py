@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common mistakes, made on all ranks, each with the text that it gets: no rank waits for another."""
+"""Common mistakes, made on all ranks, each with its error text: no rank waits for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranks.expect import expect
 
 @dataclass(frozen=True)
 class Mistake:
-    """A call with the backend, and the end of what it raises, after the call's name and group."""
+    """A wrong call on the backend, and the end of its error text, after the call's name and group."""
 
     function: str  # as the error names it
     call: Callable[[str], Any]
@@ -119,7 +119,7 @@ MISTAKES: dict[str, Mistake] = {
 
 
 def make(name: str, backend: str) -> str:
-    """Make the mistake on every rank, and a correct call behind it; returns the text."""
+    """Make the mistake on every rank, then a correct call; returns the text."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     mistake = MISTAKES[name]

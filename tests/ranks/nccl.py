@@ -19,7 +19,7 @@ from mcr_dl import _C, BackendError, UnsupportedError
 from ranks import operations, session
 from ranks.expect import expect
 
-_LATE = 20.0  # seconds in which the watchdog must have noticed a failure
+_LATE = 20.0  # seconds within which the watchdog must notice a failure
 
 
 def library() -> ctypes.CDLL:
@@ -28,7 +28,7 @@ def library() -> ctypes.CDLL:
 
 
 def inject(text: str) -> None:
-    """Let a call fail: see mcr_stand_in_fail() in tests/standin/api.cc."""
+    """Make a call fail: see mcr_stand_in_fail() in tests/standin/api.cc."""
     library().mcr_stand_in_fail(text.encode())
 
 
@@ -39,7 +39,7 @@ def world() -> _C.Group:
 
 
 def run_all(cases: Sequence[Case]) -> tuple[int, int]:
-    """Run what nccl supports, and see that the rest is refused with nothing sent; how many there were of each."""
+    """Run what nccl supports, and check that the rest is rejected with nothing sent; returns the numbers of both."""
     session.start("nccl")
     session.groups()
     done = refused = 0
@@ -53,7 +53,7 @@ def run_all(cases: Sequence[Case]) -> tuple[int, int]:
 
 
 def support() -> dict[str, str]:
-    """All of `dtype reduction` with what an all_reduce of them would be."""
+    """All of `dtype reduction` with the support for an all_reduce of them."""
     session.start("nccl")
     return {
         f"{dtype} {red}": world()._support("nccl", "all_reduce", dtype, red, False)
@@ -71,7 +71,7 @@ def _sizes(dtype: torch.dtype, count: int, sender: int, turn: int) -> torch.Tens
 
 
 def messages(dtypes: Sequence[str], counts: Sequence[int]) -> int:
-    """Around a ring, in NCCL's way: who sends first is decided by the rank, as one side must be receiving."""
+    """Around a ring, in NCCL's way: the rank determines which side sends first, as one side must be receiving."""
     session.start("nccl")
     size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
     after, before = (rank + 1) % size, (rank - 1) % size
@@ -86,7 +86,7 @@ def messages(dtypes: Sequence[str], counts: Sequence[int]) -> int:
                 works: list[Any] = []
 
                 def send(tensor: torch.Tensor = mine, works: list[Any] = works, started: bool = asynchronous) -> None:
-                    # NCCL knows no tags: these two meet.
+                    # NCCL has no tags: these two match.
                     works.append((mcr_dl.isend if started else mcr_dl.send)(tensor, after, tag=3))
 
                 def recv(tensor: torch.Tensor = got, works: list[Any] = works, started: bool = asynchronous) -> None:
@@ -104,7 +104,7 @@ def messages(dtypes: Sequence[str], counts: Sequence[int]) -> int:
 
 
 def batches(count: int) -> None:
-    """Everybody to everybody at once, several messages each, larger than what fits between two ranks."""
+    """All ranks to all ranks at once, several messages each, larger than the buffer between two ranks."""
     session.start("nccl")
     size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
     operations_: list[mcr_dl.P2POp] = []
@@ -125,7 +125,7 @@ def batches(count: int) -> None:
 
 
 def from_any() -> None:
-    """NCCL receives from a named rank alone."""
+    """NCCL receives only from a named rank."""
     session.start("nccl")
     for call in (mcr_dl.recv, mcr_dl.irecv):
         expect(UnsupportedError, lambda call=call: call(torch.ones(1)), f"nccl.{call.__name__}")
@@ -182,14 +182,14 @@ MISMATCHES: dict[str, tuple[Callable[[Any, int], Any], tuple[str, str]]] = {
 
 
 def mismatch(name: str) -> str:
-    """Two ranks make calls that do not match, in a group of its own: NCCL's error, and other groups work on."""
+    """Two ranks make mismatched calls in a separate group: NCCL's error, and other groups stay usable."""
     session.start("nccl")
     group = mcr_dl.new_group([0, 1])
     rank = mcr_dl.get_rank()
     call, words = MISMATCHES[name]
     text = ""
     if rank == 1 and name == "message":
-        call(group, rank)  # a sender does not hear of it, until it makes another call
+        call(group, rank)  # a sender does not notice until it makes another call
     elif rank < 2:
         text = str(expect(BackendError, lambda: call(group, rank), "invalid usage", "calls do not match", *words))
     if rank < 2:
@@ -202,7 +202,7 @@ def mismatch(name: str) -> str:
 
 
 def eventually_refused(group: Any, word: str = "") -> str:
-    """Calls of a broken group raise, at the latest when the watchdog has noticed; waits for a text with the word."""
+    """Calls of a broken group raise, at the latest once the watchdog has noticed; waits for a text with the word."""
     deadline = time.monotonic() + _LATE
     while time.monotonic() < deadline:
         try:
@@ -215,7 +215,7 @@ def eventually_refused(group: Any, word: str = "") -> str:
 
 
 def failing_call(function: str) -> str:
-    """A call that NCCL refuses on all ranks, before anything is sent: its text, and the group works on."""
+    """A call that NCCL rejects on all ranks before anything is sent: its text; the group stays usable."""
     session.start("nccl")
     good()
     inject(f"{function}:1")
@@ -240,7 +240,7 @@ def _vectored(size: int) -> None:
 
 
 def failing_device(culprit: int) -> tuple[str, str]:
-    """An error behind the calls' backs on one rank: the watchdog ends the group's operations on all; others work on."""
+    """An asynchronous error on one rank: the watchdog ends the group's operations on all ranks; others stay usable."""
     session.start("nccl")
     group = mcr_dl.new_group()
     good(group)
@@ -248,7 +248,7 @@ def failing_device(culprit: int) -> tuple[str, str]:
         inject("async:1")
     good(group)  # the call itself succeeds
     first = eventually_refused(group)
-    second = eventually_refused(group, "ncclCommGetAsyncError")  # then it is the watchdog's
+    second = eventually_refused(group, "ncclCommGetAsyncError")  # then the watchdog finds it
     good()
     mcr_dl.destroy_process_group(group)
     good()
@@ -256,7 +256,7 @@ def failing_device(culprit: int) -> tuple[str, str]:
 
 
 def failing_connect() -> str:
-    """The first rank cannot make an id: all ranks get its error, and nobody waits."""
+    """The first rank cannot make an id: all ranks get its error, and no rank waits."""
     session.start("nccl")
     if mcr_dl.get_rank() == 0:
         inject("ncclGetUniqueId:1")
@@ -269,7 +269,7 @@ def failing_connect() -> str:
 
 
 def lanes() -> int:
-    """Many calls under way at once, on several groups; returns how many communicators of the library each group has."""
+    """Many pending calls on several groups; returns how many communicators of the library each group has."""
     session.start("nccl")
     groups = [group for group in session.groups().values() if group is not None]
     before = library().mcr_stand_in_comms()
@@ -286,7 +286,7 @@ def lanes() -> int:
 
 
 def lifetime() -> list[int]:
-    """How many communicators the library has before, with, and after a group of its own; then after finalize."""
+    """The number of the library's communicators before, with, and after another group; then after finalize."""
     session.start("nccl")
     counts = [library().mcr_stand_in_comms()]
     group = mcr_dl.new_group()
@@ -302,7 +302,7 @@ def lifetime() -> list[int]:
 
 
 def automatic() -> list[str]:
-    """What `auto` starts here, though the stand-in is named."""
+    """The backends that `auto` starts here, though the stand-in is named."""
     session.stop()
     mcr_dl.init_process_group("auto")
     names = mcr_dl.get_backends()

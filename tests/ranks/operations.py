@@ -40,7 +40,7 @@ def block_sizes(case: Case, size: int) -> list[Any]:
 
 @dataclass
 class Prepared:
-    """A call on this rank, ready to be made, with what it must leave behind."""
+    """A prepared call on this rank, with its expected results."""
 
     case: Case
     arguments: dict[str, Any]
@@ -50,12 +50,12 @@ class Prepared:
     want_input: torch.Tensor | None
 
     def check(self) -> None:
-        """Compare: results, what lies between blocks, and inputs."""
+        """Compare results, the memory between blocks, and inputs."""
         if self.output is not None and self.want_output is not None:
             got, want = self.output.content().cpu(), self.want_output.cpu()
             reference.assert_same(got, want, f"output of {self.case}", self.case.red)
         if self.input is not None and self.want_input is not None:
-            red = self.case.red if self.case.aliased else ""  # then the result is in it
+            red = self.case.red if self.case.aliased else ""  # then it holds the result
             reference.assert_same(self.input.content().cpu(), self.want_input.cpu(), f"input after {self.case}", red)
 
 
@@ -67,7 +67,7 @@ def _sides(case: Case, sizes: list[Any], rank: int, fill: Any) -> tuple[Side | N
     """Memory for this rank's input and output, not aliased."""
     extent_in, extent_out = _block_lists(case, sizes, rank)
     here = not OPS[case.op]["rooted"] or rank == case.root
-    # Displacements are for the side with a block per rank; the other one is a tensor of that block's size.
+    # Displacements are for the side with a block per rank; the other side is a tensor of one block's size.
     single = {"gaps": "plain", "reversed": "plain"}.get(case.layout, case.layout)
     layout_in = single if case.op in ("gather", "all_gather") else case.layout
     layout_out = single if case.op in ("scatter", "reduce_scatter") else case.layout
@@ -77,7 +77,7 @@ def _sides(case: Case, sizes: list[Any], rank: int, fill: Any) -> tuple[Side | N
 
 
 def _block_lists(case: Case, sizes: list[Any], rank: int) -> tuple[list[int], list[int]]:
-    """How many blocks of which size the input and the output of this rank have."""
+    """The numbers and sizes of the blocks in this rank's input and output."""
     if case.op == "all_to_all":
         return sizes[rank], [row[rank] for row in sizes]
     if case.op in ("all_gather", "gather"):
@@ -86,7 +86,7 @@ def _block_lists(case: Case, sizes: list[Any], rank: int) -> tuple[list[int], li
 
 
 def _alias(case: Case, rank: int, source: Side, target: Side) -> tuple[Side, Side]:
-    """Lay the smaller side into the larger one: this rank's own block, or all of it for all_to_all."""
+    """Put the smaller side inside the larger one: this rank's own block, or all of it for all_to_all."""
     if case.op == "all_to_all":
         if source.base.numel() < target.base.numel():
             larger = target.base.clone()
@@ -137,7 +137,7 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
 
 
 def _input_after(case: Case, rank: int, source: Side, result: torch.Tensor | None) -> torch.Tensor | None:
-    """An input that the output is a block of: that block is the result, the others are as they were."""
+    """An input that contains the output as a block: that block is the result, the others stay unchanged."""
     if result is None or OPS[case.op]["name"] not in ("scatter", "reduce_scatter"):
         return None
     after = source.content()
@@ -184,7 +184,7 @@ def _pour(packed: torch.Tensor, blocks: Sequence[torch.Tensor]) -> None:
 
 
 def _poured(side: Side, packed: torch.Tensor) -> torch.Tensor:
-    """The side's base with the blocks' expected content in it."""
+    """The side's base with the expected content of its blocks."""
     result = side.content()
     start = 0
     for offset, count in side.places:
@@ -235,8 +235,8 @@ def _arguments(case: Case, source: Side | None, target: Side | None, rank: int) 
 
 
 def supported(case: Case) -> bool:
-    """Whether the case's backend does it, natively or not; the layout makes no difference. The group's own choice is
-    one that does."""
+    """Whether the case's backend does it, natively or not; the layout makes no difference. The group's own choice
+    always does."""
     if case.backend in (None, "auto"):
         return True
     world = _C.world()
@@ -250,7 +250,7 @@ def refuse(case: Case) -> None:
     if mcr_dl.get_rank() not in ranks or case.count == 0:
         return
     if case.op == "reduce_scatter" and not any(block_sizes(case, len(ranks))):
-        return  # nothing to do, which every backend can
+        return  # nothing to do, which every backend supports
     note(f"refused: {case}")
     prepared = prepare(case, ranks.index(mcr_dl.get_rank()), len(ranks))
     words = (case.dtype, case.red) if OPS[case.op]["reduces"] else (case.dtype,)
@@ -258,7 +258,7 @@ def refuse(case: Case) -> None:
 
 
 def run(case: Case) -> None:
-    """Make the call on this rank, if it is a member, and check everything; what the backend lacks must be refused."""
+    """Make the call on this rank, if it is a member, and check everything; unsupported calls must be rejected."""
     if not supported(case):
         refuse(case)
         return
@@ -290,15 +290,15 @@ def run(case: Case) -> None:
 
 
 def _start(prepared: Prepared) -> tuple[Any, Callable[[], None]]:
-    """Make the call; its result, and what brings the results back where they are looked for."""
+    """Make the call; returns its result, and a function that copies results back to where they are checked."""
     case = prepared.case
     arguments, bring_back = forms.handed_over(case.form, prepared.arguments)
     return spell(case, arguments)(), bring_back
 
 
 def _assert_complete(case: Case, work: mcr_dl.Work) -> None:
-    """On a device wait() keeps a stream waiting, and not the host, and a work that another thread is just looking at
-    counts as running. So the device is waited for, and the question asked for a while."""
+    """On a device wait() blocks a stream and not the host, and a work that another thread is polling counts as running.
+    So wait for the device, and retry for a while."""
     if case.device != "cpu":
         torch.cuda.synchronize()
         end = time.monotonic() + _COMPLETE_SECONDS
@@ -327,7 +327,7 @@ def run_all(cases: Sequence[Case]) -> int:
 
 
 def float8_pairs(backend: str, name: str, red: str) -> int:
-    """Two ranks reduce every pair of values of an 8-bit type, NaN and infinities too; how many pairs overflowed."""
+    """Two ranks reduce every pair of values of an 8-bit type, with NaN and infinities; returns how many overflow."""
     session.start()
     dtype, me = reference.dtype_of(name), mcr_dl.get_rank()
     bits = torch.arange(65536)
@@ -348,7 +348,7 @@ def float8_pairs(backend: str, name: str, red: str) -> int:
 
 
 def refuse_all(cases: Sequence[Case]) -> int:
-    """Make calls whose reduction is not defined: each is refused before anything is sent, with the known ones named."""
+    """Make calls with undefined reductions: each is rejected before anything is sent, with the known ones named."""
     session.start()
     session.groups()
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
@@ -362,6 +362,6 @@ def refuse_all(cases: Sequence[Case]) -> int:
 
 
 def _arguments_of_undefined(case: Case, rank: int, size: int) -> dict[str, Any]:
-    """The arguments of the case with SUM, which is defined for all, and then its own reduction."""
+    """The arguments of the case with SUM, which is defined for all types, and then its own reduction."""
     arguments = dict(prepare(Case(**{**case.__dict__, "red": "SUM"}), rank, size).arguments)
     return {**arguments, "op": getattr(mcr_dl.ReduceOp, case.red)}

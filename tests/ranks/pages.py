@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make pages` runs on ranks of the copy in which docs/add-*.md have been followed."""
+"""Functions of `make pages` on ranks of the copy to which docs/add-*.md have been applied."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ranks.expect import expect
 
 
 def program(text: str) -> None:
-    """A program of a page: it checks its results itself."""
+    """A program of a page; it checks its results itself."""
     session.stop()
     exec(compile(text, "a program of the page", "exec"), {"__name__": "page"})
     assert not mcr_dl.is_initialized()
 
 
 def scanned(backend: str | None = "mpi") -> None:
-    """A call whose result shows every rank, and every bit of a float32."""
+    """A call whose result depends on every rank, and on every bit of a float32."""
     rank = mcr_dl.get_rank()
     x = torch.full((4099,), 1.0 + 2.0**-20 * rank)
     mcr_dl.scan(x, backend=backend)
@@ -29,10 +29,10 @@ def scanned(backend: str | None = "mpi") -> None:
 
 
 def refused() -> None:
-    """Backends without it, and every codec, refuse it with what is missing; nothing is sent, and the group works on."""
-    session.start("mpi", "gloo", "gloo+mpi")
+    """Backends without it, and every codec, reject it and name what is missing; nothing is sent; the group works."""
+    session.start("mpi", "gloo", "stripe(gloo,mpi)")
     x = torch.ones(3)
-    for backend in ("gloo", "gloo+mpi"):
+    for backend in ("gloo", "stripe(gloo,mpi)"):
         for asynchronous in (False, True):
             call = partial(mcr_dl.scan, x, backend=backend, async_op=asynchronous)
             expect(mcr_dl.UnsupportedError, call, f"{backend}.scan", "float32", "SUM")
@@ -49,7 +49,7 @@ def refused() -> None:
 
 
 def left_alone() -> None:
-    """The passes treat it as a call that is not theirs: it is neither held nor encoded, as an all_reduce would be."""
+    """The passes ignore the call: it is neither held nor encoded, as an all_reduce would be."""
     session.start("mpi")
     mcr_dl.set_passes([mcr_dl.passes.Fuse(hold_microseconds=60_000_000)])
     (fuse,) = _C.passes(_C.world())
@@ -105,7 +105,7 @@ def _alone(asynchronous: bool) -> None:
 
 
 def too_many() -> None:
-    """`self` refuses a group of several ranks with its own text, on every rank, and the next start works."""
+    """`self` rejects a group of several ranks with its own text, on every rank, and the next start works."""
     session.stop()
     expect(mcr_dl.InvalidArgumentError, partial(mcr_dl.init, "self"), "self", "expected a group of 1 rank")
     session.start("mpi")

@@ -29,7 +29,7 @@ class Handler:
 
 @contextlib.contextmanager
 def chain(*passes: Any, group: Any = None) -> Iterator[None]:
-    """The passes for a while."""
+    """Set the passes for a while."""
     session.start()
     mcr_dl.set_passes(list(passes), group)
     try:
@@ -40,7 +40,7 @@ def chain(*passes: Any, group: Any = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def handler(handle: Handle) -> Iterator[None]:
-    """One pass in Python for a while."""
+    """Set one pass in Python for a while."""
     mcr_dl.register_pass(Handler(handle), "mine")
     with chain("mine"):
         yield
@@ -56,7 +56,7 @@ def _both(tensor: torch.Tensor, backend: str) -> None:
 
 
 def sees(backend: str) -> None:
-    """What a pass is told about calls of each shape."""
+    """The values that a pass sees of calls of each shape."""
     seen: list[dict[str, Any]] = []
     names = ("op", "backend", "dtype", "reduction", "root", "tag", "async_op", "vectored", "nbytes", "input_counts")
 
@@ -115,7 +115,7 @@ def changes(backend: str) -> None:
 
 
 def widened(backend: str) -> None:
-    """Another dtype for the output of a list, or of tensors in another order: they get what the pass makes of it."""
+    """Another dtype for the output of a list, or of tensors in another order: they get the pass's values."""
 
     def handle(call: PassedCall) -> Any:
         output, wide = call.output, torch.zeros(call.output.numel(), dtype=torch.float64)
@@ -139,7 +139,7 @@ def widened(backend: str) -> None:
                 if work is not None:
                     work.wait()
         assert torch.cat(parts).tolist() == columns.flatten().tolist() == expected
-        assert base.count_nonzero() == 4 * size  # what lies between the tensors is as it was
+        assert base.count_nonzero() == 4 * size  # memory between the tensors stays unchanged
 
 
 def answers(backend: str) -> None:
@@ -151,17 +151,19 @@ def answers(backend: str) -> None:
 
     session.start()
     with handler(handle):
-        tensor = torch.zeros(3)
-        if mcr_dl.get_rank() == 0:  # no other rank takes part
-            _both(tensor, backend)
-            assert tensor.tolist() == [7, 7, 7]
-            lists = [torch.zeros(2) for _ in range(mcr_dl.get_world_size())]
-            mcr_dl.all_gather(lists, torch.ones(2), backend=backend)
-            assert [part.tolist() for part in lists] == [[7, 7]] * len(lists)
+        for rank in range(mcr_dl.get_world_size()):  # one after the other: they do not meet
+            if mcr_dl.get_rank() == rank:
+                tensor = torch.zeros(3)
+                _both(tensor, backend)
+                assert tensor.tolist() == [7, 7, 7]
+                lists = [torch.zeros(2) for _ in range(mcr_dl.get_world_size())]
+                mcr_dl.all_gather(lists, torch.ones(2), backend=backend)
+                assert [part.tolist() for part in lists] == [[7, 7]] * len(lists)
+            mcr_dl.monitored_barrier()
 
 
 def holds(backend: str) -> None:
-    """A held call completes after proceed(), in the order that the pass wants; a wait that is too early times out."""
+    """A held call completes after proceed(), in the pass's order; a wait that is too early times out."""
     held: list[PassedCall] = []
 
     def handle(call: PassedCall) -> Any:
@@ -191,7 +193,7 @@ def holds(backend: str) -> None:
 
 
 def mistakes() -> None:
-    """What a pass can do wrong raises in the call, names the pass, and leaves the group usable."""
+    """Mistakes of a pass raise in the call, name the pass, and leave the group usable."""
     session.start()
 
     def raises(call: PassedCall) -> Any:
@@ -235,7 +237,7 @@ def mistakes() -> None:
 
 
 def order() -> None:
-    """Calls go through the passes in the order of the list; steps at the end run the other way round."""
+    """Calls go through the passes in the order of the list; steps at the end run in reverse order."""
     session.start()
     seen: list[str] = []
 
@@ -263,7 +265,7 @@ def order() -> None:
 
 
 def agreement() -> None:
-    """Chains that differ between ranks are refused on all of them; the group keeps what it has."""
+    """Chains that differ between ranks are rejected on all of them; the group keeps its chain."""
     session.start()
     rank = mcr_dl.get_rank()
     with chain("fuse"):
@@ -284,7 +286,7 @@ def agreement() -> None:
 
 
 def init_gives_them() -> None:
-    """Passes of init are those of the default group and of every later one."""
+    """Passes of init apply to the default group and to every later one."""
     session.stop()
     mcr_dl.init_process_group(list(session.BACKENDS), passes=[Fuse(buffer_bytes=4096)])
     group = mcr_dl.new_group()
@@ -307,7 +309,7 @@ def _statistics(group: Any = None) -> dict[str, int]:
 
 
 class Batch:
-    """Calls of one operation, with what must come of them."""
+    """Calls of one operation, with their expected results."""
 
     def __init__(self, operation: str, dtype: torch.dtype, average: bool, group: Any, backend: str) -> None:
         self.operation, self.dtype, self.group, self.backend = operation, dtype, group, backend
@@ -319,7 +321,7 @@ class Batch:
         return (torch.arange(count) % 3 + rank + number % 5).to(self.dtype)
 
     def start(self, count: int, number: int) -> Any:
-        """One call of so many elements per rank."""
+        """One call with ``count`` elements per rank."""
         ranks, mine = range(self.size), self._values(count, self.rank, number)
         options = {"group": self.group, "backend": self.backend, "async_op": True}
         if self.operation == "broadcast":
@@ -367,14 +369,14 @@ def _wait(works: list[Any], how: int) -> None:
 
 
 def fused(backend: str, group_name: str = "world") -> None:
-    """Ranks of different speeds, each waiting in its own way: right values, and the same flushes on all ranks."""
+    """Ranks of different speeds, each waiting in its own way: right values, and equal flushes on all ranks."""
     session.start()
     group = session.group(group_name)
     if group is None:
         return
     rank = mcr_dl.get_rank(group)
     source = random.Random(17)  # the calls: equal on all ranks
-    pace = random.Random(rank)  # the speed and the ways to wait: not
+    pace = random.Random(rank)  # the speed and the ways to wait: different
     mcr_dl.set_passes([Fuse(buffer_bytes=3000, hold_microseconds=300, largest_bytes=1500)], group)
     for _ in range(4):
         batches = [
@@ -406,10 +408,10 @@ def fused(backend: str, group_name: str = "world") -> None:
 
 
 def fused_and_ordinary(backend: str) -> None:
-    """Between fused calls, blocking ones and other operations go on: none waits for the others' clocks for ever."""
+    """Fused calls mixed with blocking ones and other operations: none waits forever for another's hold time."""
     session.start()
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    with chain(Fuse(buffer_bytes=1 << 16, hold_microseconds=60_000_000)):  # only waits and full buffers let go
+    with chain(Fuse(buffer_bytes=1 << 16, hold_microseconds=60_000_000)):  # only waits and full buffers flush
         for number in range(30):
             small = [torch.full((5,), float(rank + i)) for i in range(3)]
             works = [mcr_dl.all_reduce(tensor, backend=backend, async_op=True) for tensor in small]
@@ -430,7 +432,7 @@ def fused_and_ordinary(backend: str) -> None:
 
 
 def held_at_a_change(backend: str) -> None:
-    """set_passes lets go what the old chain holds; the work of a dropped pass still completes."""
+    """set_passes releases the calls that the old chain holds; the work of a dropped pass still completes."""
     session.start()
     size = mcr_dl.get_world_size()
     tensor = torch.ones(3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions whose answer libraries disagree on: MIN and MAX with a NaN, and PREMUL_SUM."""
+"""Reductions for which libraries give different results: MIN and MAX with a NaN, and PREMUL_SUM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 import reference
 from calls import OPS, SIGNATURES, kinds
-from mcr_dl import _C
+from mcr_dl import _C, _backends
 from ranks import session
 from ranks.expect import expect
 
@@ -68,7 +68,7 @@ CALLS: dict[str, Call] = {
 def _check(
     name: str, inputs: Sequence[torch.Tensor], op: Op, red: str, backend: str, asynchronous: bool, factor: float = 1
 ) -> None:
-    """One call against the reference, in which each input has the factor; a backend that lacks it must refuse it."""
+    """One call against the reference, in which each input has the factor; unsupported backends must reject it."""
     rank, size, dtype = mcr_dl.get_rank(), mcr_dl.get_world_size(), inputs[0].dtype
     call = partial(CALLS[name], inputs[rank], op, backend, asynchronous)
     function = SIGNATURES[name]["op"]
@@ -89,8 +89,8 @@ def _check(
 
 
 def orderings(backends: Sequence[str], dtype_name: str) -> int:
-    """MIN and MAX of all combinations of special values over the ranks: a NaN wins, as in torch, whoever has it."""
-    session.start(*session.BACKENDS, "gloo+mpi")
+    """MIN and MAX of all combinations of special values over the ranks: a NaN wins, as in torch, on any rank."""
+    session.start(*session.BACKENDS, "stripe(gloo,mpi)")
     dtype, size = reference.dtype_of(dtype_name), mcr_dl.get_world_size()
     rows = list(product(SPECIAL, repeat=size))
     rows += rows[: -len(rows) % size]
@@ -104,7 +104,7 @@ def orderings(backends: Sequence[str], dtype_name: str) -> int:
 
 def premultiplied(backends: Sequence[str], dtype_name: str, counts: Sequence[int]) -> int:
     """Sums with a factor, given as a number and as a tensor, in all operations that reduce."""
-    session.start(*dict.fromkeys(part for backend in backends for part in (*backend.split("+"), backend)))
+    session.start(*dict.fromkeys(part for backend in backends for part in _backends.with_parts([backend])))
     dtype, size = reference.dtype_of(dtype_name), mcr_dl.get_world_size()
     calls = 0
     for backend, count, name, mode in product(backends, counts, CALLS, (False, True)):
@@ -116,7 +116,7 @@ def premultiplied(backends: Sequence[str], dtype_name: str, counts: Sequence[int
 
 
 def factor_missing() -> None:
-    """PREMUL_SUM without its factor is refused on every rank, and the group works on."""
+    """PREMUL_SUM without its factor is rejected on every rank, and the group stays usable."""
     session.start()
     tensor = torch.ones(3)
     for backend in session.BACKENDS:

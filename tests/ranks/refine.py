@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refinement on one rank: what it learns is equal on all ranks, and results are those without it."""
+"""Refinement on one rank: it learns equal values on all ranks, and results equal those without it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _explained() -> tuple[str, str]:
 
 
 def correct(table: str, share: float, count: int) -> tuple[list[mcr_dl.Change], str, str, int]:
-    """Make small calls with a table that is wrong about them, and a step; changes, choice, explanation, the sum."""
+    """Make small calls with a table that is wrong about them, then a step; changes, choice, explanation, the sum."""
     _start(table)
     mcr_dl.refine(share)
     total = sum(int(_small().sum()) for _ in range(count))
@@ -45,7 +45,7 @@ def correct(table: str, share: float, count: int) -> tuple[list[mcr_dl.Change], 
 
 
 def _results(seed: int, count: int, stepped: bool) -> str:
-    """The hash of all results of random calls on integers; a step now and then."""
+    """The hash of all results of random calls on integers; with a step now and then."""
     draw = random.Random(seed)
     digest = hashlib.sha256()
     for index in range(count):
@@ -80,7 +80,7 @@ def storm(folder: str, seed: int, count: int) -> tuple[bool, str]:
 
 
 def shares(values: list[float]) -> str:
-    """Turn it on with this rank's share; the error's text. Afterwards the group works, with refinement off."""
+    """Turn it on with this rank's share; returns the error's text. Afterwards the group works, with refinement off."""
     _start("none")
     rank = mcr_dl.get_rank()
     try:
@@ -95,7 +95,7 @@ def shares(values: list[float]) -> str:
 
 
 def different(what: str) -> tuple[str, list[mcr_dl.Change], int]:
-    """Calls that the libraries match though they are not the same: the step's error, a later step, a later sum."""
+    """Different calls that the libraries match: the step's error, a later step, a later sum."""
     _start("none")
     chosen = mcr_dl.get_backend()
     first = mcr_dl.get_rank() == 0
@@ -130,7 +130,7 @@ def quiet(table: str, count: int) -> tuple[int, list[mcr_dl.Change], str]:
 
 
 def apart(table: str) -> list[str]:
-    """Each group refines for itself, and calls on one's own group are no business of the others."""
+    """Each group refines for itself, independently of the members' calls on their own groups."""
     _start(table)
     groups = session.groups()
     mcr_dl.refine(0.5)

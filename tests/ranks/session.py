@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime of a rank process: started once and kept for the tests that follow, with groups of every kind."""
+"""The runtime of a rank process: started once and kept for later tests, with groups of every kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mcr_dl
 
 BACKENDS = ("mpi", "gloo")
 
-# Of each world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
+# By world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
 SUBGROUPS: dict[int, dict[str, list[int]]] = {
     1: {},
     2: {"reversed": [1, 0], "first": [0], "last": [1]},
@@ -21,7 +21,7 @@ _groups: dict[str, mcr_dl.ProcessGroup | None] = {}
 
 
 def start(*backends: str) -> None:
-    """Initialise with these backends (mpi and gloo by default), unless that is how things are."""
+    """Initialize with these backends (mpi and gloo by default), unless they already run."""
     wanted = list(backends or BACKENDS)
     if mcr_dl.is_initialized():
         if mcr_dl.get_backends() == wanted:
@@ -31,7 +31,7 @@ def start(*backends: str) -> None:
 
 
 def stop() -> None:
-    """Finalise, if it is initialised."""
+    """Finalize, if initialized."""
     _groups.clear()
     if mcr_dl.is_initialized():
         mcr_dl.finalize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on overlapping groups and two backends at once: each rank waits in an order of its own."""
+"""Random operations on overlapping groups and two backends at once: each rank waits in a different order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mcr_dl import _C
 from ranks import operations, session
 
 _SIZES = (0, 1, 3, 64, 1000, 5000, 40_000)
-_LARGEST_WINDOW = 60  # operations that a rank leaves unfinished at most
+_LARGEST_WINDOW = 60  # largest number of operations that a rank leaves unfinished
 _DROPPED = 0.05
 
 
@@ -37,7 +37,7 @@ class _Pending:
 
 
 def _draw(rng: random.Random, number: int, backends: list[str], world: int) -> Case:
-    """One random case; every rank draws the same."""
+    """One random case, equal on every rank."""
     function = rng.choice(sorted(SIGNATURES))
     op = OPS[SIGNATURES[function]["op"]]
     dtype = rng.choice(_C.dtypes())

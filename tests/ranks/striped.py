@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as torch_dist
 
 import mcr_dl
 from calls import Case
@@ -13,7 +15,7 @@ from mcr_dl import _C, InvalidArgumentError, NotInitializedError
 from ranks import operations, session
 from ranks.expect import expect
 
-BACKENDS = ("mpi", "gloo", "gloo+mpi", "mpi+gloo")
+BACKENDS = ("mpi", "gloo", "stripe(gloo,mpi)", "stripe(mpi,gloo)")
 
 
 def run_all(cases: Sequence[Case]) -> int:
@@ -26,14 +28,14 @@ def run_all(cases: Sequence[Case]) -> int:
 
 
 def mixed() -> None:
-    """Calls that are cut, among others on the same libraries and groups, and in any order of waiting."""
+    """Cut calls, mixed with others on the same libraries and groups, and in any order of waiting."""
     session.start(*BACKENDS)
     size = mcr_dl.get_world_size()
     groups = [group for group in session.groups().values() if group is not None and size == group.size()]
     for turn in range(6):
         works, tensors = [], []
         for group in groups:
-            for backend in ("mpi", "gloo+mpi:67", "gloo", "mpi+gloo:25", "gloo+mpi"):
+            for backend in ("mpi", "stripe(gloo,mpi,67)", "gloo", "stripe(mpi,gloo,25)", "stripe(gloo,mpi)"):
                 tensors.append(torch.full((40_000,), float(turn)))
                 works.append(mcr_dl.all_reduce(tensors[-1], group=group, backend=backend, async_op=True))
                 tensors.append(torch.full((40_000,), float(turn)))
@@ -45,33 +47,132 @@ def mixed() -> None:
 
 
 def choices() -> list[str]:
-    """What `auto` compares, for an operation that is cut and for one that is not."""
+    """The candidates of `auto` for an operation that is cut and for one that is not."""
     session.start(*BACKENDS)
     for op in ("all_reduce", "gather"):
         told = str(mcr_dl.explain(op, 1 << 20))
-        assert ("gloo+mpi:67" in told) == (op == "all_reduce"), told
+        assert ("stripe(gloo,mpi,67)" in told) == (op == "all_reduce"), told
     world = _C.world()
     assert world is not None
     return world.candidates
 
 
 def ends() -> None:
-    """A library that ends takes what is cut over it along; the rest goes on."""
-    session.start("mpi", "gloo", "gloo+mpi")
+    """When a library ends, calls that are cut over it end too; the rest continues."""
+    session.start("mpi", "gloo", "stripe(gloo,mpi)")
     mcr_dl.finalize(["gloo"])
     assert mcr_dl.get_backends() == ["mpi"]
     tensor = torch.ones(40_000)
     mcr_dl.all_reduce(tensor)
     assert tensor.eq(mcr_dl.get_world_size()).all()
-    expect(NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="gloo+mpi"), "gloo+mpi")
+    expect(NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="stripe(gloo,mpi)"), "stripe(gloo,mpi)")
 
 
 def wrong_names() -> None:
-    """Its parts must be there, must be two, and must be known."""
+    """The parts of a name must exist, must be two, and must be known; the error says what was expected."""
     session.stop()
-    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group(["mpi", "gloo+mpi"]), "expected 'gloo' before it")
-    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo+mpi,gloo,mpi"), "expected 'gloo' before it")
-    for name in ("gloo+gloo", "gloo+mip", "gloo+", "gloo+mpi+null"):
-        expect(InvalidArgumentError, lambda n=name: mcr_dl.init_process_group(["gloo", "mpi", n]), "unknown name", name)
+    first = "expected 'gloo' before it"
+    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group(["mpi", "stripe(gloo,mpi)"]), first)
+    expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("stripe(gloo,mpi),gloo,mpi"), first)
+    for name, texts in WRONG.items():
+        expect(InvalidArgumentError, lambda n=name: mcr_dl.init_process_group(["gloo", "mpi", n]), "backend: ", *texts)
     session.start(*BACKENDS)
-    expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend="gloo+mpi"), "expected 'gloo' before it")
+    expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend="stripe(gloo,mpi)"), first)
+    tensor = torch.ones(40_000)
+    for name, texts in WRONG.items():
+        if "brings its variants" not in texts:
+            expect(InvalidArgumentError, lambda n=name: mcr_dl.all_reduce(tensor, backend=n), "backend: ", *texts)
+    for name in ("stripe(gloo,mpi,68)", "gloo+mpi:68", "stripe(gloo,mpi)|nonsense"):
+        expect(InvalidArgumentError, lambda n=name: mcr_dl.all_reduce(tensor, backend=n), name.partition("|")[2])
+    expect(
+        NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="stripe(gloo,null)"), "not named", "(gloo,mpi)"
+    )
+    assert tensor.eq(1).all()
+    mcr_dl.all_reduce(tensor, backend="stripe(gloo,mpi,67)")
+    assert tensor.eq(mcr_dl.get_world_size()).all()
+
+
+WRONG = {
+    "gloo+gloo": ["expected two different backends", "got 'gloo+gloo'"],
+    "stripe(gloo,gloo)": ["expected two different backends"],
+    "gloo+mip": ["unknown name 'mip' in 'gloo+mip'"],
+    "stripe(gloo,mip)": ["unknown name 'mip' in 'stripe(gloo,mip)'"],
+    "gloo+": ["expected the name of a backend in place of ''"],
+    "gloo+mpi+null": ["expected two backends, as stripe(gloo,mpi)"],
+    "strip(gloo,mpi)": ["expected stripe(FIRST,SECOND), got 'strip(gloo,mpi)'"],
+    "stripe(gloo,mpi": ["expected ')' at the end"],
+    "stripe(gloo,mpi,0)": ["expected a share of 1 to 99 percent for gloo in place of '0'"],
+    "stripe(gloo,mpi,67)": ["expected a backend", "brings its variants"],
+    "gloo+mpi:67": ["expected a backend", "brings its variants"],
+}
+
+
+def spellings(settings: Sequence[str | Sequence[str]]) -> None:
+    """Old and new names mean the same candidates in all places that take a name."""
+    for setting in settings:
+        session.stop()
+        mcr_dl.init_process_group(setting)
+        assert mcr_dl.get_backends() == ["mpi", "gloo", "stripe(gloo,mpi)"]
+        world = _C.world()
+        assert world is not None
+        candidates = world.candidates
+        group = mcr_dl.new_group(backend="gloo,mpi, gloo+mpi")
+        assert mcr_dl.get_backends(group) == ["gloo", "mpi", "stripe(gloo,mpi)"]
+        made = torch_dist.new_group(backend="mcr", pg_options=mcr_dl.Options(["gloo", "mpi", "gloo+mpi"]))
+        assert mcr_dl.get_backends(made) == ["gloo", "mpi", "stripe(gloo,mpi)"]
+        mcr_dl.set_passes(["log", "compress"])
+        for name, wanted in SPELLINGS.items():
+            tensor = torch.ones(40_000)
+            mcr_dl.all_reduce(tensor, backend=name)
+            with mcr_dl.use(name):
+                mcr_dl.all_reduce(tensor)
+                torch_dist.all_reduce(tensor)
+            assert tensor.eq(mcr_dl.get_world_size() ** 3).all(), name
+            mcr_dl.all_reduce(tensor, backend=f"{name}|bf16")
+            records = mcr_dl.log_records()[-4:]
+            assert {record.backend for record in records} == {wanted}, records
+            assert [record.codec for record in records] == [None, None, None, "bf16"]
+            assert wanted in candidates
+        mcr_dl.synchronize("gloo+mpi")
+        assert mcr_dl.get_rank("gloo+mpi") == mcr_dl.get_rank("stripe(gloo,mpi)") == mcr_dl.get_rank()
+        expect(InvalidArgumentError, lambda: mcr_dl.use("mpi|bf16").__enter__(), "without a codec")
+        expect(
+            InvalidArgumentError,
+            lambda: mcr_dl.all_reduce(torch.ones(3), backend="mpi|bf16", codec="int8"),
+            "codec: expected none",
+        )
+        mcr_dl.finalize(["gloo+mpi"])
+        assert mcr_dl.get_backends() == ["mpi", "gloo"]
+
+
+SPELLINGS = {
+    "mpi": "mpi",
+    "gloo+mpi": "stripe(gloo,mpi)",
+    "stripe(gloo,mpi)": "stripe(gloo,mpi)",
+    "stripe( gloo, mpi )": "stripe(gloo,mpi)",
+    "gloo+mpi:67": "stripe(gloo,mpi,67)",
+    "stripe(gloo,mpi,67)": "stripe(gloo,mpi,67)",
+    "gloo+mpi:25": "stripe(gloo,mpi,25)",
+}
+
+
+def by_table(path: str, rules: str, sizes: Sequence[int]) -> list[str]:
+    """The choices of `auto` by a table and rules, and its output."""
+    session.stop()
+    os.environ["MCR_DL_TUNE"] = rules
+    os.environ["MCR_DL_BACKENDS"] = "gloo,mpi,gloo+mpi"
+    try:
+        mcr_dl.init_process_group(tuning_table=path)
+    finally:
+        del os.environ["MCR_DL_TUNE"], os.environ["MCR_DL_BACKENDS"]
+    mcr_dl.set_passes(["log"])
+    chosen = []
+    for size in sizes:
+        tensor = torch.ones(size // 4)
+        mcr_dl.all_reduce(tensor)
+        assert tensor.eq(mcr_dl.get_world_size()).all()
+        told = mcr_dl.explain("all_reduce", size)
+        assert told.candidate == mcr_dl.log_records()[-1].backend
+        assert not any("+" in name for name in told.predicted_us)
+        chosen.append(told.candidate)
+    return chosen

@@ -51,7 +51,7 @@ def _sum(group: Any) -> float:
 
 
 def found() -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool, int]:
-    """The topology that nobody has given."""
+    """The topology of a job without a given one."""
     session.stop()
     session.start()
     topology = mcr_dl.topology()
@@ -61,7 +61,7 @@ def found() -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool, in
 
 
 def given() -> tuple[Any, ...]:
-    """One that a file gives: places, groups of the dimensions, parts of it in other groups; then the end."""
+    """A topology from a file: coordinates, groups of the dimensions, parts of it in other groups; then the end."""
     session.stop()
     with _file(json.dumps(document(2, 2, ranks=[0, 2, 1, 3]))):
         session.start()
@@ -83,7 +83,7 @@ def given() -> tuple[Any, ...]:
 
 
 def wrong_files() -> None:
-    """Files that are no topology of these ranks, or differ: one error on all ranks, and a good start behind it."""
+    """Files without a valid topology for these ranks, or that differ: one error on all ranks, then a good start."""
     session.stop()
     rank = int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0")))
     texts = [

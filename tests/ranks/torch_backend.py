@@ -35,7 +35,7 @@ def _sum(count: int = 5) -> torch.Tensor:
 
 
 def messages() -> None:
-    """Tags tell messages apart, recv without a source says who sent, isend and irecv of torch give works."""
+    """Tags tell messages apart, recv without a source returns the sender, isend and irecv of torch return works."""
     _pg()
     me, size = dist.get_rank(), dist.get_world_size()
     if me > 0:
@@ -70,7 +70,7 @@ def coalescing() -> None:
             manager.wait()
         for tensor in tensors:
             assert torch.equal(tensor, _sum(tensor.numel()))
-    # With a device each call goes to the backend by itself.
+    # With a device each call goes to the backend separately.
     size = dist.get_world_size()
     gathered, tensor = torch.empty(5 * size), _mine()
     with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
@@ -151,7 +151,7 @@ def premultiplied_sum() -> None:
 
 
 def works() -> None:
-    """What torch's Work answers."""
+    """The methods of torch's Work."""
     _pg()
     tensor = _mine()
     work = dist.all_reduce(tensor, async_op=True)
@@ -166,7 +166,7 @@ def works() -> None:
 
 
 def futures() -> None:
-    """Futures get the results without a wait, run what is chained to them, and may be asked for late."""
+    """Futures get results without a wait, run chained functions, and may be requested late."""
     _pg()
     size = dist.get_world_size()
     for count in (3, 300_000):
@@ -188,7 +188,7 @@ def futures() -> None:
 
 
 def failing_futures() -> None:
-    """A message that is longer than what waits for it: the error is the future's too, and its result says so."""
+    """A message longer than its receiver's tensor: the future gets the error too, and its result reports it."""
     _pg()
     if dist.get_rank() == 0:
         dist.send(torch.zeros(8), 1)
@@ -205,7 +205,7 @@ def failing_futures() -> None:
 
 
 def barriers() -> None:
-    """barrier and torch's monitored barrier, which names who is missing."""
+    """barrier and torch's monitored barrier, which names the missing rank."""
     group = _pg()
     dist.barrier()
     work = dist.barrier(async_op=True)
@@ -252,7 +252,7 @@ def sequence_numbers() -> None:
 
 
 def hooks_and_times() -> None:
-    """A hook hears of every collective, and works know how long they took, once that is enabled."""
+    """A hook is called for every collective, and works record their times, once that is enabled."""
     _pg()
     made = dist.new_group(backend="mcr")
     seen: list[Any] = []
@@ -275,7 +275,7 @@ def hooks_and_times() -> None:
 
 
 def errors_of_calls() -> None:
-    """Wrong calls are refused with our text, nothing is sent, and the group goes on working."""
+    """Wrong calls raise mcr_dl's error, nothing is sent, and the group stays usable."""
     group = _pg()
     size = dist.get_world_size()
     wrong: list[tuple[type[Exception], Any, tuple[str, ...]]] = [
@@ -299,7 +299,7 @@ def errors_of_calls() -> None:
 
 
 def timeouts() -> None:
-    """A group's timeout, and that of one call."""
+    """The timeout of a group, and of one call."""
     _pg()
     made = dist.new_group(backend="mcr", timeout=timedelta(seconds=1.5))
     made._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=1))
@@ -331,7 +331,7 @@ def _backends_of(calls: Any) -> list[str]:
 
 
 def use() -> None:
-    """mcr_dl.use() names the backend of torch's calls and of ours, block by block, a backward pass included."""
+    """mcr_dl.use() sets the backend of torch's calls and of mcr_dl's, block by block, including a backward pass."""
     _pg()
 
     def calls() -> None:
@@ -362,7 +362,7 @@ def use() -> None:
 
 
 def beside_gloo() -> None:
-    """A group of torch's gloo and one of ours in one program, calls under way on both."""
+    """A group of torch's gloo and one of mcr_dl in one program, with pending calls on both."""
     _pg()
     theirs = dist.new_group(backend="gloo")
     pairs = [(_mine(1000), theirs if index % 2 else None) for index in range(20)]

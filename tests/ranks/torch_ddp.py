@@ -52,12 +52,12 @@ def no_sync(_backend: str) -> Results:
 
 
 def static_graph(_backend: str) -> Results:
-    """The graph of the first step is taken for all."""
+    """The graph of the first step is used for all."""
     return _train(DistributedDataParallel(block(unused=True), static_graph=True), side=True)
 
 
 def find_unused_parameters(_backend: str) -> Results:
-    """Ranks use different layers: what one did not use gets the others' gradient."""
+    """Ranks use different layers: an unused layer gets the other ranks' gradient."""
     model = DistributedDataParallel(block(unused=True), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(STEPS):
@@ -69,21 +69,21 @@ def find_unused_parameters(_backend: str) -> Results:
 
 
 def gradient_as_bucket_view(_backend: str) -> Results:
-    """Gradients are views of what is reduced."""
+    """Gradients are views of the reduced buckets."""
     return _train(DistributedDataParallel(block(), gradient_as_bucket_view=True))
 
 
 def buffers(_backend: str) -> Results:
-    """Rank 0's running statistics are everyone's before each step."""
+    """All ranks use rank 0's running statistics in each step."""
     torch.manual_seed(7)
-    # A bias before the normalisation would have rounding errors for a gradient, which the optimizer scales up.
+    # A bias before the normalization would have rounding errors for a gradient, which the optimizer scales up.
     first = nn.Linear(12, 10, bias=False)
     network = nn.Sequential(first, nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 4)).to(batch(0)[0].dtype)
     return _train(DistributedDataParallel(network, broadcast_buffers=True))
 
 
 def parameters_of_rank_0(_backend: str) -> Results:
-    """Parameters that differ at first become rank 0's."""
+    """Parameters that differ at first are replaced by rank 0's."""
     network = block()
     with torch.no_grad():
         for parameter in network.parameters():
@@ -103,7 +103,7 @@ class _Words(nn.Module):
 
 
 def sparse(_backend: str) -> Results:
-    """Gradients of an embedding are sparse tensors, of another number of rows on each rank."""
+    """Gradients of an embedding are sparse tensors, with a different number of rows on each rank."""
     torch.manual_seed(7)
     model = DistributedDataParallel(_Words().to(batch(0)[0].dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -120,7 +120,7 @@ def sparse(_backend: str) -> Results:
 
 
 def bf16_hook(_backend: str) -> Results:
-    """Gradients travel as bfloat16: torch's hook, called by another, as torch takes it by its name for NCCL alone."""
+    """Gradients travel as bfloat16: torch's hook, wrapped, as torch takes it under its own name only for NCCL."""
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         return default_hooks.bf16_compress_hook(state, bucket)
@@ -138,9 +138,9 @@ def fp16_hook(_backend: str) -> Results:
 
 
 def own_hook(_backend: str) -> Results:
-    """A user's hook: futures of asynchronous calls, chained by then(), and the value of the last one."""
+    """A user's hook: futures of asynchronous calls, chained by then(), with the value of the last one."""
 
-    # Without annotations, as DDP would compare them to its classes and not to their names.
+    # Without annotations: DDP would compare them to its classes and not to their names.
     def hook(calls, bucket):  # type: ignore[no-untyped-def]
         calls.append(bucket.index())
         work = dist.all_reduce(bucket.buffer(), async_op=True)
@@ -157,7 +157,7 @@ def own_hook(_backend: str) -> Results:
 
 
 def power_sgd_hook(_backend: str) -> Results:
-    """Low-rank gradients with error feedback, after two steps of the plain kind."""
+    """Low-rank gradients with error feedback, after two ordinary steps."""
     model = DistributedDataParallel(block())
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1.0
@@ -187,7 +187,7 @@ def local_sgd(_backend: str) -> Results:
 
 
 def join(_backend: str) -> Results:
-    """Rank r has 2 r more batches than rank 0: ranks that are done shadow the others' collectives."""
+    """Rank r has 2 r more batches than rank 0: ranks without inputs shadow the others' collectives."""
     model = DistributedDataParallel(block())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with model.join():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which form a call of torch.distributed has underneath: its own in a uniform group, any in others."""
+"""The form of a torch.distributed call underneath: its own in a uniform group, any in others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _collectives(group: dist.ProcessGroup) -> dict[str, Callable[[bool], Any]]:
 
 
 def forms(backend: str) -> None:
-    """A call of a uniform group keeps its form, as the comparison of calls sees it; one of any form has none."""
+    """A call of a uniform group keeps its form, as the comparison of calls records it; in other groups it has none."""
     for uniform in (None, False):
         with _group(backend, uniform) as group:
             for name, call in _collectives(group).items():
@@ -86,7 +86,7 @@ def forms(backend: str) -> None:
 
 
 def meets_ours(backend: str) -> None:
-    """In a uniform group torch's blocking call is the library's: it meets our own function on another rank."""
+    """In a uniform group torch's blocking call is the library's: it matches mcr_dl's own function on another rank."""
     with _group(backend) as group:
         for turn in range(_TURNS):
             module: Any = dist if turn % group.size() == group.rank() else mcr_dl
@@ -113,7 +113,7 @@ def mixed(backend: str) -> None:
 
 
 def agreement(backend: str) -> None:
-    """Options and variables that differ between ranks are an error on all; the next group is made all the same."""
+    """Options and variables that differ between ranks are an error on all; the next group can still be made."""
     session.start()
     first = dist.get_rank() == 0
     texts = ("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", "True on rank 0 and False on rank 1")
@@ -126,7 +126,7 @@ def agreement(backend: str) -> None:
         os.environ["MCR_DL_UNIFORM"] = "0"
         made = mcr_dl.new_group(backend=backend)
         assert _any_form(made)
-        with _group(backend, True) as group:  # what the program says comes first
+        with _group(backend, True) as group:  # the program overrides the variable
             assert not _any_form(group)
     finally:
         del os.environ["MCR_DL_UNIFORM"]
@@ -136,7 +136,7 @@ def agreement(backend: str) -> None:
 
 
 def starts(backend: str) -> None:
-    """The default group, made by torch and by us; its parts are as it is, unless their options say otherwise."""
+    """The default group, made by torch and by mcr_dl; its parts take its form, unless their options differ."""
     session.start()
     differing = mcr_dl.Options([backend], uniform=dist.get_rank() == 0)
     session.stop()
@@ -162,13 +162,18 @@ def starts(backend: str) -> None:
 
 
 def joins(backend: str) -> None:
-    """A Join lets its group take any form, in one place of the group's calls: elsewhere it is an error on all ranks."""
+    """A Join lets its group take any form, at one point in the group's calls; else all ranks get an error."""
     with _group(backend) as group:
         model = DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group)
         assert not _any_form(group)
         first = dist.get_rank() == 0
         early = dist.all_reduce(torch.ones(1), group=group, async_op=True) if first else None
-        expect(InvalidArgumentError, lambda: Join([model]), "Join: collectives of the group before it")
+        expect(
+            InvalidArgumentError,
+            lambda: Join([model]),
+            "Join: expected all ranks of group",
+            "after the same collective",
+        )
         assert not _any_form(group)
         if early is None:
             early = dist.all_reduce(torch.ones(1), group=group, async_op=True)
@@ -184,7 +189,7 @@ def joins(backend: str) -> None:
 
 
 def threads(backend: str) -> None:
-    """Two threads make blocking calls on groups of their own, in whatever order they come."""
+    """Two threads make blocking calls on separate groups, in any order."""
     with _group(backend) as mine, _group(backend) as others:
         failures: list[BaseException] = []
 
@@ -208,7 +213,7 @@ def threads(backend: str) -> None:
 
 
 def hook_on_one_rank(backend: str) -> None:
-    """A completion hook of one rank hears of blocking calls and leaves their form alone; its error is the call's."""
+    """A completion hook on one rank sees blocking calls and keeps their form; its error is the call's."""
     with _group(backend) as group:
         seen: list[Any] = []
 

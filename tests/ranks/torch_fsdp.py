@@ -40,7 +40,7 @@ def mesh() -> DeviceMesh:
 
 
 def sharded(on: DeviceMesh, **options: Any) -> Any:
-    """A network of which each layer and the rest are units of their own."""
+    """A network in which each layer and the rest are separate units."""
     torch.manual_seed(7)
     network = _Tower().to(dtype())
     for layer in network.layers:
@@ -71,7 +71,7 @@ def train(network: Any, steps: int = STEPS, before: Callable[[int], None] | None
 
 
 def network_is_mixed(network: Any) -> bool:
-    """Whether the network computes in another type than its weights have."""
+    """Whether the network computes in another type than the type of its weights."""
     return network._get_fsdp_state()._mp_policy.param_dtype is not None
 
 
@@ -120,7 +120,7 @@ def divide_factor(_backend: str) -> Results:
 
 
 def prefetch(_backend: str) -> Results:
-    """The next layer's weights are asked for ahead of time, with asynchronous calls."""
+    """The next layer's weights are gathered in advance, with asynchronous calls."""
     network = sharded(mesh())
     layers = list(network.layers)
     network.set_modules_to_forward_prefetch(layers[:2])
@@ -137,7 +137,7 @@ def prefetch(_backend: str) -> Results:
 
 
 def clipped(_backend: str) -> Results:
-    """The norm of all gradients is one number of all ranks."""
+    """The norm of all gradients is equal on all ranks."""
     network = sharded(mesh())
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
     norms = []

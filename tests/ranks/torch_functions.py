@@ -17,7 +17,7 @@ from ranks.torch_training import Results, batch, dtype, loss, weights, wide
 
 
 def _mine(*shape: int) -> torch.Tensor:
-    """Whole numbers of this rank's own."""
+    """Whole numbers that differ between ranks."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=dtype()) * 3 + 7 * dist.get_rank()) % 13).reshape(shape)
 
@@ -72,7 +72,7 @@ def eager(_backend: str) -> Results:
 
 
 def gradients(_backend: str) -> Results:
-    """The functional collectives that autograd knows."""
+    """The functional collectives that autograd supports."""
     size = dist.get_world_size()
     world = _world()
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -145,7 +145,7 @@ def compiled_ddp(_backend: str) -> Results:
 def autograd_functions(_backend: str) -> Results:
     """torch.distributed.nn.functional: values and gradients."""
     size, me = dist.get_world_size(), dist.get_rank()
-    world = dist.group.WORLD  # not left out: the functions' default is the group of when they were imported
+    world = dist.group.WORLD  # given explicitly: the functions' default is the group at import time
 
     def scaled(x: torch.Tensor) -> list[torch.Tensor]:
         return [x * (peer + 1) for peer in range(size)]

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def _works(group: dist.ProcessGroup | None = None, *, ours: bool = True) -> None:
-    """Calls through torch, and through us, on the group's members."""
+    """Calls through torch, and through mcr_dl, on the group's members."""
     size = dist.get_world_size(group)
     tensor = torch.ones(3)
     dist.all_reduce(tensor, group=group)
@@ -32,7 +32,7 @@ def _works(group: dist.ProcessGroup | None = None, *, ours: bool = True) -> None
 
 @contextmanager
 def _fresh() -> Iterator[None]:
-    """Neither we nor torch are initialised, before and after."""
+    """Neither mcr_dl nor torch is initialized, before and after."""
     session.stop()
     assert not dist.is_initialized()
     yield
@@ -41,7 +41,7 @@ def _fresh() -> Iterator[None]:
 
 
 def started_by_torch() -> None:
-    """init_process_group("mcr") of torch alone: groups, sub-groups, both ways to call, a second life."""
+    """init_process_group("mcr") of torch alone: groups, subgroups, both ways to call, a second life."""
     for name in ("mcr", "cpu:mcr,cuda:mcr"):
         with _fresh():
             dist.init_process_group(name)
@@ -60,7 +60,7 @@ def started_by_torch() -> None:
 
 
 def started_by_torch_on_named_backends() -> None:
-    """What is underneath: MCR_DL_BACKENDS, and Options for one group."""
+    """The backends underneath: MCR_DL_BACKENDS, and Options for one group."""
     os.environ["MCR_DL_BACKENDS"] = "gloo,mpi"
     try:
         with _fresh():
@@ -101,7 +101,7 @@ def options() -> None:
 
 
 def splitting() -> None:
-    """ProcessGroup.split_group, which torch offers below its functions, and ours."""
+    """ProcessGroup.split_group, which torch has below its functions, and mcr_dl's."""
     session.start()
     world = dist.group.WORLD
     assert world is not None
@@ -135,12 +135,12 @@ def handles() -> None:
         expect(NotInitializedError, lambda: made.allreduce([torch.ones(1)]), "destroyed")
         expect(NotInitializedError, lambda: mcr_dl.destroy_process_group(made), "destroyed")
         expect(ValueError, lambda: dist.destroy_process_group(made), "Invalid process group")
-        made.shutdown()  # a second time: nothing
+        made.shutdown()  # a second call does nothing
     dist.barrier()
 
 
 def foreign_groups() -> None:
-    """A process group of another backend is named in the error of our functions, and stays torch's."""
+    """A process group of another backend is named in the error of mcr_dl's functions, and stays torch's."""
     session.start()
     theirs = dist.new_group(backend="gloo")
     expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(1), group=theirs), "cpu:gloo", "group")
@@ -151,12 +151,12 @@ def foreign_groups() -> None:
 
 
 def late_start() -> None:
-    """Where torch started with gloo: our runtime beside it, started by us or by a group of all ranks, not of some."""
+    """torch started with gloo: mcr_dl runs next to it, started directly or by a group of all ranks, not of some."""
     with _fresh():
         dist.init_process_group("gloo")
         if dist.get_rank() < 2:
             expect(NotInitializedError, lambda: dist.new_group([0, 1], backend="mcr"), "all ranks", "[0, 1]")
-        else:  # which torch never asks
+        else:  # torch never requests that
             assert dist.new_group([0, 1], backend="mcr") == dist.GroupMember.NON_GROUP_MEMBER
         dist.barrier()
         everyone = dist.new_group(backend="mcr")
@@ -172,7 +172,7 @@ def late_start() -> None:
         assert mcr_dl.group.WORLD is not dist.group.WORLD
         _works(mcr_dl.group.WORLD)
         _works(ours=False)
-        dist.destroy_process_group()  # of torch: all its groups, those that stand for ours too
+        dist.destroy_process_group()  # torch's: ends all its groups, including those that stand for mcr_dl's
 
 
 def destroying() -> None:
@@ -196,7 +196,7 @@ def destroying() -> None:
 
 
 def aborting() -> None:
-    """abort() ends a group at once; the others go on, and torch's abort of everything ends the runtime."""
+    """abort() ends a group at once; the others continue, and torch's abort of everything ends the runtime."""
     with _fresh():
         dist.init_process_group("mcr")
         made = dist.new_group()
@@ -208,7 +208,7 @@ def aborting() -> None:
 
 
 def wrong_starts() -> None:
-    """Two default groups, names that nobody knows, a default group of torch with other ranks than ours."""
+    """Two default groups, unknown names, a default group of torch with other ranks than mcr_dl's."""
     with _fresh():
         dist.init_process_group("mcr")
         expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("mpi"), "initialized already")
@@ -226,6 +226,6 @@ def wrong_starts() -> None:
         dist.destroy_process_group()
     with _fresh():
         store = dist.HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # alone, each for itself
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)  # each rank alone
         expect(InvalidArgumentError, lambda: mcr_dl.init_process_group("gloo"), "rank", "of 2", "of 1")
         dist.destroy_process_group()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several communication libraries at once in programs for torch.distributed: who did what is read from the log."""
+"""Several communication libraries at once in programs for torch.distributed: the log shows which did what."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranks.torch_training import Results, batch, block, life, loss, same, weight
 
 
 class Watched:
-    """Records of the calls in a block, on groups of ours that exist or are made in it."""
+    """Records of the calls in a block, on mcr_dl's groups that exist or are made in it."""
 
     def __init__(self, *groups: Any) -> None:
         self.groups = groups
@@ -40,7 +40,7 @@ class Watched:
 
 
 def ddp_on_named() -> None:
-    """use() names the backend of DDP's all_reduce, which another thread issues in the backward pass."""
+    """use() sets the backend of DDP's all_reduce, which another thread issues in the backward pass."""
     with life("gloo"):
         expected = _one_step(DistributedDataParallel(wide(), bucket_cap_mb=1))
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
@@ -62,7 +62,7 @@ def _one_step(model: DistributedDataParallel) -> Results:
 
 
 def use_of_blocks() -> None:
-    """Blocks nest and end, also by an error; a call's own name goes before; a wrong name is refused at once."""
+    """Blocks nest and end, also on an error; a call's own name overrides them; a wrong name raises at once."""
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
         tensor = torch.ones(3)
         with Watched(dist.group.WORLD) as watched:
@@ -89,7 +89,7 @@ def use_of_blocks() -> None:
 
 
 def beside_gloo() -> None:
-    """torch's own gloo group and one of ours in one program, both ways round, at work at the same time."""
+    """torch's own gloo group and one of mcr_dl in one program, started in either order, in use at the same time."""
     for first, second in (("gloo", "mcr"), ("mcr", "gloo")):
         with life(first):
             other = dist.new_group(backend=second)
@@ -124,7 +124,7 @@ def _mesh(names: tuple[str, str]) -> DeviceMesh:
 
 
 def meshes() -> None:
-    """Each dimension of a mesh has a library of its own: HSDP, and tensor beside data parallelism."""
+    """Each dimension of a mesh has its own library: HSDP, and tensor parallelism with data parallelism."""
     with life("gloo"):
         plain = torch_fsdp.hybrid("gloo")
         both = torch_tensors.tensor_and_data("gloo")
@@ -142,7 +142,7 @@ def meshes() -> None:
 
 
 def fsdp_on_named() -> None:
-    """set_backends(): weights are gathered by one library and gradients reduced by the other, also ahead of time."""
+    """set_backends(): one library gathers weights and the other reduces gradients, also in advance."""
     with life("gloo"):
         expected = torch_fsdp.reshard("gloo")
     with life("mcr", pg_options=mcr_dl.Options(backends=["mpi", "gloo"])):
@@ -180,7 +180,7 @@ def passes_in_ddp() -> None:
 
 
 def after_destroy() -> None:
-    """A group that has been destroyed is refused, and a new life begins."""
+    """A destroyed group raises, and the runtime can start again."""
     with life("mcr"):
         other = dist.new_group()
         dist.destroy_process_group(other)

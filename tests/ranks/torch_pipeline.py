@@ -32,7 +32,7 @@ def _part(stage: int, stages: int) -> nn.Module:
 
 
 def _stages(per_rank: int, group: dist.ProcessGroup | None = None) -> list[PipelineStage]:
-    """This rank's stages: with two per rank, rank 0 has the first and the one behind the last rank's first."""
+    """This rank's stages: with two per rank, rank 0 has the first and the one after the last rank's first."""
     me, size = dist.get_rank(group), dist.get_world_size(group)
     count = per_rank * size
     mine = [me + turn * size for turn in range(per_rank)]

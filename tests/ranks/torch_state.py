@@ -68,8 +68,8 @@ def _images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def channels_last(_backend: str) -> Results:
-    """Convolutions in channels_last, whose weights and gradients do not lie row by row: reduced by hand, blocking and
-    not, and by ZeRO, which broadcasts the weights."""
+    """Convolutions in channels_last, whose weights and gradients are not stored row by row: reduced by hand, blocking
+    and not, and by ZeRO, which broadcasts the weights."""
     model = _convolutions()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     for step in range(3):
@@ -88,7 +88,7 @@ def channels_last(_backend: str) -> Results:
 
 
 def channels_last_ddp(_backend: str) -> Results:
-    """The same network under DDP, gathered in the end."""
+    """The network of ``channels_last`` under DDP, gathered at the end."""
     model = DistributedDataParallel(_convolutions())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(3):
@@ -159,7 +159,7 @@ def save_and_load(_backend: str) -> Results:
 
 
 def reshard_on_load(_backend: str) -> Results:
-    """What all ranks saved in parts is read by rank 0 alone, as whole tensors."""
+    """Rank 0 alone reads, as whole tensors, the parts that all ranks have saved."""
     network, _ = _trained()
     saved = torch_fsdp.whole(network)
     result = {}
@@ -175,7 +175,7 @@ def reshard_on_load(_backend: str) -> Results:
 
 
 def save_asynchronously(_backend: str) -> Results:
-    """A checkpoint is written by a thread with collectives of its own while training goes on."""
+    """A thread writes a checkpoint with its own collectives while training continues."""
     network, optimizer = _trained()
     saved = torch_fsdp.whole(network)
     group = dist.new_group()
@@ -213,7 +213,7 @@ def full_state(_backend: str) -> Results:
 
 
 def objects(_backend: str) -> Results:
-    """torch's object collectives, and tensors of a rank's own size behind them."""
+    """torch's object collectives, then tensors whose size differs between ranks."""
     me, size = dist.get_rank(), dist.get_world_size()
     everything: list[Any] = [None] * size
     dist.all_gather_object(everything, {"rank": me, "values": torch.arange(me + 1)})
@@ -236,7 +236,7 @@ def objects(_backend: str) -> Results:
 
 
 def whole_tensors(_backend: str) -> Results:
-    """DTensor's own way to a state dict: parameters of all ranks, as they are spread."""
+    """DTensor's own way to a state dict: parameters of all ranks, as they are distributed."""
     network, _ = _trained()
     local = {}
     for name, parameter in network.named_parameters():

@@ -56,7 +56,7 @@ def redistribute(_backend: str) -> Results:
 
 
 def redistribute_grid(_backend: str) -> Results:
-    """The same on a 2 x 2 mesh, where each dimension has a placement of its own."""
+    """Redistribution on a 2 x 2 mesh, with a placement for each dimension."""
     on = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     plain: list[Placement] = [Replicate(), Shard(0), Shard(1)]
     result = {}
@@ -127,7 +127,7 @@ class _Layer(nn.Module):
         self.down = nn.Linear(24, 12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (batch, sequence, 12) to the same."""
+        """Map (batch, sequence, 12) to the same shape."""
         output: torch.Tensor = self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
         return output
 
@@ -140,7 +140,7 @@ def _layer() -> _Layer:
 def _train(network: nn.Module, sequence: int) -> Results:
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01, foreach=False)
     for step in range(STEPS):
-        x, _ = batch(step, rank=0, size=2 * sequence)  # every rank has the same
+        x, _ = batch(step, rank=0, size=2 * sequence)  # equal on every rank
         x = x.reshape(2, sequence, 12)
         output = network(x)
         if isinstance(output, DTensor):
@@ -162,7 +162,7 @@ def column_row(_backend: str) -> Results:
 
 
 def sequence(_backend: str) -> Results:
-    """The normalisation works on a part of the sequence, the layers on the whole."""
+    """The normalization works on a part of the sequence, the layers on the whole."""
     plan: dict[str, Any] = {
         "norm": SequenceParallel(),
         "up": ColwiseParallel(input_layouts=Shard(1)),
@@ -202,6 +202,6 @@ def tensor_and_data(_backend: str) -> Results:
 
 
 def train_on_both(on: DeviceMesh) -> Results:
-    """The same on a mesh with these dimensions."""
+    """Train on a mesh with these dimensions."""
     network = parallelize_module(_layer(), on["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return _train(fully_shard(network, mesh=on["data"]), sequence=3)

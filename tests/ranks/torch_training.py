@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs for torch.distributed, run once on gloo and once on "mcr" by the same ranks: the results are equal."""
+"""Programs for torch.distributed, run once on gloo and once on "mcr" by the same ranks, with equal results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ranks import session
 Results = dict[str, torch.Tensor]
 
 TIMEOUT = timedelta(seconds=40)
-# Of float64 results at more than two ranks, where libraries add in different orders; a step's error is about 1e-16.
+# For float64 results on more than two ranks, where libraries add in different orders; a step's error is about 1e-16.
 TOLERANCE = 1e-11
 
 _store: dist.Store | None = None
@@ -31,11 +31,11 @@ _lives = 0
 
 @contextmanager
 def life(backend: str | None, **options: Any) -> Iterator[None]:
-    """torch's default process group on this backend, from its birth to its end; all ranks leave together."""
+    """torch's default process group on this backend, from start to end; all ranks leave together."""
     global _store, _lives
     session.stop()
     launch = _launch.detect()
-    if _store is None:  # kept as long as the process: rank 0 must not close what others still read
+    if _store is None:  # kept as long as the process: other ranks still read rank 0's
         _store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=TIMEOUT)))
     _lives += 1
     store = dist.PrefixStore(f"life {_lives}", _store)
@@ -46,15 +46,15 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
     finally:
         torch._dynamo.reset()
         if "torch.distributed.tensor" in sys.modules:
-            # What it has cached names groups of this life: to torch, meshes of equal ranks and names are equal.
+            # Its cache names groups of this life: to torch, meshes of equal ranks and names are equal.
             importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
         dist.destroy_process_group()
 
 
 def compare(case: str, legs: tuple[str, ...], exact: bool) -> dict[str, float]:
-    """Run ``module.function`` on each of the backends; equal results, bit by bit if `exact`. Seconds by backend.
+    """Run ``module.function`` on each of the backends; results are equal, bit by bit if `exact`. Seconds by backend.
 
-    The first backend is the reference; "mcr/gloo" is ours with gloo underneath. A case gets the backend's name and
+    The first backend is the reference; "mcr/gloo" is mcr_dl with gloo underneath. A case gets the backend's name and
     returns named tensors.
     """
     module, _, name = case.rpartition(".")
@@ -75,7 +75,7 @@ def compare(case: str, legs: tuple[str, ...], exact: bool) -> dict[str, float]:
 
 
 def same(ours: Results, theirs: Results, exact: bool) -> None:
-    """The same names, types, shapes and values."""
+    """Check equal names, types, shapes and values."""
     assert theirs, "a case without results shows nothing"
     assert list(ours) == list(theirs)
     for name, expected in theirs.items():
@@ -86,7 +86,7 @@ def same(ours: Results, theirs: Results, exact: bool) -> None:
         )
 
 
-# ---- what many cases need
+# ---- common parts of the cases
 
 
 def dtype() -> torch.dtype:
@@ -95,7 +95,7 @@ def dtype() -> torch.dtype:
 
 
 class Block(nn.Module):
-    """A small network with a normalisation, twelve inputs, `outputs` outputs and a layer that need not be used."""
+    """A small network with a normalization, twelve inputs, `outputs` outputs and an optional layer."""
 
     def __init__(self, outputs: int = 4, unused: bool = False) -> None:
         super().__init__()
@@ -112,13 +112,13 @@ class Block(nn.Module):
 
 
 def block(**options: Any) -> Block:
-    """The same network on every rank and in every life."""
+    """An equal network on every rank and in every life."""
     torch.manual_seed(7)
     return Block(**options).to(dtype())
 
 
 def wide() -> nn.Module:
-    """A network of several megabytes, which is what DDP needs to have several buckets."""
+    """A network of several megabytes, enough for several DDP buckets."""
     torch.manual_seed(7)
     layers = (nn.Linear(12, 520), nn.Tanh(), nn.Linear(520, 520), nn.Tanh(), nn.Linear(520, 520), nn.Linear(520, 4))
     return nn.Sequential(*layers).to(dtype())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions in users' code that runs behind a call: passes, their steps, codecs, hooks, callbacks of futures."""
+"""Exceptions in users' code that a call runs: passes, their steps, codecs, hooks, callbacks of futures."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ranks import session
 from ranks.expect import expect
 from ranks.passes import Handler, chain
 
-LIMIT = timedelta(seconds=1)  # of the calls in which a rank is missing
-CALLS = 3  # asynchronous ones of a case
+LIMIT = timedelta(seconds=1)  # for calls in which a rank is missing
+CALLS = 3  # asynchronous ones per case
 TEXT = "bad batch"
 
 
 def fail() -> None:
-    """What a user's function does wrong."""
+    """The failure of a user's function."""
     raise ValueError(TEXT)
 
 
-# ---- where the exception is raised: each entry makes a group whose calls meet it where `raises` says so
+# ---- where the exception is raised: each entry makes a group whose calls raise it while `raises` is set
 
 
 @dataclass
@@ -126,10 +126,10 @@ CHAINS: dict[str, Callable[[], list[Any]]] = {
     "encode": lambda: [Compress(_codec("encode"), smallest=0)],
     "decode": lambda: [Compress(_codec("decode"), smallest=0)],
 }
-ASYNCHRONOUS = ("behind a held call",)  # in blocking calls there is no such thing
-COMPLETE = ("step", "step behind fuse")  # the communication is over by then: other ranks do not notice
-IN_MPI = ("pass", "before fuse", "behind fuse")  # other ranks wait in one blocking call, which nothing interrupts
-TOGETHER = ("encode", "decode")  # the failure travels in the place of the data: all ranks get it
+ASYNCHRONOUS = ("behind a held call",)  # blocking calls are not held
+COMPLETE = ("step", "step behind fuse")  # the communication has ended: other ranks do not notice
+IN_MPI = ("pass", "before fuse", "behind fuse")  # other ranks wait in a blocking call that cannot be interrupted
+TOGETHER = ("encode", "decode")  # the failure travels instead of the data: all ranks get it
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ def group_of(where: str, limit: timedelta | None = None) -> Iterator[Any]:
 
 
 def _calls(group: Any, backend: str, blocking: bool) -> list[Callable[[], Any]]:
-    """What raises each call's exception, if it has one."""
+    """The functions that raise each call's exception, if it has one."""
     options = {"group": group, "backend": backend}
     if blocking:
         return [lambda: mcr_dl.all_reduce(torch.ones(5), **options)]
@@ -168,7 +168,7 @@ def _again(error: Exception) -> None:
 
 
 def _check_works(group: Any, backend: str) -> None:
-    """Calls of both forms, with the same passes."""
+    """Check calls of both forms, with the same passes."""
     switch.raises = False
     size = mcr_dl.get_world_size(group)
     for blocking in (True, False):
@@ -180,7 +180,7 @@ def _check_works(group: Any, backend: str) -> None:
 
 
 def _check_refused(group: Any, backend: str, blocking: bool) -> None:
-    """No rank knows that all have failed: fused calls are refused after that, and others go on."""
+    """No rank knows that all have failed: fused calls then raise, and others still work."""
     switch.raises = False
     mcr_dl.all_reduce(torch.ones(5), group=group, backend=backend)
     if blocking:  # not fused
@@ -213,13 +213,13 @@ def in_chain(where: str, backend: str, blocking: bool, everywhere: bool) -> None
             if switch.raises:
                 _expect_own(where, call, backend)
                 if not blocking and where not in TOGETHER:
-                    assert expect(ValueError, call) is expect(ValueError, call)  # a Work raises the very exception
+                    assert expect(ValueError, call) is expect(ValueError, call)  # a Work raises the very same exception
             elif where in COMPLETE:
                 call()
             elif where in TOGETHER:
                 expect(BackendError, call, f"{backend}.all_reduce", "codec fragile", TEXT)
             else:
-                with contextlib.suppress(BackendError):  # gloo's own limit may be the first
+                with contextlib.suppress(BackendError):  # gloo's own timeout may come first
                     expect(CollectiveTimeoutError, call, f"{backend}.all_reduce")
         if everywhere and where == "behind fuse":
             _check_refused(group, backend, blocking)
@@ -250,7 +250,7 @@ def _all_reduce(group: Any, backend: str, blocking: bool) -> Any:
 
 
 def in_hook(backend: str, blocking: bool, everywhere: bool) -> None:
-    """The hook's exception is the call's, by every way to ask for it; other ranks and later calls go on."""
+    """The hook's exception is the call's, by every way to request it; other ranks and later calls continue."""
     group = _torch_group(lambda _: switch())
     words = (f"{backend}.all_reduce (group", "the completion hook has raised ValueError: bad batch", "fail")
     switch.raises = everywhere or mcr_dl.get_rank() == 0
@@ -274,7 +274,7 @@ def in_hook(backend: str, blocking: bool, everywhere: bool) -> None:
 
 
 def unasked_hook(backend: str) -> None:
-    """Of a work that is dropped, the hook's exception goes where Python's own unraisable ones go."""
+    """The hook's exception on a dropped work goes to Python's handler for unraisable exceptions."""
     seen: list[str] = []
     before = sys.unraisablehook
     sys.unraisablehook = lambda unraisable: seen.append(str(unraisable.exc_value))
@@ -292,7 +292,7 @@ def unasked_hook(backend: str) -> None:
 
 
 def in_callback(backend: str, door: str, everywhere: bool) -> None:
-    """An exception in a future's callback is that of the chained future; the work and the group have none."""
+    """An exception in a future's callback belongs to the chained future; the work and the group have none."""
     group = _torch_group(None)
     switch.raises = everywhere or mcr_dl.get_rank() == 0
     for _ in range(CALLS):
@@ -322,11 +322,11 @@ def expect_any(call: Callable[[], Any]) -> Exception:
     raise AssertionError("expected an exception")
 
 
-# ---- held calls that nothing lets go, and groups that are gone by then
+# ---- held calls that are never released, and groups that have ended by then
 
 
 def dropped_call(backend: str) -> None:
-    """A held call that the pass forgets fails; its wait does not last to the limit."""
+    """A held call that the pass drops fails; its wait does not last until the timeout."""
     session.start()
     mcr_dl.register_pass(Handler(lambda call: call.hold() if call.async_op else call.proceed()), "forgets")
     with chain("forgets"):
@@ -336,7 +336,7 @@ def dropped_call(backend: str) -> None:
 
 
 def held_beyond_the_group(backend: str) -> None:
-    """A held call of a group that is destroyed raises in its wait; one whose backend is given up goes on."""
+    """A held call of a destroyed group raises in its wait; one whose backend is given up continues."""
     session.start()
     size = mcr_dl.get_world_size()
     _registered()
@@ -383,7 +383,7 @@ def other_threads_go_on(backend: str) -> None:
     mcr_dl.register_pass(Handler(handle), "waits")
     works: list[Any] = []
     with chain(Fuse(hold_microseconds=0, buffer_bytes=1 << 16), "waits"):
-        # The thread that sees the ranks' agreement runs the pass: the library's, or that of the call.
+        # The thread that sees the ranks' agreement runs the pass: the library's, or the call's.
         caller = threading.Thread(target=start, args=(3,))
         caller.start()
         assert inside.wait(20)

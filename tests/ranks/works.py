@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Work promises, and what goes on while Python does something else."""
+"""The guarantees of a Work, and progress while Python does other things."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _previous() -> int:
 
 
 def finished(backend: str) -> None:
-    """A work that is waited for: again, by every method, with its result and future."""
+    """A completed work: waited for again, by every method, with its result and future."""
     session.start()
     tensor = torch.full((50,), 1.0)
     work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)
@@ -46,7 +46,7 @@ def finished(backend: str) -> None:
 
 
 def future(backend: str) -> None:
-    """A future got before the end is completed by the runtime, without anybody waiting for the work."""
+    """The runtime completes a future requested before the end, without any wait for the work."""
     session.start()
     tensor = torch.full((3,), 2.0)
     seen: list[list[float]] = []
@@ -60,7 +60,7 @@ def future(backend: str) -> None:
 
 
 def timeout(backend: str) -> None:
-    """wait(timeout) raises while the operation cannot end; it still ends once the peer comes."""
+    """wait(timeout) raises while the operation cannot end; the operation still ends once the peer comes."""
     session.start()
     tensor = torch.zeros(10)
     if mcr_dl.get_rank() == 0:
@@ -98,7 +98,7 @@ def dropped(backend: str) -> None:
 
 
 def kept_alive(backend: str) -> None:
-    """Tensors of a running work live on although the caller has let go of them."""
+    """Tensors of a running work stay alive although the caller has dropped them."""
     session.start()
     works = []
     for number in range(20):
@@ -131,8 +131,8 @@ def many(backend: str) -> None:
 def while_python_computes(backend: str) -> None:
     """Rank 0 starts a large exchange and never calls the runtime again; its peer still gets everything.
 
-    Rank 0 spins until the peer says, through the store, that its side is complete: without progress in the background
-    neither would ever get further.
+    Rank 0 spins until the peer reports, through the store, that its side is complete: without background progress
+    neither rank would ever continue.
     """
     session.start()
     store = mcr_dl._runtime.state().store
@@ -153,16 +153,17 @@ def while_python_computes(backend: str) -> None:
 
 
 def threads(backend: str) -> None:
-    """Four threads, each on a group of its own, in whatever order they come to run.
+    """Four threads, each on its own group, in any order.
 
-    On mpi the calls are asynchronous: blocking ones of several threads need MPI_THREAD_MULTIPLE (programs/threads.py).
+    On mpi the calls are asynchronous: blocking ones from several threads need MPI_THREAD_MULTIPLE
+    (programs/threads.py).
     """
     session.start()
     four_threads(backend, blocking=backend != "mpi")
 
 
 def four_threads(backend: str, blocking: bool) -> None:
-    """The work of `threads`, with blocking and asynchronous calls mixed, or asynchronous ones alone."""
+    """The work of `threads`, with blocking and asynchronous calls mixed, or only asynchronous ones."""
     groups = [mcr_dl.new_group() for _ in range(4)]
     size = mcr_dl.get_world_size()
     failures: list[BaseException] = []
@@ -191,7 +192,7 @@ def four_threads(backend: str, blocking: bool) -> None:
 
 
 def synchronize(backend: str) -> None:
-    """synchronize() returns when all that was started is complete, named backend or all."""
+    """synchronize() returns when all started operations are complete, on the named backend or on all."""
     session.start()
     size = mcr_dl.get_world_size()
     for names in (None, backend, [backend]):

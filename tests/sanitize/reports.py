@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``reports.py FOLDER``: counts the sanitizers' reports in FOLDER/report.*; exit code 1 if one has a frame of ours.
+"""``reports.py FOLDER``: counts the sanitizers' reports in FOLDER/report.*; exit code 1 if one has a frame of mcr_dl.
 
-UBSan writes none: it ends the process, and the test that made it run fails with its text.
-A report without one is of code that was not compiled for it (Python, torch, MPICH): a number here, and no fault.
+UBSan writes none: it ends the process, and the test that ran it fails with its text.
+A report without such a frame comes from code compiled without sanitizers (Python, torch, MPICH): counted, not an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-# By library, or by source: not every sanitizer says both.
+# By library, or by source: not every sanitizer prints both.
 SOURCES = f"{Path(__file__).resolve().parents[2] / 'src'}/"
 OURS = (SOURCES, "libmcr_dl_core", "mcr_dl/_backends/", "_backends/null.so", "mcr_dl/_C.")
 
@@ -28,7 +28,7 @@ def _reports(text: str) -> list[str]:
 
 
 def _ours(report: str) -> str | None:
-    """The first frame in our libraries."""
+    """The first frame in a library of mcr_dl."""
     frames = [line.strip() for line in report.splitlines() if line.lstrip().startswith("#")]
     return next((frame for frame in frames if any(mark in frame for mark in OURS)), None)
 

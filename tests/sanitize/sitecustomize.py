@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On PYTHONPATH of `make sanitize`: an editable install's finder would go before the package that PYTHONPATH names."""
+"""On PYTHONPATH of `make sanitize`: an editable install's finder would hide the package that PYTHONPATH names."""
 
 import sys
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring operations: what ``mcr-bench`` shows and ``mcr-tune`` tabulates.
+"""Measuring operations for ``mcr-bench`` and ``mcr-tune``.
 
-``cases`` makes a call ready and checks its results, ``timing`` measures several candidates side by side, ``ranks``
-starts the processes, ``mix`` runs operations at once, ``report`` shows what came out.
+``cases`` prepares a call and checks its results, ``timing`` measures several candidates side by side, ``ranks``
+starts the processes, ``mix`` runs operations at once, ``report`` shows the results.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.bench``: the same as ``mcr-bench``."""
+"""``python -m mcr_dl.bench`` runs ``mcr-bench``."""
 
 from __future__ import annotations
 

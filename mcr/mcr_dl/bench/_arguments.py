@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of all command lines: errors of one line, values that are checked when they are read."""
+"""Shared parts of all command lines: errors of one line, and values that are checked when they are read."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ MOST_SIZES = 1000
 MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second of processor time to start
 FAILED, INTERRUPTED = 2, 130  # exit codes
 UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal has ended
-_SPEAK_SECONDS = 1.0  # the other ranks let rank 0 speak before they leave, as a launcher ends all when one fails
+_SPEAK_SECONDS = 1.0  # the other ranks let rank 0 print before they exit, as a launcher ends all ranks when one fails
 
 
 class Parser(argparse.ArgumentParser):
-    """One line for an error, from rank 0."""
+    """Prints one line for an error, from rank 0."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and end with exit code 2."""
+        """Print the error and exit with code 2."""
         sys.exit(refuse(self.prog, message))
 
 
 def _first() -> bool:
     try:
         return _launch.detect().rank == 0
-    except InvalidArgumentError:  # it may be the launcher's variables that are wrong
+    except InvalidArgumentError:  # the launcher's variables may be the wrong ones
         return True
 
 
 def refuse(program: str, message: str) -> int:
-    """Say what is wrong, once for all ranks; returns the exit code."""
+    """Print the error, once for all ranks; returns the exit code."""
     if _first():
         print(f"{program}: error: {message}", file=sys.stderr, flush=True)
     else:
@@ -54,13 +54,13 @@ def refuse(program: str, message: str) -> int:
 def exit_code(program: str, run: Callable[[], int]) -> int:
     """Run a command; returns its exit code. An error is one line and exit code 2.
 
-    A pipe whose reader has gone, as in ``mcr-tune show | head``, ends the command without a word.
+    A closed pipe, as in ``mcr-tune show | head``, ends the command silently.
     """
     try:
         code = run()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
         return UNREAD
     except (McrError, OSError) as error:
         return refuse(program, str(error))
@@ -68,7 +68,7 @@ def exit_code(program: str, run: Callable[[], int]) -> int:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in _backends.split_names(text) if name.strip()))
     if not names:
         raise InvalidArgumentError("expected names separated by commas, got nothing")
     return names
@@ -84,13 +84,22 @@ def operation_names(text: str) -> tuple[str, ...]:
 
 
 def candidate_names(text: str) -> tuple[str, ...]:
-    """Names of candidates whose backends exist; whether a variant does is known once the group is made."""
-    for name in name_list(text):
-        base = name.partition(":")[0]
-        if name not in ("all", "auto") and not _backends.is_known(base):
-            message = f"expected some of {', '.join(_backends.known_names())}, auto or all, got {name!r}"
-            raise InvalidArgumentError(message)
-    return name_list(text)
+    """Names of candidates whose backends exist. Whether a variant exists is known once the group is made."""
+    return tuple(dict.fromkeys(map(_candidate_name, name_list(text))))
+
+
+def _candidate_name(text: str) -> str:
+    if text in ("all", "auto"):
+        return text
+    candidate = _C.Candidate(text)
+    if unknown := _backends.unknown_in(text):
+        where = f"{unknown!r} in {text!r}" if candidate.parts else f"{text!r}"
+        message = f"expected some of {', '.join(_backends.known_names())}, auto or all, got {where}"
+        raise InvalidArgumentError(message)
+    if candidate.codec:
+        message = f"expected candidates without a codec, got {text!r}"
+        raise InvalidArgumentError(message)
+    return candidate.name
 
 
 def one_of(known: Callable[[], Sequence[str]]) -> Callable[[str], str]:
@@ -138,7 +147,7 @@ def count(lowest: int) -> Callable[[str], int]:
 
 
 def local_ranks(lowest: int) -> Callable[[str], int]:
-    """A number of ranks, which this machine has to bear unless a launcher has started them."""
+    """A number of ranks that this machine can run, unless a launcher has started them."""
 
     def convert(text: str) -> int:
         value, cores = count(lowest)(text), os.cpu_count() or 1
@@ -154,7 +163,7 @@ def local_ranks(lowest: int) -> Callable[[str], int]:
 
 
 def output(text: str) -> str:
-    """A file that can be written, checked before anything is measured."""
+    """A file that can be written; checked before anything is measured."""
     path = Path(text)
     try:
         usable = not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
@@ -185,7 +194,7 @@ def plot(text: str) -> str:
 
 
 def checked(convert: Callable[[str], object]) -> Callable[[str], object]:
-    """argparse's own way to hear about a bad value."""
+    """Report a bad value in argparse's own way."""
 
     def wrapped(text: str) -> object:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compressed call must give: parts are encoded, decoded and combined in rank order (docs/compression.md)."""
+"""Expected results of compressed calls: parts are encoded, decoded, combined in rank order (docs/compression.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _around(part: torch.Tensor, codec: str) -> torch.Tensor:
 def expected(
     segment: Segment, op: str, codec: str, dtype: torch.dtype, red: str | None, ranks: int, salt: int
 ) -> torch.Tensor:
-    """A segment of an output, to the bit: everybody decodes the same bytes, and sums are those of the tensor's type."""
+    """A segment of an output, exact to the bit: all ranks decode the same bytes, and sums use the tensor's own type."""
 
     def sent(rank: int, start: int, length: int) -> torch.Tensor:
         part = torch.empty(length, dtype=dtype)

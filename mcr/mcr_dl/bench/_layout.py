@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each operation reads and must write on each rank, in elements of the message that it moves."""
+"""The input and the expected output of each operation on each rank, in elements of the message that it moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operation:
     rooted: bool
     reduces: bool
     peer: bool
-    blocks: bool  # the message is made of a block for each rank
+    blocks: bool  # the message has one block for each rank
     bus: str  # the op table's word for its bus bandwidth
 
 
@@ -34,7 +34,7 @@ def _operation(row: dict[str, Any], vectored: bool) -> Operation:
 
 
 def table() -> dict[str, Operation]:
-    """All operations that are measured, from the op table. A receive is measured with its send, which comes first."""
+    """All operations to measure, from the op table. A receive is measured with its send, which comes first."""
     result: dict[str, Operation] = {}
     for row in _C.ops():
         if row["peer"] and any(operation.peer for operation in result.values()):
@@ -48,7 +48,7 @@ def table() -> dict[str, Operation]:
 class Segment(NamedTuple):
     """A piece of an output: elements of the message of rank `source` from `start` on; None: of a reduction.
 
-    The reduction is over all ranks, or over ranks 0 to `last`.
+    The reduction covers all ranks, or ranks 0 to `last`.
     """
 
     source: int | None
@@ -59,9 +59,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """One rank's part. The output follows its segments; `offset` is where the smaller tensor lies in the larger one."""
+    """One rank's part. The output consists of its segments; `offset` locates the smaller tensor in the larger one."""
 
-    input: int | None = None  # elements; None: no such tensor, or (where there is an output) input and output are one
+    input: int | None = None  # elements; None: no such tensor, or (if there is an output) one tensor is both
     output: int | None = None
     expected: tuple[Segment, ...] = ()
     input_counts: list[int] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Layout:
 
 
 def split(total: int, parts: int) -> list[int]:
-    """As even as possible, the larger ones first."""
+    """Split as evenly as possible, larger parts first."""
     size, larger = divmod(total, parts)
     return [size + (index < larger) for index in range(parts)]
 
 
 class _Part:
-    """The part of one rank; one method for each operation of the op table."""
+    """The part of one rank. Each operation of the op table has one method."""
 
     def __init__(self, count: int, rank: int, ranks: int, root: int) -> None:
         self.count, self.rank, self.ranks, self.root = count, rank, ranks, root
@@ -121,7 +121,7 @@ class _Part:
         )
 
     def _row(self, rank: int) -> list[int]:
-        """What a rank sends to each one; rotated, so that all receive equally much too."""
+        """The elements that a rank sends to each rank; rotated, so that all ranks also receive equally much."""
         return [self.counts[(other - rank) % self.ranks] for other in range(self.ranks)]
 
     def all_to_all(self) -> Layout:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python _rank.py CALL PARENT``: one of the processes that ``ranks.run_local`` starts.
 
-It is run as a file: as a module it would import torch, which takes seconds, before it could bind its life to its
+It runs as a file: as a module it would first import torch, which takes seconds, and only then bind its lifetime to its
 parent's.
 """
 
@@ -17,14 +17,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent: int) -> None:
-    """See to it that the system kills this process when its parent ends, however that happens."""
+    """Have the system kill this process when its parent ends, however that happens."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has already ended
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(call: str, parent: int) -> int:
-    """Run the call in that file, with the modules that its parent finds; returns the exit code."""
+    """Run the call in that file, with its parent's module path; returns the exit code."""
     die_with(parent)
     with open(call, "rb") as file:
         sys.path[:] = pickle.load(file)

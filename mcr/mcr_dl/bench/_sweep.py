@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one operation after the other over a range of sizes, on all ranks together."""
+"""Measures operations in turn over a range of sizes, on all ranks together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mcr_dl.bench.timing import Statistics, TorchControl, measure
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says."""
+    """The settings from the command line."""
 
     ops: tuple[str, ...]
     backends: tuple[str, ...]  # candidates, or "all"
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate at one point. `nbytes` and `count` are what was really moved, `wrong` counts elements on all ranks.
+    """One candidate at one point. `nbytes` and `count` were actually moved, `wrong` counts elements on all ranks.
 
     `statistics` is None if the candidate cannot do this; `reason` says why.
     """
@@ -55,7 +55,7 @@ class Row:
 
 
 def points(settings: Settings, operation: str, ranks: int) -> list[int]:
-    """The sizes in bytes, each once after rounding up to what the operation can move."""
+    """The sizes in bytes, without duplicates, rounded up to sizes that the operation can move."""
     sizes = (message_size(operation, nbytes, settings.dtype, ranks)[1] for nbytes in settings.sizes)
     return list(dict.fromkeys(sizes))
 
@@ -63,7 +63,7 @@ def points(settings: Settings, operation: str, ranks: int) -> list[int]:
 def measure_point(
     case: Case, names: Sequence[str], group: _C.Group, control: TorchControl, settings: Settings
 ) -> list[Row]:
-    """All candidates at one point: first checked, then timed side by side on the same memory. Collective."""
+    """Check all candidates at one point, then time them side by side on the same memory. Collective."""
     prepared: dict[str, Prepared] = {}
     reasons: dict[str, str] = {}
     for name in names:

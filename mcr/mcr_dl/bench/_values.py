@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contents of messages that every rank can compute for all others, and comparing with them.
+"""Message contents that every rank can compute for all others, and comparison with them.
 
-A message repeats a pattern of `PERIOD` small integers that depend on the rank and on a salt. What an operation must
-give is then a pattern too, so that expecting the result of a large reduction costs next to nothing.
+A message repeats a pattern of `PERIOD` small integers that depend on the rank and on a salt. The expected result of an
+operation is then a pattern too, so computing the result of a large reduction costs next to nothing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from functools import reduce as fold
 
 import torch
 
-PERIOD = 1021  # a prime, so that no two blocks of a message begin at the same place of the pattern
+PERIOD = 1021  # a prime, so that no two blocks of a message begin at one offset of the pattern
 
-# Sums must be exact in bfloat16 (integers up to 256) and int8, and products in bfloat16: so many ranks take part in
-# each element, and the others hold the neutral one.
+# Sums must be exact in bfloat16 (integers up to 256) and int8, and products in bfloat16: so this many ranks take part
+# in each element, and the others hold the neutral element.
 _MOST_SUMMANDS = 120
 _MOST_FACTORS = 3
-_BIGGEST = 100  # of what is not added or multiplied
-# The same for 8-bit types: float8_e5m2 holds the integers up to 8.
+_BIGGEST = 100  # where values are neither added nor multiplied
+# The limit for 8-bit types: float8_e5m2 holds the integers up to 8.
 _MOST_SHORT_SUMMANDS = 8
 _SHORT = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -49,7 +49,7 @@ def _integers(low: int, high: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def _magnitudes(dtype: torch.dtype, red: str | None, rank: int, ranks: int, generator: torch.Generator) -> torch.Tensor:
-    """Integers of which the reduction is exact. No zeros are added: repeated averages would reach slow subnormals."""
+    """Integers whose reduction is exact. No zeros are added: repeated averages would reach slow subnormals."""
     if red in ("SUM", "AVG"):
         most, neutral = _MOST_SHORT_SUMMANDS if dtype in _SHORT else _MOST_SUMMANDS, 0
         high = min(12, max(1, most // ranks))
@@ -63,7 +63,7 @@ def _magnitudes(dtype: torch.dtype, red: str | None, rank: int, ranks: int, gene
 
 
 def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: int) -> torch.Tensor:
-    """What `rank` sends: `PERIOD` elements in the widest type of the dtype's kind; `red` None: nothing is reduced."""
+    """The values that `rank` sends: `PERIOD` elements, widest type of the dtype's kind; `red` None: no reduction."""
     generator = torch.Generator().manual_seed(salt * 100_003 + rank)
     if dtype == torch.bool:
         return _integers(0, 1, generator)
@@ -73,7 +73,7 @@ def pattern(dtype: torch.dtype, red: str | None, rank: int, ranks: int, salt: in
         values = values * (2 * _integers(0, 1, generator) - 1)
     if dtype.is_complex:
         imaginary = _integers(-1, 1, generator)
-        if red == "PRODUCT":  # only those that take part, or the product would grow with the ranks
+        if red == "PRODUCT":  # only the ranks that take part, or the product would grow with the ranks
             imaginary = torch.where((torch.arange(PERIOD) + rank) % ranks < _MOST_FACTORS, imaginary, 0)
         return torch.complex(values.double(), imaginary.double())
     return values.double() if dtype.is_floating_point else values
@@ -90,7 +90,7 @@ def reduced(dtype: torch.dtype, red: str, ranks: int, salt: int, last: int | Non
 
 
 def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
-    """The parts, in rank order, as the reduction combines them in their own type; AVG divides by `ranks`."""
+    """The parts combined, in rank order and in their own type; AVG divides by `ranks`."""
     result = _REDUCTIONS[red](parts)
     if red != "AVG":
         return result
@@ -98,7 +98,7 @@ def combined(red: str, parts: Sequence[torch.Tensor], ranks: int) -> torch.Tenso
 
 
 def _parts(flat: torch.Tensor, values: torch.Tensor, start: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The repetitions of the pattern in a tensor, as rows, and what is left; each with what belongs there."""
+    """The repetitions of the pattern in a tensor, as rows, and the rest; each with its expected values."""
     period = values.roll(-start).to(flat.dtype).to(flat.device)
     whole = flat.numel() // PERIOD * PERIOD
     return [(flat[:whole].view(-1, PERIOD), period), (flat[whole:], period[: flat.numel() - whole])]
@@ -111,9 +111,9 @@ def fill(flat: torch.Tensor, values: torch.Tensor, start: int = 0) -> None:
 
 
 def wrong(flat: torch.Tensor, values: torch.Tensor, start: int, red: str | None) -> int:
-    """How many elements differ from the pattern; averages of floating-point numbers may differ in their last places.
+    """How many elements differ from the pattern; averages of floating-point numbers may differ in their last bits.
 
-    Those of 8-bit types may not: they are exact sums, rounded once.
+    Averages of 8-bit types may not: they are exact sums, rounded once.
     """
     kind = _COMPARABLE.get(flat.dtype, flat.dtype)
     inexact = red == "AVG" and (flat.dtype.is_floating_point or flat.dtype.is_complex) and flat.dtype not in _SHORT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call made ready: tensors, arguments, the call itself, and a check of its results."""
+"""One prepared call: tensors, arguments, the call itself, and a check of its results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULTS = {"None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM, "": None
 class Case:
     """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank.
 
-    `codec` is how it is compressed, for which the group needs the pass "compress"; empty: it is not.
+    `codec` names the compression, for which the group needs the pass "compress"; empty: no compression.
     """
 
     operation: str
@@ -40,12 +40,12 @@ class Case:
 
 
 def operations() -> list[str]:
-    """Names of all operations that can be measured, with a "v" for those with counts, in the op table's order."""
+    """Names of all operations that can be measured, with a "v" for vectored ones, in the op table's order."""
     return list(table())
 
 
 def operation_of(name: str) -> Operation:
-    """An operation's properties; InvalidArgumentError lists the known ones if there is none of that name."""
+    """An operation's properties; InvalidArgumentError lists the known operations if there is none of that name."""
     known = table()
     if name not in known:
         message = f"operation: expected one of {', '.join(known)}, got {name!r}"
@@ -82,19 +82,19 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
 
 
 def candidates(group: _C.Group) -> list[str]:
-    """What a call on this group can be given to: its backends and their variants, without those that do nothing."""
-    return [name for name in group.candidates if name.partition(":")[0] not in ("null", "fake")]
+    """The candidates for a call on this group: its backends and their variants, without variants that do nothing."""
+    return [name for name in group.candidates if _C.Candidate(name).backend not in ("null", "fake")]
 
 
 def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
-    """Whether the candidate does this in a way of its own: a backend does, a variant may be the backend's way again."""
-    if ":" not in candidate:
+    """Whether the candidate has its own way to do this: a backend has, a variant may do the same as its backend."""
+    if not _C.Candidate(candidate).variant:
         return True
     return candidate in group._explain(operation, 0, dtype, "SUM", device)["candidates"]
 
 
 def require_support(case: Case, candidate: str, group: _C.Group) -> None:
-    """Raise what is wrong with a case for a candidate ("auto": for all of them); equal on all ranks.
+    """Raise if the candidate cannot run the case ("auto": if any candidate cannot); equal on all ranks.
 
     Raises InvalidArgumentError for an unknown operation, candidate or root, InvalidTypeError for an unknown dtype or an
     undefined reduction, UnsupportedError if the candidate cannot do it.
@@ -131,7 +131,7 @@ def _kinds(function: dict[str, Any]) -> set[str]:
 
 
 def _function(row: Operation, op: str) -> dict[str, Any]:
-    """The public function for it: the one with counts or without, and on whole tensors rather than lists."""
+    """The public function for it: the vectored or the plain one, on whole tensors rather than lists."""
     rows = [each for each in _C.signatures() if each["op"] == op and not each["starts"]]
     rows = [each for each in rows if bool(_kinds(each) & _COUNTS) == row.vectored]
     return min(rows, key=lambda each: len(_kinds(each) & _LISTS))
@@ -139,16 +139,16 @@ def _function(row: Operation, op: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Tensors:
-    """A rank's memory for a case, which candidates that are measured side by side may share."""
+    """A rank's memory for a case. Candidates that are measured side by side may share it."""
 
     input: torch.Tensor | None
     output: torch.Tensor | None
 
 
 def _allocate(case: Case, part: Layout) -> Tensors:
-    """Input and output, one inside the other if the case is in place and the operation has both here."""
+    """Input and output; one lies in the other if the case is in place and the operation has both here."""
     dtype, device = dtype_of(case.dtype), torch.device(case.device)
-    make = partial(torch.ones, dtype=dtype, device=device)  # written to, so that the memory is there
+    make = partial(torch.ones, dtype=dtype, device=device)  # written to, so that the memory is mapped
     if part.input is None or part.output is None or part.offset is None or not case.in_place:
         return Tensors(
             None if part.input is None else make(part.input), None if part.output is None else make(part.output)
@@ -159,11 +159,11 @@ def _allocate(case: Case, part: Layout) -> Tensors:
 
 
 class Prepared:
-    """A call on this rank, ready to be made again and again.
+    """A call on this rank that can be made again and again.
 
-    ``call()`` makes one, to its end on the CPU; on a device it may still be under way, until ``settle()`` (None on the
-    CPU) returns. ``messages`` is how many messages it passes one after the other (2 in a ping-pong); ``meet`` is a
-    barrier of the same candidate for calls that ranks may leave before others enter, else None.
+    ``call()`` makes one and returns when it has ended on the CPU; on a device it may still be running, until
+    ``settle()`` (None on the CPU) returns. ``messages`` is how many messages it passes in sequence (2 in a ping-pong);
+    ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else None.
     """
 
     def __init__(self, case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> None:
@@ -202,7 +202,7 @@ class Prepared:
         }
 
     def _partial(self, op: str, asynchronous: bool, **changed: Any) -> partial[Any]:
-        """The public function with everything bound: arguments by place, as they cost least."""
+        """The public function with all arguments bound: by position, which costs least."""
         row = _function(self.row, op)
         values = {**self._arguments(), "async_op": asynchronous, **changed}
         params = row["params"]
@@ -242,7 +242,7 @@ class Prepared:
         return [starter() for starter in self._starters]
 
     def fill(self) -> None:
-        """New values in the inputs, others than before, and none of what is expected in the outputs."""
+        """Write new, different values into the inputs, and clear expected values from the outputs."""
         self._salt += 1
         dtype, ranks, rank = dtype_of(self.case.dtype), self.group.size(), self.group.rank()
         one_tensor = not (self.row.blocks or self.row.peer)
@@ -255,7 +255,7 @@ class Prepared:
             _values.fill(message, _values.pattern(dtype, self._red, rank, ranks, self._salt))
 
     def wrong(self) -> int:
-        """How many elements of this rank's output are not as they must be after `fill` and one call."""
+        """How many elements of this rank's output are wrong after `fill` and one call."""
         dtype, ranks, done, count = dtype_of(self.case.dtype), self.group.size(), 0, 0
         for segment in self.part.expected:
             source, start, length, last = segment
@@ -286,8 +286,8 @@ def _finish(start: Callable[[], _C.Work]) -> None:
 
 
 def prepare(case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> Prepared:
-    """Make a call ready for a candidate, a name of ``candidates(group)`` or "auto"; raises as `require_support` does.
+    """Prepare a call for a candidate, a name of ``candidates(group)`` or "auto"; raises as `require_support` does.
 
-    `tensors` of another candidate's preparation for the same case can be shared, if their calls do not overlap.
+    Another candidate's `tensors` for the same case can be shared, if the calls do not overlap.
     """
     return Prepared(case, candidate, group, tensors)

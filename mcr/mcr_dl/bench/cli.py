@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
-    """The settings, and the ranks to start; raises InvalidArgumentError for what argparse cannot see."""
+    """The settings, and the number of ranks to start; raises InvalidArgumentError for errors beyond argparse's."""
     given = _parser().parse_args(argv)
     for name in ("ops", "backends", "plot"):
         if given.mix and getattr(given, name) is not None:
@@ -133,7 +133,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
 def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
-    bases = _backends.with_parts(name.partition(":")[0] for name in wanted)
+    bases = _backends.with_parts(wanted)
     _device.take(settings.device)
     _runtime.init_process_group(_device.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases)
     group = _C.world()
@@ -172,7 +172,7 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
 
 
 def _finish(settings: Settings, group: _C.Group, rows: list[Row], mix: MixResult | None) -> None:
-    """Rank 0's last words and files."""
+    """Rank 0's final output and files."""
     if mix is not None:
         report.print_mix(mix, settings, group.size())
     else:
@@ -202,27 +202,27 @@ def _measure(settings: Settings) -> int:
         if group.rank() == 0:
             _finish(settings, group, rows, mix)
     finally:
-        control.barrier()  # nobody leaves before rank 0 has reported
+        control.barrier()  # keeps the ranks until rank 0 has reported
         _groups.destroy_process_group()
     wrong = sum(row.wrong for row in rows) + (mix.wrong if mix is not None else 0)
     return _WRONG if wrong else 0
 
 
 def run_rank(settings: Settings) -> int:
-    """What each rank does; returns the exit code."""
+    """Run one rank; returns the exit code."""
     try:
         return _measure(settings)
     except McrError as error:
         return refuse(_PROGRAM, str(error))
-    except BrokenPipeError:  # the reader of the pipe has gone, as in `mcr-bench | head`
-        os._exit(UNREAD)  # the other ranks are in the midst of a measurement: no orderly end
+    except BrokenPipeError:  # the reader has closed the pipe, as in `mcr-bench | head`
+        os._exit(UNREAD)  # the other ranks are in the middle of a measurement: no orderly end
 
 
 # ---- the command
 
 
 def _start_ranks(settings: Settings, ranks: int) -> int:
-    """Run on ranks of our own; returns the exit code."""
+    """Run on ranks that this process starts; returns the exit code."""
     with run_local(run_rank, (settings,), ranks) as running:
         try:
             running.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that run at once, each on a candidate of its own: what overlapping them gains."""
+"""Operations that run at once, each on its own candidate, to measure the gain of overlapping them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class MixResult:
-    """Times of each part alone, of all one after the other, and of all at once; wrong elements on all ranks."""
+    """Times of each part alone, of all in sequence, and of all at once; wrong elements on all ranks."""
 
     parts: tuple[Part, ...]
     alone: tuple[Statistics, ...]
@@ -40,7 +40,7 @@ class MixResult:
 
     @property
     def gain(self) -> float:
-        """How many times faster they are at once than one after the other (medians)."""
+        """The speedup of all at once over all in sequence (medians)."""
         return self.in_turn.median_us / self.together.median_us
 
 
@@ -49,11 +49,11 @@ def _complain(text: str, place: int, what: str) -> InvalidArgumentError:
 
 
 def _parse_part(text: str, begin: int, end: int) -> Part:
-    """The part that lies between two places of the whole text."""
-    match = re.compile(r"\s*(?P<op>\w*)\s*(?P<colon>:?)(?P<size>[^@+]*)(?P<at>@?)\s*(?P<name>[\w:.-]*)\s*").match(
-        text, begin, end
-    )
-    assert match is not None  # every piece may be empty
+    """The part between two positions of the whole text."""
+    match = re.compile(
+        r"\s*(?P<op>\w*)\s*(?P<colon>:?)(?P<size>[^@+]*)(?P<at>@?)\s*(?P<name>[\w:.-]*(\([^()]*\)?)?)\s*"
+    ).match(text, begin, end)
+    assert match is not None  # every group may be empty
     if match["op"] not in operations():
         what = f"expected one of {', '.join(operations())}, got {match['op']!r}"
         raise _complain(text, match.start("op"), what)
@@ -69,20 +69,24 @@ def _parse_part(text: str, begin: int, end: int) -> Part:
     if not match["name"] or match.end() != end:
         place = match.end() if match["name"] else match.start("name")
         raise _complain(text, place, "expected the name of a backend" if not match["name"] else "expected '+'")
-    return Part(match["op"], nbytes, match["name"])
+    try:
+        candidate = _C.Candidate(match["name"]).name
+    except InvalidArgumentError as error:
+        raise _complain(text, match.start("name"), str(error)) from None
+    return Part(match["op"], nbytes, candidate)
 
 
 def parse_mix(text: str) -> tuple[Part, ...]:
     """The parts of "all_reduce:1M@gloo + all_to_all:256K@mpi".
 
-    Raises InvalidArgumentError, whose text shows the character where something else was expected.
+    Raises InvalidArgumentError, whose text points at the unexpected character.
     """
     places = [-1, *(match.start() for match in re.finditer(r"\+", text)), len(text)]
     return tuple(_parse_part(text, begin + 1, end) for begin, end in pairwise(places))
 
 
 class _Calls:
-    """What `timing.measure` times here: ranks may leave it apart, so that each batch begins with a barrier."""
+    """The calls that `timing.measure` times. Ranks may leave them apart, so each batch begins with a barrier."""
 
     def __init__(
         self, call: Callable[[], object], meet: Callable[[], object], settle: Callable[[], object] | None
@@ -122,9 +126,9 @@ def run_mix(
     *,
     check: bool = True,
 ) -> MixResult:
-    """Measure the parts alone, in turn and at once, as asynchronous calls on tensors of their own. Collective.
+    """Measure the parts alone, in sequence and at once, as asynchronous calls on separate tensors. Collective.
 
-    `like` gives what the parts have in common: dtype, reduction, root, device. Raises as `prepare` does.
+    `like` gives the parts' common settings: dtype, reduction, root, device. Raises as `prepare` does.
     """
     prepared = [
         prepare(replace(like, operation=part.operation, nbytes=part.nbytes, asynchronous=True), part.candidate, group)

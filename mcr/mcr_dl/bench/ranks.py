@@ -22,21 +22,21 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, Sub
 from mcr_dl import _launch
 from mcr_dl._errors import InvalidArgumentError
 
-_GRACE_SECONDS = 5.0  # for the other ranks once one has failed
+_GRACE_SECONDS = 5.0  # for the other ranks after one has failed
 _POLL_SECONDS = 0.05
 
 
 def launched() -> bool:
-    """Whether torchrun, mpiexec or srun has started this process, so that it is a rank already."""
+    """Whether torchrun, mpiexec or srun started this process, so that it already is a rank."""
     return _launch.detect().launcher != "none"
 
 
 def bind() -> bool:
-    """Keep this thread on a core of its own, if the ranks of this host have one each; whether it is so.
+    """Bind this thread to a core of its own, if each rank of this host can have one; returns whether it did.
 
-    Libraries that sleep while they wait are woken on whichever core is convenient, often the other rank's; candidates
-    that are measured after them would then share it for milliseconds. Threads that there are already stay free; those
-    made later inherit the core, so this is for blocking calls.
+    Libraries that sleep while they wait are woken on any convenient core, often the other rank's; candidates that are
+    measured after them would then share it for milliseconds. Existing threads stay free; new threads inherit the
+    core, so use this only for blocking calls.
     """
     cores, local = sorted(os.sched_getaffinity(0)), _launch.detect().local_rank
     if local < 0 or _launch.local_size() > len(cores):
@@ -52,7 +52,7 @@ def _free_port() -> int:
 
 
 def _environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """What torchrun sets, for each rank; one computing thread each unless the user says otherwise."""
+    """The variables that torchrun sets, for each rank; one computing thread each unless the user says otherwise."""
     common = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         **extra,
@@ -66,22 +66,23 @@ def _environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, s
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """torch's launcher replaces the program's signal handlers and does not put them back."""
+    """Restore the program's signal handlers, which torch's launcher replaces and does not put back."""
     names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     before = {name: signal.getsignal(name) for name in names}
     try:
         yield
     finally:
         for name, handler in before.items():
-            with contextlib.suppress(ValueError):  # not in the main thread, where torch changes nothing either
+            with contextlib.suppress(ValueError):  # outside the main thread, where torch changes nothing either
                 signal.signal(name, handler)
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise SystemExit in the block, so that it removes what it would remove after an error.
+    """Make SIGTERM and SIGHUP raise SystemExit in the block, so that it cleans up as after an error.
 
-    A second signal does not disturb that. Changes nothing outside the main thread, or where there is another handler.
+    A second signal does not interrupt the cleanup. Changes nothing outside the main thread, or if another handler is
+    set.
     """
 
     def leave(number: int, frame: object) -> None:
@@ -102,21 +103,21 @@ def orderly_end() -> Iterator[None]:
 
 
 class LocalRanks:
-    """Running ranks. As a context manager it ends those that are left when the block does, also on Ctrl-C and SIGTERM.
+    """Running ranks. As a context manager it ends the remaining ranks when the block ends, also on Ctrl-C and SIGTERM.
 
-    The ranks are killed by the system if their parent dies, or the thread that started them ends.
+    The system kills the ranks if their parent dies, or the thread that started them ends.
     """
 
     def __init__(self, context: SubprocessContext, folder: tempfile.TemporaryDirectory[str]) -> None:
         self._context = context
         self._folder = folder
         self._first_failure: tuple[int, int] | None = None
-        self._killing = float("inf")  # when the others are killed after a failure
+        self._killing = float("inf")  # time at which the others are killed after a failure
         self._stack = contextlib.ExitStack()
 
     @property
     def first_failure(self) -> tuple[int, int] | None:
-        """The rank that `wait` has seen fail first, and its exit code; those killed after it are not at fault."""
+        """The first rank that `wait` has seen fail, and its exit code. Ranks that are killed later are not at fault."""
         return self._first_failure
 
     @property
@@ -125,7 +126,7 @@ class LocalRanks:
         return self._context.pids()
 
     def exit_codes(self) -> dict[int, int | None]:
-        """By rank; None while it runs, the negated signal if one has ended it."""
+        """Exit codes by rank; None while a rank runs, the negated signal if one has ended it."""
         return {rank: handler.proc.poll() for rank, handler in self._context.subprocess_handlers.items()}
 
     def poll(self) -> bool:
@@ -141,9 +142,9 @@ class LocalRanks:
         return None not in codes.values()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all have ended, for at most `timeout` seconds; whether they have.
+        """Wait until all ranks have ended, for at most `timeout` seconds; returns whether they have.
 
-        Once a rank has failed, the others get 5 seconds and are killed then: they might wait for it forever.
+        When a rank has failed, the others get 5 seconds before they are killed: they might wait for it forever.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not self._seen_to_end():
@@ -156,20 +157,20 @@ class LocalRanks:
         return True
 
     def kill(self) -> None:
-        """End what is left of the ranks, and what they have started in their process groups, at once."""
+        """Kill the remaining ranks, and the processes in their process groups, at once."""
         for rank, code in self.exit_codes().items():
             if code is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pids[rank], signal.SIGKILL)  # each rank leads a session of its own
+                    os.killpg(self.pids[rank], signal.SIGKILL)  # each rank leads its own session
         for handler in self._context.subprocess_handlers.values():
             handler.proc.wait()
 
     def close(self) -> None:
-        """Kill what is left and remove the folder of the launcher."""
+        """Kill the remaining ranks and remove the launcher's folder."""
         self.kill()
         self._context.close()
         for handler in self._context.subprocess_handlers.values():
-            for stream in (handler._stdout, handler._stderr):  # torch closes them only where it kills itself
+            for stream in (handler._stdout, handler._stderr):  # torch closes them only where it kills the rank itself
                 if stream is not None:
                     stream.close()
         self._folder.cleanup()
@@ -193,12 +194,12 @@ def run_local(
     environment: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> LocalRanks:
-    """Start `ranks` processes here that call ``entry(*args)``; an int that it returns is the exit code.
+    """Start `ranks` processes here that call ``entry(*args)``; if it returns an int, that is the exit code.
 
     Args:
         entry: a function of an importable module.
-        args: what pickle can carry.
-        environment: more variables for the ranks.
+        args: arguments that pickle can carry.
+        environment: additional variables for the ranks.
         log: a folder for ``<rank>.out`` and ``<rank>.err``; by default the ranks write to this process's streams.
 
     Raises:
@@ -228,7 +229,7 @@ def run_local(
 
 
 class _Logs(DefaultLogsSpecs):
-    """torch's log files, at names that can be told beforehand."""
+    """torch's log files, with names that are known in advance."""
 
     def __init__(self, log_dir: str, redirects: Std, to: Path | None) -> None:
         super().__init__(log_dir=log_dir, redirects=redirects)

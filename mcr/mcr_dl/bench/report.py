@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results for people (tables, footers), programs (JSON) and the eye (curves)."""
+"""Results as tables and footers for people, JSON for programs, and curves."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _number(value: float) -> str:
 
 
 def _rate(value: float) -> str:
-    """GB/s; what is less than 10 MB/s with four decimals."""
+    """GB/s; with four decimals below 10 MB/s."""
     return _number(value) if value >= 0.01 else f"{value:.4f}"
 
 
 def _columns(title: str, names: Sequence[str], texts: int) -> Table:
-    """A plain table whose first `texts` columns are text and whose others are numbers."""
+    """A plain table whose first `texts` columns hold text and whose other columns hold numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for index, name in enumerate(names):
         table.add_column(name, justify="left" if index < texts else "right", no_wrap=True)
@@ -85,7 +85,7 @@ def _fastest(rows: Iterable[Row]) -> Row | None:
 
 
 def operation_table(rows: Sequence[Row], settings: Settings, ranks: int) -> Table:
-    """A line for each size and candidate of one operation; a star (and bold type) at the fastest median of a size."""
+    """A line for each size and candidate of one operation; a star (and bold type) marks a size's fastest median."""
     operation = operation_of(rows[0].case.operation)
     names = ("size", "count", "dtype", "redop", "root", "backend", "min µs", "median µs ", "p99 µs")
     table = _columns(_title(settings, operation.name, ranks), (*names, "algbw GB/s", "busbw GB/s", "wrong"), texts=0)
@@ -113,7 +113,7 @@ def print_operation(rows: Sequence[Row], settings: Settings, ranks: int, file: I
 
 
 def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
-    """What holds for the whole run: wrong values, points that are still uncertain, and what could not be measured."""
+    """Notes on the whole run: wrong values, points that are still uncertain, and points that could not be measured."""
     timed = [row for row in rows if row.statistics is not None]
     wrong = sum(row.wrong for row in timed)
     lines = [f"Wrong values: {wrong}" if settings.check else "Wrong values: not checked"]
@@ -127,7 +127,7 @@ def footer(rows: Sequence[Row], settings: Settings) -> list[str]:
 
 
 def mix_table(result: MixResult, settings: Settings, ranks: int) -> Table:
-    """Each part alone, all in turn, all at once."""
+    """Each part alone, all in sequence, all at once."""
     names = ("what", "min µs", "median µs", "p99 µs")
     table = _columns(f"mix: {ranks} ranks, asynchronous, {settings.dtype}, {settings.device}", names, texts=1)
 
@@ -142,7 +142,7 @@ def mix_table(result: MixResult, settings: Settings, ranks: int) -> Table:
 
 
 def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] | None = None) -> None:
-    """Print the table of a mix and what overlapping gains."""
+    """Print the table of a mix and the gain of overlapping."""
     Console(file=file).print_whole(mix_table(result, settings, ranks), _WIDTH)
     times = (*result.alone, result.in_turn, result.together)
     print(f"Overlap gain: {result.gain:.2f} (one after the other / together)", file=file)
@@ -153,7 +153,7 @@ def print_mix(result: MixResult, settings: Settings, ranks: int, file: IO[str] |
 
 
 def _processor() -> str:
-    """The processor's name where Linux tells it."""
+    """The processor's name, if Linux provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -175,7 +175,7 @@ def _mix_json(result: MixResult) -> dict[str, Any]:
 
 
 def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixResult | None = None) -> dict[str, Any]:
-    """Everything about a run, as JSON can carry it. Times are in µs, bandwidths in 10^9 bytes per second."""
+    """Everything about a run, in JSON's types. Times are in µs, bandwidths in 10^9 bytes per second."""
     status = _C.backend_status()
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of several candidates for one call, measured side by side until they are known well enough.
+"""Times of several candidates for one call, measured side by side until the results are precise enough.
 
-Rounds are interleaved, so that what else the machine does hits all candidates alike; their number follows the variance,
-as in ReproMPI (Hunold, Carpen-Amarie: "Reproducible MPI Benchmarking Is Still Not as Easy as You Think", 2016).
+Rounds are interleaved, so that other load on the machine affects all candidates equally; their number follows the
+variance, as in ReproMPI (Hunold, Carpen-Amarie: "Reproducible MPI Benchmarking Is Still Not as Easy as You Think",
+2016).
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ from mcr_dl.bench.cases import operation_of
 
 MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
-_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart, and on a device, waited for at the end
-_LEAD_US = 20_000.0  # calls that are shorter get one that is not timed first: it meets the caches as it leaves them
+_BATCH_APART_US = 1000.0  # after a barrier, which ranks leave up to 50 µs apart, and on a device, with a final wait
+_LEAD_US = 20_000.0  # shorter calls get an untimed one first, which warms the caches
 _TRIALS = 3
 _LONGEST_BATCH = 4096
 _AGREE_SECONDS = 0.1  # rounds between two agreements take about this long
 _LEVEL = 0.95
-_EXACT = 200  # above so many samples the binomial distribution is taken as normal
+_EXACT = 200  # above this many samples the binomial distribution is taken as normal
 
 
 class Control(Protocol):
     """How the ranks agree while they measure. Both methods are collective."""
 
     def maximum(self, values: list[float]) -> list[float]:
-        """The largest value of all ranks, place by place."""
+        """The largest value over all ranks, element by element."""
 
     def barrier(self) -> None:
         """Return when all ranks are here."""
 
 
 class Timed(Protocol):
-    """What can be measured: `call` makes one call, which passes `messages` messages one after the other.
+    """An object that can be measured: `call` makes one call, which passes `messages` messages in sequence.
 
-    `meet` brings the ranks together before a batch, if ranks may leave a call before others have entered it. It is the
-    candidate's own barrier: one that sleeps would have the scheduler put both ranks on one core for a while.
+    `meet` synchronizes the ranks before a batch, if ranks may leave a call before others have entered it. It is the
+    candidate's own barrier: with one that sleeps, the scheduler would put both ranks on one core for a while.
 
-    `settle` waits for the device on which the calls of a batch may still be under way; None: they have ended.
+    `settle` waits for the device on which the calls of a batch may still be running; None: they have ended.
     """
 
     call: Callable[[], object]
@@ -60,7 +61,7 @@ class Timed(Protocol):
 
 
 class TorchControl:
-    """Agreement over a gloo group of its own, which a broken candidate cannot disturb. Made by all ranks together."""
+    """Agreement over a separate gloo group, which a broken candidate cannot disturb. All ranks create it together."""
 
     def __init__(self, group: _C.Group | None = None) -> None:
         current = _runtime.state()
@@ -72,7 +73,7 @@ class TorchControl:
         self._rank, self._size = members.rank(), members.size()
 
     def maximum(self, values: list[float]) -> list[float]:
-        """The largest value of all ranks, place by place."""
+        """The largest value over all ranks, element by element."""
         tensor = torch.tensor(values, dtype=torch.float64)
         options = torch_dist.AllreduceOptions()
         options.reduceOp = torch_dist.ReduceOp(torch_dist.ReduceOp.MAX)
@@ -93,7 +94,7 @@ class TorchControl:
 class Statistics:
     """Times in µs over `n` samples; a sample is the mean of a batch of calls on the rank where it took longest.
 
-    `converged`: the confidence interval of the median was as narrow as demanded.
+    `converged`: the confidence interval of the median is as narrow as required.
     """
 
     n: int
@@ -105,7 +106,7 @@ class Statistics:
 
 
 def _first_of_interval(n: int) -> int | None:
-    """How many of n sorted samples lie below the median's 95 % confidence interval, and above; None: n is too small."""
+    """How many of n sorted samples lie below (and above) the median's 95 % confidence interval; None: n too small."""
     tail = (1 - _LEVEL) / 2
     if n > _EXACT:
         return max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2) - 1)
@@ -119,7 +120,7 @@ def _first_of_interval(n: int) -> int | None:
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median by order statistics; None below 6 samples, which cannot give one."""
+    """The 95 % confidence interval of the median by order statistics; None below 6 samples, which are too few."""
     first = _first_of_interval(len(samples))
     if first is None:
         return None
@@ -138,7 +139,7 @@ def _median(ordered: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], calls: int, confidence: float) -> Statistics:
-    """The statistics of samples in µs, of `calls` calls in all; `confidence` is the half width, relative, of the
+    """The statistics of samples in µs, taken from `calls` calls; `confidence` is the relative half width of the
     median's confidence interval up to which it counts as converged."""
     ordered = sorted(samples)
     median = _median(ordered)
@@ -149,14 +150,14 @@ def summarize(samples: Sequence[float], calls: int, confidence: float) -> Statis
 
 @dataclass(frozen=True)
 class _Batch:
-    """Calls that are timed together; `lead`: one more before them, which brings the ranks together."""
+    """Calls that are timed together; `lead`: one more call before them, which synchronizes the ranks."""
 
     calls: int
     lead: bool
 
 
 def _run(timed: Timed, batch: _Batch) -> float:
-    """µs per message of a batch of calls on this rank, to the end of the last one on its device."""
+    """Time a batch of calls on this rank, until the last one has ended on its device: µs per message."""
     call, settle = timed.call, timed.settle
     if batch.lead:
         call()
@@ -175,7 +176,7 @@ def _run(timed: Timed, batch: _Batch) -> float:
 def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
     """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
 
-    Warms up on the way. The best of some trials counts: one disturbance must not make the batches too short.
+    Also warms up. The best of several trials counts: one disturbance must not make the batches too short.
     """
     batches = dict.fromkeys(timed, _Batch(2, True))
     for share in (0.25, 1.0):
@@ -203,7 +204,7 @@ def _no_collection() -> Iterator[None]:
 def _rounds(
     timed: Mapping[str, Timed], batches: Mapping[str, _Batch], rounds: int, shuffle: random.Random
 ) -> dict[str, list[float]]:
-    """This rank's samples of some rounds, each in another order, which is the same on all ranks."""
+    """This rank's samples of some rounds, each in another order, which is equal on all ranks."""
     local: dict[str, list[float]] = {name: [] for name in timed}
     order = list(timed)
     for _ in range(rounds):
@@ -217,7 +218,8 @@ class Sampling:
     """Samples of all candidates for one call, taken in one or several visits. Collective: every rank makes the same
     calls with the same names and numbers, and all decisions follow from values that `control` has made equal.
 
-    Several visits with other work in between keep a bad spell of the machine from spoiling all samples of a point.
+    Several visits with other work in between keep a temporary slowdown of the machine from affecting all samples of a
+    point.
     """
 
     def __init__(
@@ -230,14 +232,14 @@ class Sampling:
         self._done = 0  # rounds
 
     def statistics(self) -> dict[str, Statistics]:
-        """Of all samples so far."""
+        """The statistics of all samples so far."""
         return {
             name: summarize(samples, self._done * self._batches[name].calls, self._confidence)
             for name, samples in self._samples.items()
         }
 
     def extend(self, budget_seconds: float, minimum_rounds: int = MINIMUM_ROUNDS) -> dict[str, Statistics]:
-        """Take samples in interleaved rounds; returns the statistics of all.
+        """Take samples in interleaved rounds; returns the statistics of all samples.
 
         It ends when the 95 % confidence interval of each median lies within `confidence` (relative) of the median, or
         after `budget_seconds`, but not before `minimum_rounds`.
@@ -259,7 +261,7 @@ class Sampling:
                 rounds = max(1, min(done, int(_AGREE_SECONDS / per_round), int(left / per_round)))
 
     def _round(self, rounds: int, begin: float) -> float:
-        """Some rounds; the time since `begin` on the rank where it is longest."""
+        """Run some rounds; returns the time since `begin` on the slowest rank."""
         local = _rounds(self._prepared, self._batches, rounds, self._shuffle)
         flat = [value for values in local.values() for value in values]
         elapsed, *agreed = self._control.maximum([perf_counter() - begin, *flat])

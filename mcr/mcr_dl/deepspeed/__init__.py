@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed on mcr_dl: an object of ours behind ``deepspeed.comm``, so that every engine's calls are ours.
+"""DeepSpeed on mcr_dl: an object of mcr_dl behind ``deepspeed.comm``, so that every engine calls mcr_dl.
 
 >>> import mcr_dl, deepspeed
 >>> mcr_dl.deepspeed.install(["mpi", "gloo"])           # or the variable MCR_DL_DEEPSPEED=1, without a line

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The object behind ``deepspeed.comm``: DeepSpeed's interface, mcr_dl's calls.
 
-Import it only where DeepSpeed is. Method by method as ``deepspeed.comm.torch.TorchBackend``, whose subclass it is;
-symmetric memory alone is as there, torch's own. A method without a docstring is torch.distributed's function of that
-name. DeepSpeed's switches (``backward_comm_off`` and the like) turn off what they turn off in TorchBackend.
+Import it only where DeepSpeed is installed. It follows ``deepspeed.comm.torch.TorchBackend``, its base class, method by
+method; only symmetric memory stays torch's own. A method without a docstring is torch.distributed's function of that
+name. DeepSpeed's switches (``backward_comm_off`` and others) turn off what they turn off in TorchBackend.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CoalescedWork:
         self.works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all of them."""
+        """Wait for all works."""
         return all(work.wait(timeout) for work in self.works)
 
     def is_completed(self) -> bool:
-        """Whether all are complete."""
+        """Whether all works are complete."""
         return all(work.is_completed() for work in self.works)
 
 
@@ -62,11 +62,11 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     """DeepSpeed's communication on mcr_dl.
 
     Args:
-        backend: what ``init_distributed`` was given; the libraries underneath are those of ``install``.
+        backend: the argument of ``init_distributed``; the backends that do the work are those of ``install``.
         timeout, init_method, rank, world_size: as for ``mcr_dl.init_process_group``, which is called unless it has run.
-        name: what DeepSpeed's messages call it.
+        name: the backend's name in DeepSpeed's texts.
 
-    Raises what ``mcr_dl.init_process_group`` and its operations raise.
+    Raises the errors of ``mcr_dl.init_process_group`` and its operations.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
                 world_size=world_size,
                 device_id=_own_device(),
             )
-        self.using_mpi = False  # True would put a barrier behind every call that DeepSpeed logs
+        self.using_mpi = False  # True would put a barrier after every call that DeepSpeed logs
 
-    # ---- what there is
+    # ---- capabilities
 
     @classmethod
     def get_all_gather_function(cls) -> Any:
@@ -122,7 +122,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         return True
 
     def _reduce_op(self, op: Any) -> Any:
-        """DeepSpeed's reduction as torch's; torch's own as it is."""
+        """DeepSpeed's reduction as torch's; torch's own stay as they are."""
         if not isinstance(op, ReduceOp):
             return op
         if op not in _REDUCTIONS:
@@ -136,7 +136,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         return mcr_dl.all_reduce(tensor, self._reduce_op(op), group, async_op)
 
     def inference_all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None) -> Any:
-        """Blocking all_reduce; returns the tensor where there is nobody else, as TorchBackend does."""
+        """Blocking all_reduce; returns the tensor if this rank is alone, as TorchBackend does."""
         if mcr_dl.get_world_size(group) <= 1:
             return tensor
         return mcr_dl.all_reduce(tensor, self._reduce_op(op), group)
@@ -249,7 +249,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     ) -> None:
         mcr_dl.monitored_barrier(group, timeout, wait_all_ranks)
 
-    # ---- messages
+    # ---- point-to-point
 
     def send(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
         return mcr_dl.send(tensor, dst, group, tag)
@@ -264,7 +264,7 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         return mcr_dl.irecv(tensor, src, group, tag)
 
     def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[mcr_dl.Work]:
-        """Start DeepSpeed's P2POps together; their works."""
+        """Start DeepSpeed's P2POps together; returns their works."""
         return mcr_dl.batch_isend_irecv(
             [mcr_dl.P2POp(getattr(mcr_dl, op.op), op.tensor, op.peer, op.group, op.tag) for op in p2p_op_list]
         )
@@ -293,12 +293,12 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         return mcr_dl.group.WORLD
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End a group, or the runtime; nothing on a rank that is no member, as in torch."""
+        """End a group, or the runtime; nothing on a rank that is not a member, as in torch."""
         if group != torch_dist.GroupMember.NON_GROUP_MEMBER:
             mcr_dl.destroy_process_group(group)
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
-        """torch's DeviceMesh, with groups of ours also where torch's default group is another's."""
+        """torch's DeviceMesh, with groups of mcr_dl even if torch's default group belongs to another backend."""
         kind = get_accelerator().current_device_name().partition(":")[0]
         ours = torch_dist.group.WORLD is mcr_dl.group.WORLD
         other: dict[str, Any] = {} if ours else {"backend_override": dict.fromkeys(mesh_dim_names, OURS)}

@@ -15,17 +15,17 @@ _names: list[str] | None = None
 
 
 def install(backends: str | Iterable[str] | None = None) -> None:
-    """Let every later ``deepspeed.init_distributed`` use mcr_dl, whatever backend it names.
+    """Make every later ``deepspeed.init_distributed`` use mcr_dl, whatever backend it names.
 
-    Imports DeepSpeed. The variable ``MCR_DL_DEEPSPEED=1`` does the same when DeepSpeed is imported.
+    Imports DeepSpeed. The variable ``MCR_DL_DEEPSPEED=1`` has the same effect when DeepSpeed is imported.
 
     Args:
-        backends: what is underneath, as for ``init_process_group``, if that has not run yet; by default what
-            ``MCR_DL_BACKENDS`` names, else mpi, nccl and gloo as far as all ranks can use them.
+        backends: the backends to use, as for ``init_process_group``, if that has not run yet; by default those in
+            ``MCR_DL_BACKENDS``, else mpi, nccl and gloo where all ranks can use them.
 
     Raises:
-        BackendUnavailableError: DeepSpeed is missing, or its version lacks what this hooks.
-        InvalidArgumentError: a backend is unknown, or ``deepspeed.comm`` runs on another one already.
+        BackendUnavailableError: DeepSpeed is missing, or its version lacks the class that this hooks.
+        InvalidArgumentError: a backend is unknown, or ``deepspeed.comm`` already runs on another one.
     """
     global _names
     names = _backends.parse_backends(backends)
@@ -49,5 +49,5 @@ def install(backends: str | Iterable[str] | None = None) -> None:
 
 
 def backends() -> str | list[str] | None:
-    """What init_process_group gets for DeepSpeed."""
+    """The argument of init_process_group for DeepSpeed."""
     return "auto" if _names == ["auto"] else _names

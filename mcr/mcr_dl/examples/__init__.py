@@ -4,6 +4,6 @@
 ``python -m mcr_dl.examples.moe`` trains a mixture-of-experts language model, ``...dlrm`` a recommendation model and
 ``...gpt`` a dense language model; each with gloo, with MPI, with both at once, and with `auto`.
 
-`comm` is what their communication goes through, `parallel` what makes a model parallel, `mixes` measures which backend
-to give what, and `program` is the rest that they share: the modes' turns, the ranks and the command line.
+`comm` carries their communication, `parallel` makes a model parallel, `mixes` measures which operation to give to which
+backend, and `program` has the other common parts: the modes' turns, the ranks and the command line.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
-SHADES = (1.0, 0.55)  # of the kinds of operations
+SHADES = (1.0, 0.55)  # by kind of operation
 INK = "#333333"
 
 
@@ -50,7 +50,7 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
 
 
 def _color(mode: str, index: int) -> str:
-    """A mode that is a codec has one of matplotlib's."""
+    """The mode's color; a mode that is a codec gets one of matplotlib's."""
     return COLORS.get(mode, f"C{index}")
 
 
@@ -78,9 +78,9 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
         below = 0.0
         for kind, shade in zip(kinds, SHADES, strict=False):
             value, backend = parts[kind], record.backends[kind]
-            colour = COLORS.get(backend, COLORS["mixed"])  # of two backends: the colour of mixing
+            colour = COLORS.get(backend, COLORS["mixed"])  # two backends get the color of mixing
             axes.bar(index, value, bottom=below, width=0.78, color=colour, alpha=shade)
-            if value > 0.08 * highest:  # else the text would not fit
+            if value > 0.08 * highest:  # otherwise the text would not fit
                 between, ink = "\n" if value > 0.12 * highest else ", ", "white" if shade == 1 else INK
                 text = f"{kind}{between}{backend} {value:.1f}"
                 axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who carries which collective of a training, and the time and the bytes that it takes."""
+"""Which backend carries which collective of a training, and the time and bytes of each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ALL_REDUCE = "all_reduce"
 ACTIVATIONS = "activations"  # the two kinds of all_reduce of a tensor-parallel model
 GRADIENTS = "gradients"
 
-_GRAIN = 64  # elements: both pieces of a cut message begin on a cache line
-_LEAST_CUT = 1 << 16  # bytes: two messages for a shorter one cost more than they save
+_GRAIN = 64  # elements; both pieces of a cut message begin on a cache line
+_LEAST_CUT = 1 << 16  # bytes; below this, two messages cost more than they save
 
 
 @dataclass(frozen=True)
 class Split:
-    """One message cut in two pieces that travel at the same time: `share` of it on the first backend."""
+    """One message cut in two pieces that travel at the same time: the first backend carries the fraction `share`."""
 
     first: str
     second: str
@@ -35,7 +35,7 @@ class Split:
         return f"{self.first} {self.share:.0%} + {self.second} {1 - self.share:.0%}"
 
     def cut(self, tensor: torch.Tensor, length: int) -> int:
-        """How many of `length` elements of a row go to the first backend; equal on all ranks, as sizes are."""
+        """How many of the `length` elements of a row go to the first backend; equal on all ranks, as sizes are."""
         if tensor.nbytes < _LEAST_CUT:
             return length if self.share >= 0.5 else 0
         return min(length, round(length * self.share / _GRAIN) * _GRAIN)
@@ -45,7 +45,7 @@ Route = str | Split  # a backend, "auto", or two backends
 
 
 class Pending:
-    """A started operation. The time that its wait() takes is time lost to communication."""
+    """A started operation. The time spent in its wait() is time lost to communication."""
 
     def __init__(self, works: Sequence[Any], kind: str, comm: Comm, finish: Callable[[], None] | None = None) -> None:
         self._works = works
@@ -54,7 +54,7 @@ class Pending:
         self._finish = finish
 
     def wait(self) -> None:
-        """Return once the result is there."""
+        """Return when the result is complete."""
         with self._comm.timed(self._kind):
             for work in self._works:
                 work.wait()
@@ -63,15 +63,16 @@ class Pending:
 
 
 class Comm:
-    """The collectives of one mode of a training: each kind of them goes the way that the mode gives it.
+    """The collectives of one mode of a training: the mode routes each kind of operation.
 
     Args:
         routes: by kind of operation, the backend (or "auto", or a Split) that carries it.
-        codec: what all messages are compressed with.
-        groups: by kind, the group whose ranks take part; the default group where there is none.
+        codec: the codec that compresses all messages.
+        groups: by kind, the group whose ranks take part; the default group for kinds without an entry.
 
-    ``seconds`` holds, by kind, how long the program has been in calls and waits since it was last cleared; what passes
-    while the program computes is not in it. ``nbytes`` holds the bytes of all messages by kind and backend.
+    ``seconds`` holds, by kind, the time that the program has spent in calls and waits since it was last cleared; it
+    does not include communication that runs while the program computes. ``nbytes`` holds the bytes of all messages by
+    kind and backend.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Comm:
         self.nbytes[kind, backend] += tensor.nbytes
         return self.start_all_reduce(tensor, self.groups.get(kind), backend)
 
-    # What another library would do in its own way.
+    # Other libraries override these.
 
     def start_all_to_all(self, output: torch.Tensor, input: torch.Tensor, group: Any, backend: str) -> Any:
         """Start the operation on one backend; returns something with a wait()."""

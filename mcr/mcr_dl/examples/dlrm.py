@@ -4,15 +4,15 @@
     python -m mcr_dl.examples.dlrm --nproc 2          # starts its own ranks
     torchrun --nproc-per-node 2 -m mcr_dl.examples.dlrm
 
-The MCR-DL paper's second workload. Perceptrons are the same on all ranks and their gradients are averaged (all_reduce);
-embedding tables are dealt out to the ranks as wholes. So each rank looks up, in its own tables, the rows for the
-samples of all ranks, and an all_to_all brings every rank the vectors of its own samples; another one brings the
+The MCR-DL paper's second workload. The perceptrons are the same on all ranks and their gradients are averaged
+(all_reduce); whole embedding tables are distributed over the ranks. So each rank looks up, in its own tables, the rows
+for the samples of all ranks, and an all_to_all brings every rank the vectors of its own samples; another one brings the
 vectors' gradients back to their tables.
 
-The exchange of the next batch is under way while the perceptrons work on this one (DLRM's pipelining): a step begins
-with looking up and sending the next batch's vectors, and waits for them at its end. So a lookup does not see the update
-of the batch before it. The mixed mode puts exchanges and averages on different libraries, which then use the network at
-the same time. The losses of all modes must agree in the end, and fall.
+The exchange of the next batch runs while the perceptrons work on the current one (DLRM's pipelining): a step begins by
+looking up and sending the next batch's vectors, and waits for them at its end. So a lookup does not see the update of
+the previous batch. The mixed mode puts exchanges and averages on different libraries, which then use the network at the
+same time. The final losses of all modes must agree, and they must have fallen.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Trainer(program.Trainer):
         self.next: _Exchange | None = None
 
     def send(self, batch: Batch) -> _Exchange:
-        """Look up what all ranks need of this rank's tables, and start sending it."""
+        """Look up the vectors that all ranks need from this rank's tables, and start sending them."""
         looked_up = self.tables(batch.rows[self.mine])
         tables, _, width = looked_up.shape
         # (my tables, ranks, samples of each, width) with the ranks first: block i is what rank i needs.
@@ -99,7 +99,7 @@ class Trainer(program.Trainer):
         vectors = now.vectors().requires_grad_()
         self.next = self.send(self.data.next())
         returning: list[tuple[torch.Tensor, Pending]] = []
-        # As soon as the vectors' gradients are known they go back, while the backward pass below them goes on.
+        # As soon as the vectors' gradients are known they are sent back, while the rest of the backward pass runs.
         vectors.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda ready: returning.append(self.send_gradients(ready.grad))
         )
@@ -111,7 +111,7 @@ class Trainer(program.Trainer):
         arrived = arrived.view(self.ranks, tables, -1, width).transpose(0, 1).reshape(tables, samples, width)
         torch.autograd.backward(now.looked_up, arrived / self.ranks)  # of the mean over all ranks' samples
         quiet = torch.sparse.check_sparse_tensor_invariants(enable=False)  # type: ignore[no-untyped-call]
-        with quiet:  # else torch warns that it has not been told whether to check
+        with quiet:  # otherwise torch warns that it has not been told whether to check
             self.table_optimizer.step()
         self.table_optimizer.zero_grad(set_to_none=True)
         self.gradients.finish()
@@ -121,7 +121,7 @@ class Trainer(program.Trainer):
         return loss.detach()
 
     def held_out_loss(self) -> float:
-        """Mean loss in nats per sample on samples that are never trained on, over all ranks."""
+        """Mean loss in nats per sample on held-out samples, over all ranks."""
         with torch.no_grad():
             vectors = self.send(self.held_out).vectors()
             return program.sum_over_ranks(self.loss(self.held_out, vectors)) / self.ranks
@@ -131,11 +131,11 @@ class Workload(program.Workload):
     """The recommendation model and its samples.
 
     Args:
-        shape: the tables must be a multiple of the ranks.
+        shape: the number of tables must be a multiple of the ranks.
         samples: per step, of all ranks together; rounded down to a multiple of the ranks.
         exact: whether gradients are summed exactly, with more than two ranks in twice the bytes. If not, libraries
             round in different orders, and losses are further apart.
-        seed: of the first values and of the samples.
+        seed: of the initial values and of the samples.
 
     Raises program.WorkloadError for sizes that the ranks cannot share.
     """
@@ -162,15 +162,15 @@ class Workload(program.Workload):
         self.buckets = [torch.zeros_like(bucket.flat) for bucket in self.gradients.buckets]
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its first state."""
+        """A model in its initial state."""
         return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
-        """The next batch's exchange, the averages, the gradients' exchange: all at once."""
+        """Run the next batch's exchange, the averages and the gradients' exchange at once."""
         elements = self.samples // dist.get_world_size() * self.shape.tables * self.shape.width
         vectors = torch.zeros(elements)
         pending = [comm.all_to_all(torch.empty_like(vectors), vectors)]
-        above = len(self.buckets) - 1  # the last bucket is of the layers below
+        above = len(self.buckets) - 1  # the last bucket belongs to the layers below
         pending += [comm.all_reduce(bucket) for bucket in self.buckets[:above]]
         pending.append(comm.all_to_all(torch.empty_like(vectors), vectors))
         pending += [comm.all_reduce(bucket) for bucket in self.buckets[above:]]
@@ -178,7 +178,7 @@ class Workload(program.Workload):
             work.wait()
 
     def setting(self) -> report.Setting:
-        """What is trained and on what."""
+        """The training's model and data."""
         ranks, shape = dist.get_world_size(), self.shape
         exchange = 4 * self.samples // ranks * shape.tables * shape.width
         reduce = sum(bucket.nbytes for bucket in self.buckets)
@@ -222,19 +222,19 @@ class Workload(program.Workload):
 
 @dataclass
 class Options(program.Options):
-    """What the command line says."""
+    """The options from the command line."""
 
     samples: int = 512
     shape: Shape = field(default_factory=Shape)
 
 
 def run(options: Options) -> int:
-    """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
+    """Run one rank, once the runtime is up. Returns the exit status, equal on all ranks."""
     return program.run(partial(Workload, options.shape, options.samples), options)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; ends the program with a message if something in it is wrong."""
+    """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a recommendation model with gloo, with MPI, with both at once, and with auto."
     parser = program.parser("mcr_dl.examples.dlrm", summary, steps=60)
     parser.add_argument("--batch", type=int, default=512, help="samples per step, all ranks together (default: 512)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deep learning recommendation model, its embedding tables dealt out to the ranks, and data to train it on.
+"""A deep learning recommendation model, its embedding tables distributed over the ranks, and data to train it on.
 
 As in DLRM (Naumov et al., 2019): a perceptron for the dense features, a table of vectors for each categorical feature,
 the products of all pairs of those vectors, and a perceptron on top that says how likely a click is. Layer sizes are
@@ -28,12 +28,12 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Of a table's vectors."""
+        """The width of a table's vectors."""
         return self.below[-1]
 
     @property
     def pairs(self) -> int:
-        """Products of two different vectors: of the tables', and that of the dense features."""
+        """The number of products of two different vectors: those of the tables, and the dense features' one."""
         return (self.tables + 1) * self.tables // 2
 
 
@@ -58,7 +58,7 @@ class Dense(nn.Module):
         self.register_buffer("pairs", row * (shape.tables + 1) + column)
 
     def interact(self, dense: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-        """What goes into the upper perceptron.
+        """The input of the upper perceptron.
 
         Args:
             dense: (samples, width), from the lower perceptron.
@@ -71,13 +71,13 @@ class Dense(nn.Module):
 
 
 class Tables(nn.Module):
-    """The embedding tables that one rank has, out of all."""
+    """One rank's share of the embedding tables."""
 
     def __init__(self, shape: Shape, numbers: Sequence[int], seed: int) -> None:
         super().__init__()
         tables = []
         for number in numbers:
-            # A table's first values depend on its number, not on the rank that it lives on.
+            # A table's initial values depend on its number, not on its rank.
             random = torch.Generator().manual_seed(seed * 1000 + number)
             values = (2 * torch.rand(shape.rows, shape.width, generator=random) - 1) / math.sqrt(shape.width)
             tables.append(nn.Embedding(shape.rows, shape.width, sparse=True, _weight=values))
@@ -98,14 +98,14 @@ class Batch:
 
 
 class Clicks:
-    """An endless stream of made-up samples, the same for the same seed.
+    """An endless stream of made-up samples; equal seeds give equal streams.
 
-    Few rows of a table are asked for often and many rarely. Whether there is a click follows from the features: each
-    dense one has a weight, each row of each table a value, and a click it is where their sum is positive.
+    Few rows of a table are requested often and many rarely. The features determine whether there is a click: each dense
+    feature has a weight, each row of each table a value, and a sample is a click if their sum is positive.
     """
 
     def __init__(self, shape: Shape, samples: int, seed: int, *, world: int) -> None:
-        """`world` is the seed of weights and values, `seed` that of the samples."""
+        """`world` is the seed of weights and values, `seed` the seed of the samples."""
         rules = torch.Generator().manual_seed(world)
         self._shape = shape
         self._samples = samples

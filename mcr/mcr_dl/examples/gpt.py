@@ -6,11 +6,11 @@
 
 The MCR-DL paper's third workload. Every two ranks share a model, each with one half of every layer, and all_reduce its
 activations (forward) and their gradients (backward). With four ranks or more there are several such pairs, each with
-text of its own, which average their weights' gradients by a second kind of all_reduce while the backward pass goes on.
+its own text, which average their weights' gradients by a second kind of all_reduce while the backward pass runs.
 
-What is mixed: with four ranks or more the two kinds go to different libraries, whichever way is faster. With two ranks
-there is only the first kind, whose results the next layer waits for; so each message is cut in two pieces that travel
-at the same time, one on each library, in proportion to their speeds. The losses of all modes must agree in the end.
+The mixed mode: with four ranks or more the two kinds go to different libraries, in the faster assignment. With two
+ranks there is only the first kind, whose results the next layer waits for; so each message is cut in two pieces that
+travel at the same time, one on each library, in proportion to their speeds. The final losses of all modes must agree.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ MODEL_RANKS = 2  # that share a model
 
 @dataclass(frozen=True)
 class Grid:
-    """How the ranks are arranged: pairs that share a model, and those with the same part of it."""
+    """The arrangement of the ranks: pairs that share a model, and groups with the same part of it."""
 
     rank: int
     ranks: int
 
     @property
     def parts(self) -> int:
-        """Ranks that share a model: 2, or 1 where the ranks are odd."""
+        """Ranks that share a model: 2, or 1 if the number of ranks is odd."""
         return MODEL_RANKS if self.ranks % MODEL_RANKS == 0 else 1
 
     @property
     def copies(self) -> int:
-        """Models in training, each on text of its own."""
+        """Number of models in training, each on its own text."""
         return self.ranks // self.parts
 
     @property
@@ -58,11 +58,11 @@ class Grid:
 
     @property
     def copy(self) -> int:
-        """Which of the models."""
+        """Which of the models this rank trains."""
         return self.rank // self.parts
 
     def layout(self) -> Layout:
-        """Kinds of operations, with their groups; kinds that one rank does alone are none."""
+        """Kinds of operations, with their groups; kinds with only one rank are left out."""
         everyone = list(range(self.ranks))
         models = [everyone[first : first + self.parts] for first in range(0, self.ranks, self.parts)]
         same = [everyone[part :: self.parts] for part in range(self.parts)]
@@ -77,7 +77,7 @@ class Trainer(program.Trainer):
         super().__init__(mode, comm)
         grid, shape, corpus = workload.grid, workload.shape, workload.corpus
         self.model = LanguageModel(shape, Place(comm, grid.parts, grid.part), workload.seed)
-        # Two copies are summed in one order only; exact sums, in twice the bytes, are for more.
+        # Two copies have only one order of summation; exact sums, in twice the bytes, are for more copies.
         self.gradients = GradientAverage(self.model, comm, bucket_bytes, kind=GRADIENTS) if grid.copies > 1 else None
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95))
         shard = corpus.shard(grid.copy, grid.copies)
@@ -97,7 +97,7 @@ class Trainer(program.Trainer):
         return result
 
     def held_out_loss(self) -> float:
-        """Mean loss in nats per byte on text that is never trained on, over all ranks."""
+        """Mean loss in nats per byte on held-out text, over all ranks."""
         with torch.no_grad():
             return program.sum_over_ranks(self.model(*self.held_out)) / dist.get_world_size()
 
@@ -107,10 +107,10 @@ class Workload(program.Workload):
 
     Args:
         shape: sizes of the model.
-        windows: of text per step, all models together.
+        windows: windows of text per step, all models together.
         source: files to read; None: Python's standard library.
-        megabytes: how much of them.
-        seed: of the first values and of the choice of text.
+        megabytes: how much of them to read.
+        seed: of the initial values and of the choice of text.
 
     Raises program.WorkloadError if there is too little text.
     """
@@ -144,20 +144,20 @@ class Workload(program.Workload):
         self.elements = self.windows * shape.context * shape.width
 
     def layout(self) -> Layout:
-        """Activations in pairs of ranks, gradients among those with the same part of the model."""
+        """Activations in pairs of ranks, gradients among the ranks with the same part of the model."""
         return self.grid.layout()
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its first state."""
+        """A model in its initial state."""
         return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
-        """Activations one after the other; the gradients are started among those of the backward pass."""
+        """Run the activations in sequence; the gradients start among those of the backward pass."""
         activations = torch.zeros(self.elements)
         pending: list[Pending] = []
         forward = self.reduces // 2
         for index in range(self.reduces):
-            if index > forward:  # a bucket is full behind the first layers of the backward pass
+            if index > forward:  # a bucket is full after the first layers of the backward pass
                 share = self.buckets[index - forward - 1 :: self.reduces - forward - 1]
                 pending += [comm.all_reduce(bucket, GRADIENTS) for bucket in share]
             comm.all_reduce(activations, ACTIVATIONS).wait()
@@ -167,7 +167,7 @@ class Workload(program.Workload):
             work.wait()
 
     def setting(self) -> report.Setting:
-        """What is trained and on what."""
+        """The training's model and data."""
         grid, shape = self.grid, self.shape
         tokens = grid.copies * self.windows * shape.context
         reduce = sum(bucket.nbytes for bucket in self.buckets)
@@ -206,7 +206,7 @@ class Workload(program.Workload):
 
 
 class _Sizes(Comm):
-    """Knows how many ranks its groups have, and carries nothing."""
+    """Knows the sizes of its groups, and carries nothing."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__({})
@@ -218,7 +218,7 @@ class _Sizes(Comm):
 
 @dataclass
 class Options(program.Options):
-    """What the command line says."""
+    """The options from the command line."""
 
     text: Path | None = None
     megabytes: float = 4.0
@@ -227,12 +227,12 @@ class Options(program.Options):
 
 
 def run(options: Options) -> int:
-    """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
+    """Run one rank, once the runtime is up. Returns the exit status, equal on all ranks."""
     return program.run(partial(Workload, options.shape, options.windows, options.text, options.megabytes), options)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; ends the program with a message if something in it is wrong."""
+    """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a dense language model with gloo, with MPI, with both at once, and with auto."
     parser = program.parser("mcr_dl.examples.gpt", summary, steps=80)
     text.add_arguments(parser)

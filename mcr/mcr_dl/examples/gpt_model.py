@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dense byte-level transformer language model whose layers are cut over the ranks of a tensor-parallel group.
+"""A dense byte-level transformer language model whose layers are split over the ranks of a tensor-parallel group.
 
-As in Megatron-LM (Shoeybi et al., 2019): of attention and of the perceptron, the first linear layer is cut by its
-outputs and the second by its inputs. So a block communicates twice forward, where the parts of a sum meet (the second
-layer's outputs), and twice backward (the gradients of the first layer's inputs). Embeddings and norms are on every
-rank.
+As in Megatron-LM (Shoeybi et al., 2019): in attention and in the perceptron, the first linear layer is split by its
+outputs and the second by its inputs. So a block communicates twice forward, to sum the parts of the second layers'
+outputs, and twice backward, for the gradients of the first layers' inputs. Every rank has the embeddings and the
+norms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Place:
-    """Which part of every layer this rank has, and what the parts are joined with."""
+    """Which part of every layer this rank has, and the operation that joins the parts."""
 
     comm: Comm
     parts: int = 1
@@ -46,7 +46,7 @@ class Place:
 
 
 class _ByOutputs(torch.autograd.Function):
-    """x @ weight.T + bias. Backward, the inputs' gradient is summed over the ranks, beside the weight's product."""
+    """x @ weight.T + bias. Backward, the inputs' gradient is summed over the ranks during the weight's product."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, place: Place) -> torch.Tensor:
@@ -69,7 +69,7 @@ class _ByOutputs(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks; the gradient of each part is that of the sum."""
+    """The sum over the ranks; each part's gradient is the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, place: Place) -> torch.Tensor:
@@ -88,7 +88,7 @@ class _Sum(torch.autograd.Function):
 class ByOutputs(nn.Module):
     """A linear layer of which each rank has a part of the outputs.
 
-    ``groups``: into how many pieces of equal meaning the outputs fall, each of which is cut (3 for query, key, value).
+    ``groups``: the outputs consist of this many equal pieces, each of which is split (3 for query, key, value).
     """
 
     def __init__(self, inputs: int, outputs: int, place: Place, groups: int = 1) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend for which operation: the communication of a training step, rehearsed without its computation."""
+"""Chooses a backend for each operation: rehearses the communication of a training step without its computation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Rehearsal = Callable[[Comm], None]
 
 
 def name_of(mix: Mix) -> str:
-    """A mix in words."""
+    """A mix as text."""
     return " + ".join(f"{kind} on {route}" for kind, route in mix.items())
 
 
 def whole(kinds: Sequence[str], backends: Sequence[str]) -> list[dict[str, Route]]:
-    """Each kind as a whole on one backend, in all ways."""
+    """All assignments that put each kind as a whole on one backend."""
     return [dict(zip(kinds, names, strict=True)) for names in product(backends, repeat=len(kinds))]
 
 
@@ -34,15 +34,13 @@ def uses_several(mix: Mix) -> bool:
 def measure(
     rehearse: Rehearsal, mixes: Sequence[Mix], groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
 ) -> list[float]:
-    """Seconds of a step's communication for each mix: the least of the rounds' medians, equal on all ranks.
+    """Seconds of a step's communication for each mix: the lowest of the rounds' medians, equal on all ranks.
 
     Args:
-        rehearse: makes the calls of one step, with the waits of one step.
-        mixes: what to try; they take turns.
+        rehearse: makes the calls of one step, with its waits.
+        mixes: the mixes to try; they take turns.
         groups: by kind of operation.
         rounds, repeats: how often; each repetition begins with a barrier.
-
-    Rank 0's figures are taken, as two ranks that trusted their own watches could choose differently, and hang.
     """
     comms = [Comm(mix, groups=groups) for mix in mixes]
     times: list[list[float]] = [[] for _ in mixes]
@@ -67,16 +65,16 @@ def splits(kinds: Sequence[str], backends: Sequence[str], seconds: Mapping[str, 
     """Mixes in which the messages of some kinds are cut over two backends in proportion to their speeds.
 
     Args:
-        kinds: of the operations.
-        backends: the two.
-        seconds: by backend, what the step's communication takes on it alone.
+        kinds: the kinds of operations.
+        backends: the two backends.
+        seconds: by backend, the time of the step's communication on it alone.
     """
     first, second = sorted(backends, key=lambda name: seconds[name])
     share = seconds[second] / (seconds[first] + seconds[second])
     cut = Split(first, second, round(share, 2))
     choices: tuple[Route, ...] = (cut, *backends)
     ways = [way for way in product(choices, repeat=len(kinds)) if cut in way]
-    # For a faster one that slows down more, or less, than its time alone says.
+    # The faster one may slow down more, or less, than its time alone suggests.
     for other in ((share + 0.5) / 2, (share + 1) / 2):
         ways.append((Split(first, second, round(other, 2)),) * len(kinds))
     return [dict(zip(kinds, routes, strict=True)) for routes in ways]

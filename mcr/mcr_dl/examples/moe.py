@@ -5,13 +5,13 @@
     torchrun --nproc-per-node 2 -m mcr_dl.examples.moe
     mpiexec -n 2 python -m mcr_dl.examples.moe
 
-One program holds four models, made from one seed and trained on the same text. They differ in nothing but the backends
-that their collectives name: all on gloo, all on mpi, all_to_all on one and all_reduce on the other, or `auto`, which
+One program holds four models, made from one seed and trained on the same text. They differ only in the backends that
+their collectives name: all on gloo, all on mpi, all_to_all on one and all_reduce on the other, or `auto`, which
 chooses by this machine's tuning table (`mcr-tune --quick`). They take turns of some steps, so that a disturbance of the
-machine meets all of them. The losses must agree in the end.
+machine affects all of them. The final losses must agree.
 
-With ``--codec bf16`` (or several) the models are one on auto as it is and one for each codec, with all collectives of
-the training compressed; their losses must be close.
+With ``--codec bf16`` (or several codecs) the models are one on auto without compression and one for each codec, with
+all collectives of the training compressed; their losses must be close.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mcr_dl.examples.parallel import GradientAverage
 
 RATE = 3e-3
 BALANCE = 0.01  # weight of the load-balance loss
-CODEC_TOLERANCE = 0.02  # as Workload.tolerance, for codecs: other roundings are other courses of training
+CODEC_TOLERANCE = 0.02  # as Workload.tolerance, for codecs: different rounding changes the course of training
 
 
 class Trainer(program.Trainer):
@@ -62,7 +62,7 @@ class Trainer(program.Trainer):
         return result
 
     def held_out_loss(self) -> float:
-        """Mean loss in nats per byte on text that is never trained on, over all ranks."""
+        """Mean loss in nats per byte on held-out text, over all ranks."""
         with torch.no_grad():
             loss, _ = self.model(*self.held_out)
         return program.sum_over_ranks(loss) / dist.get_world_size()
@@ -72,11 +72,11 @@ class Workload(program.Workload):
     """The language model and its text.
 
     Args:
-        shape: the experts are made a multiple of the ranks.
-        windows: of text per step, all ranks together.
+        shape: its number of experts is rounded to a multiple of the ranks.
+        windows: windows of text per step, all ranks together.
         source: files to read; None: Python's standard library.
-        megabytes: how much of them.
-        seed: of the first values and of the choice of text.
+        megabytes: how much of them to read.
+        seed: of the initial values and of the choice of text.
 
     Raises program.WorkloadError if there is too little text.
     """
@@ -102,15 +102,15 @@ class Workload(program.Workload):
         model = LanguageModel(self.shape, Comm({}), seed)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.gradients = GradientAverage(model, Comm({}), program.BUCKET_BYTES)
-        self.exchanges = 4 * self.shape.expert_blocks  # there and back, forward and backward
+        self.exchanges = 4 * self.shape.expert_blocks  # to the experts and back, forward and backward
         self.exchange_elements = self.shape.experts * self.shape.slots(self.windows * shape.context) * shape.width
 
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = program.BUCKET_BYTES) -> Trainer:
-        """A model in its first state."""
+        """A model in its initial state."""
         return Trainer(mode, comm, self, bucket_bytes)
 
     def rehearse(self, comm: Comm) -> None:
-        """The exchanges one after the other; the all_reduces are started among those of the backward pass."""
+        """Run the exchanges in sequence; the all_reduces start among those of the backward pass."""
         tokens = torch.zeros(self.exchange_elements)
         output = torch.empty_like(tokens)
         pending: list[Pending] = []
@@ -124,7 +124,7 @@ class Workload(program.Workload):
             work.wait()
 
     def setting(self) -> report.Setting:
-        """What is trained and on what."""
+        """The training's model and data."""
         ranks = dist.get_world_size()
         flat = [bucket.flat for bucket in self.gradients.buckets]
         tokens = ranks * self.windows * self.shape.context
@@ -164,7 +164,7 @@ class Workload(program.Workload):
 
 @dataclass
 class Options(program.Options):
-    """What the command line says."""
+    """The options from the command line."""
 
     text: Path | None = None
     megabytes: float = 4.0
@@ -174,7 +174,7 @@ class Options(program.Options):
 
 
 class _Explained(Workload):
-    """The same, which says before the training what auto does with its messages."""
+    """As Workload; prints before the training what auto does with its messages."""
 
     def setting(self) -> report.Setting:
         found = super().setting()
@@ -185,7 +185,7 @@ class _Explained(Workload):
 
 
 def run(options: Options) -> int:
-    """What each rank does once the runtime is up. Returns the exit status, the same on all ranks."""
+    """Run one rank, once the runtime is up. Returns the exit status, equal on all ranks."""
     make = partial(_Explained, options.shape, options.windows, options.text, options.megabytes)
     if not options.codecs:
         return program.run(make, options)
@@ -203,7 +203,7 @@ def run(options: Options) -> int:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; ends the program with a message if something in it is wrong."""
+    """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a mixture-of-experts language model with gloo, with MPI, with both at once, and with auto."
     parser = program.parser("mcr_dl.examples.moe", summary, steps=120)
     text.add_arguments(parser)

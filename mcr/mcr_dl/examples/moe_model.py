@@ -2,7 +2,7 @@
 """A byte-level transformer language model with mixture-of-experts layers, its experts sharded over the ranks.
 
 As in DeepSpeed-MoE (Rajbhandari et al., 2022): every second block has experts; a gate sends each token to its best one
-or two, each of which takes a limited number; a dense MLP beside the experts serves every token (Residual-MoE).
+or two, each of which takes a limited number; a dense MLP parallel to the experts serves every token (Residual-MoE).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Shape:
     context: int = 128
     experts: int = 8
     choices: int = 1  # experts per token
-    capacity: float = 1.25  # tokens that an expert takes, over what it would get if all were equally busy
+    capacity: float = 1.25  # tokens that an expert takes, relative to an equal load
 
     @property
     def expert_blocks(self) -> int:
@@ -71,7 +71,7 @@ def mlp(shape: Shape) -> nn.Sequential:
 class Route:
     """Where a gate sends its tokens.
 
-    ``slot`` and ``weight`` have one entry per (choice, token): the place in the experts' buffers, and the gate's
+    ``slot`` and ``weight`` have one entry per (choice, token): the index in the experts' buffers, and the gate's
     confidence. Slot ``experts * slots`` is the bin for tokens that found their expert full.
     """
 
@@ -98,7 +98,7 @@ class Gate(nn.Module):
         wanted = functional.one_hot(chosen, experts)
         place = wanted.cumsum(dim=0).gather(1, chosen[:, None]).squeeze(1) - 1
         slot = torch.where(place < slots, chosen * slots + place, experts * slots)
-        # Load balance (Shazeer et al.): 1 when all experts are equally busy, `experts` when one has everything.
+        # Load balance (Shazeer et al.): 1 when all experts are equally busy, `experts` when one has all tokens.
         share = wanted[: x.shape[0]].float().mean(dim=0)
         balance = experts * (share * probability.mean(dim=0)).sum()
         return Route(slot, weight, balance)
@@ -113,7 +113,7 @@ class Experts(nn.Module):
         first = dist.get_rank() * mine
         into, out = [], []
         for expert in range(first, first + mine):
-            # An expert's first values depend on its number, not on the rank that it lives on.
+            # An expert's initial values depend on its number, not on its rank.
             random = torch.Generator().manual_seed(seed * 1000 + expert)
             into.append(torch.randn(shape.width, shape.hidden, generator=random) / math.sqrt(shape.width))
             out.append(torch.randn(shape.hidden, shape.width, generator=random) / math.sqrt(shape.hidden))
@@ -126,7 +126,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A dense MLP for every token plus, for each token, the experts that its gate chooses, wherever they live."""
+    """A dense MLP for every token plus, for each token, the experts that its gate chooses, on any rank."""
 
     def __init__(self, shape: Shape, comm: Comm, seed: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class MixtureOfExperts(nn.Module):
         buffer = buffer.index_copy(0, route.slot, x.repeat(self.shape.choices, 1))
         there = Exchange(self.comm)
         travelling = there.start(buffer[:-1].contiguous())
-        # ... and meanwhile compute what needs no expert. (Backward, autograd overlaps the same two.)
+        # ... and meanwhile compute the dense part. (In the backward pass, autograd overlaps the same two.)
         dense = self.mlp(x)
         arrived = there.finish(travelling)
 
@@ -156,7 +156,7 @@ class MixtureOfExperts(nn.Module):
         done = self.experts(arrived.reshape(-1, ranks * slots, width))
         done = done.view(-1, ranks, slots, width).transpose(0, 1)
 
-        # Combine: send the results back, and give each token its own. What found no room gets zero.
+        # Combine: send the results back, and give each token its own. Tokens without a slot get zero.
         back = Exchange(self.comm)
         returned = back.finish(back.start(done.reshape(-1, width)))
         returned = torch.cat([returned, returned.new_zeros(1, width)])
@@ -185,7 +185,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Predicts each next byte. The same on all ranks, but for the experts: a rank has only its own."""
+    """Predicts each next byte. Equal on all ranks, except for the experts: a rank has only its own."""
 
     def __init__(self, shape: Shape, comm: Comm, seed: int) -> None:
         super().__init__()

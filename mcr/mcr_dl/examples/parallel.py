@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes models parallel: an exchange that gradients pass through, and the average of gradients over ranks."""
+"""Parts of parallel models: an exchange that gradients pass through, and the average of gradients over ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mcr_dl.examples.comm import ALL_REDUCE, Comm, Pending
 class Exchange:
     """An all_to_all that gradients pass through. Between start() and finish() the program can compute other things.
 
-    The gradient of an all_to_all is the all_to_all of the gradient. The backward pass of finish() starts it, that of
-    start() waits for it; autograd runs what the program did between the two in between them again.
+    The gradient of an all_to_all is the all_to_all of the gradient. The backward pass of finish() starts it, and the
+    backward pass of start() waits for it; autograd runs the program's computation between the two in between again.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -26,12 +26,12 @@ class Exchange:
         self.pending: Pending | None = None
 
     def start(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start the exchange. The result is to be given to finish(), and holds nothing before."""
+        """Start the exchange. Pass the result to finish(); it holds no values before that."""
         result: torch.Tensor = _Start.apply(tensor, self)  # type: ignore[no-untyped-call]
         return result
 
     def finish(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Wait for the exchange; returns what has come."""
+        """Wait for the exchange; returns the received tensor."""
         result: torch.Tensor = _Finish.apply(tensor, self)  # type: ignore[no-untyped-call]
         return result
 
@@ -43,7 +43,7 @@ class Exchange:
         return output
 
     def wait(self) -> None:
-        """Wait for what issue() started."""
+        """Wait for the operation that issue() started."""
         if self.pending is not None:
             self.pending.wait()
         self.pending = None
@@ -93,21 +93,21 @@ class GradientAverage:
     """Averages gradients over the ranks while the backward pass is still running.
 
     Parameters are put into buckets in the order in which their gradients become known, the last layer first. As soon as
-    a bucket is full its all_reduce starts, on every rank in the same order, and nobody waits for it before finish().
+    a bucket is full its all_reduce starts, in the same order on every rank; only finish() waits for it.
 
-    Experts live on one rank and need no sum: through the backward all_to_all they have collected the gradients of all
-    ranks' tokens. Of each rank's mean loss, that is: what is missing is the division by the number of ranks.
+    Experts live on one rank and need no sum: the backward all_to_all has collected the gradients of all ranks' tokens.
+    These are gradients of each rank's mean loss, so they only have to be divided by the number of ranks.
 
-    The modes can be compared because no sum depends on the order in which a library adds. With two ranks there is only
-    one order. With more, the sums are taken in float64, in which adding a few float32 numbers is exact unless one of
-    them is 2**27 times another. (In float32, on four ranks, gloo and MPI differ in every third element, and weights are
-    apart by 2e-4 after 30 steps.)
+    The modes can be compared because no sum depends on the order in which a library adds. Two ranks allow only one
+    order. With more ranks, the sums are taken in float64, in which adding a few float32 numbers is exact unless one of
+    them is 2**27 times another. (In float32, on four ranks, gloo and MPI differ in every third element, and weights
+    differ by 2e-4 after 30 steps.)
 
     Args:
-        model: all its parameters are averaged, but for those of experts.
-        comm: what carries them.
-        bucket_bytes: how much goes into a bucket, counted in the parameters' own type; 0: one parameter each.
-        kind: as what kind of operation they travel, and so over which group.
+        model: all its parameters are averaged, except those of experts.
+        comm: carries them.
+        bucket_bytes: size of a bucket, counted in the parameters' own type; 0: one parameter each.
+        kind: the kind of operation, which determines the group.
         exact: whether sums must not depend on their order. False: float32 on any number of ranks, half the bytes.
     """
 
@@ -151,13 +151,13 @@ class GradientAverage:
 
 
 def mark_expert(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Say that a parameter belongs to experts of this rank."""
+    """Mark a parameter as belonging to experts of this rank."""
     parameter.expert = True  # type: ignore[attr-defined]
     return parameter
 
 
 def is_expert(parameter: torch.Tensor) -> bool:
-    """Whether a parameter belongs to experts of this rank, and is not the same on all ranks."""
+    """Whether a parameter belongs to experts of this rank, and so differs between ranks."""
     return getattr(parameter, "expert", False)
 
 

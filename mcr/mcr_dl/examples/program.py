@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the example programs share: training in turns on several choices of backends, the ranks, the command line."""
+"""Common parts of the example programs: training in turns on several choices of backends, ranks, command line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_grou
 BACKENDS = ("gloo", "mpi")
 SEED = 2023
 BUCKET_BYTES = 1 << 20
-WARM_UP = 20  # steps in which the learning rate rises
+WARM_UP = 20  # steps over which the learning rate rises
 
 
 @dataclass
 class Options:
-    """What every program's command line says."""
+    """The command-line options of every program."""
 
     nproc: int = 2
     steps: int = 120
@@ -45,7 +45,7 @@ class Options:
 
 
 class WorkloadError(ValueError):
-    """The model cannot be trained with what was given; says what to do about it."""
+    """The model cannot be trained with the given options; the text says what to do about it."""
 
 
 class Trainer(ABC):
@@ -58,11 +58,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def train(self) -> torch.Tensor:
-        """Train on one batch; the loss of this rank's part before the step."""
+        """Train on one batch; returns the loss of this rank's part before the step."""
 
     @abstractmethod
     def held_out_loss(self) -> float:
-        """Mean loss over all ranks on data that is never trained on."""
+        """Mean loss over all ranks on held-out data."""
 
     def step(self, *, measured: bool) -> None:
         """Train on one batch; `measured`: keep the times."""
@@ -80,19 +80,19 @@ class Workload(ABC):
     """A model, its data and its sizes, on the ranks of the default group."""
 
     title: str
-    tolerance: float  # how far the final losses of the modes may be apart
-    least_gain: float  # by how much each must fall
+    tolerance: float  # largest difference between the final losses of the modes
+    least_gain: float  # how much each loss must fall
 
     def layout(self) -> Layout:
-        """The kinds of operations of a step, each with the groups of ranks that it runs in; by default exchanges and
-        averages over all ranks.
+        """The kinds of operations of a step, each with its groups of ranks; by default exchanges and averages over all
+        ranks.
         """
         everyone = [list(range(dist.get_world_size()))]
         return {ALL_TO_ALL: everyone, ALL_REDUCE: everyone}
 
     @abstractmethod
     def trainer(self, mode: str, comm: Comm, bucket_bytes: int = BUCKET_BYTES) -> Trainer:
-        """A model in its first state."""
+        """A model in its initial state."""
 
     @abstractmethod
     def rehearse(self, comm: Comm) -> None:
@@ -100,7 +100,7 @@ class Workload(ABC):
 
     @abstractmethod
     def setting(self) -> report.Setting:
-        """What is trained and on what; `turn` and `trial_seconds` are filled in by others."""
+        """The training's model and data; `turn` and `trial_seconds` are filled in later."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def rise(optimizer: torch.optim.Optimizer, rate: float, step: int) -> None:
 
 
 def threads() -> int:
-    """Computing threads of a rank: the cores that it may use, divided by the ranks of this host."""
+    """Computing threads of a rank: the usable cores, divided by the ranks of this host."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     return max(1, len(os.sched_getaffinity(0)) // local)
 
@@ -133,9 +133,9 @@ def sum_over_ranks(value: torch.Tensor) -> float:
 def choose(
     workload: Workload, groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
 ) -> tuple[mixes.Mix, dict[str, float]]:
-    """The best mix of several backends for a step's communication, and the seconds of all that were tried.
+    """The best mix of several backends for a step's communication, and the seconds of all mixes that were tried.
 
-    Operations are given to backends as a whole; if there is one kind alone, its messages are cut over both.
+    Operations are given to backends as a whole; if there is only one kind, its messages are cut over both.
     """
     plain = mixes.whole(workload.kinds, BACKENDS)
     seconds = mixes.measure(workload.rehearse, plain, groups, rounds=rounds, repeats=repeats)
@@ -152,7 +152,7 @@ def choose(
 def usual_modes(
     workload: Workload, groups: Mapping[str, Any], console: Console
 ) -> tuple[dict[str, Comm], dict[str, float]]:
-    """The modes; which backend carries what in the mixed one is measured at the model's own sizes."""
+    """The modes. Measurements at the model's own sizes decide which backend carries what in the mixed mode."""
     if not workload.kinds:
         raise WorkloadError("expected 2 ranks or more: one rank has nobody to communicate with")
     mix, seconds = choose(workload, groups)
@@ -184,7 +184,7 @@ def train(trainers: Sequence[Trainer], options: Options, console: Console) -> No
 
 
 def save_trace(trace: Path, console: Console) -> None:
-    """Save every rank's log beside `trace`; rank 0 merges them, says where the time went, and draws it.
+    """Save every rank's log next to `trace`; rank 0 merges them, prints where the time went, and draws it.
 
     The files of all ranks must be visible to rank 0.
     """
@@ -207,7 +207,7 @@ def save_trace(trace: Path, console: Console) -> None:
 
 
 def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, float], options: Options) -> int:
-    """Train one model in each mode, and report. Returns the exit status, the same on all ranks."""
+    """Train one model in each mode, and report. Returns the exit status, equal on all ranks."""
     rank = dist.get_rank()
     console = report.console(quiet=rank != 0)
     trainers = [workload.trainer(mode, comm) for mode, comm in modes.items()]
@@ -232,7 +232,7 @@ def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, fl
 
 
 def run(make: Callable[[], Workload], options: Options) -> int:
-    """Compare the usual modes on a workload, as one rank. Returns the exit status, the same on all ranks."""
+    """Compare the usual modes on a workload, as one rank. Returns the exit status, equal on all ranks."""
     console = report.console(quiet=dist.get_rank() != 0)
     torch.set_num_threads(threads())
     try:
@@ -252,7 +252,7 @@ Given = TypeVar("Given", bound=Options)
 
 
 def parser(module: str, summary: str, *, steps: int) -> argparse.ArgumentParser:
-    """The command line that all programs have; each adds its own sizes."""
+    """The command line of all programs; each program adds its own sizes."""
     short = module.rpartition(".")[2]
     result = argparse.ArgumentParser(prog=f"python -m {module}", description=summary)
     result.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
@@ -267,12 +267,12 @@ def parser(module: str, summary: str, *, steps: int) -> argparse.ArgumentParser:
 
 
 def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
-    """Read the command line; ends the program with a line if something in it is wrong.
+    """Read the command line; exits with a one-line error if something in it is wrong.
 
     Args:
         given: the parser.
-        argv: what to read; the program's own if None.
-        positive: names of arguments that must be more than 0, beside those that all programs have.
+        argv: the arguments; the program's own if None.
+        positive: names of arguments that must be more than 0, in addition to those that all programs have.
     """
     found = given.parse_args(argv)
     for name in ("nproc", "steps", *positive):
@@ -287,7 +287,7 @@ def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positiv
 
 
 def common(given: argparse.Namespace) -> dict[str, Any]:
-    """The fields of Options from what was read."""
+    """The fields of Options from the parsed arguments."""
     return {
         "nproc": given.nproc,
         "steps": given.steps,
@@ -300,7 +300,7 @@ def common(given: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass
 class _Job(Generic[Given]):
-    """What a started rank runs."""
+    """The job of a started rank."""
 
     run: Callable[[Given], int]
     options: Given
@@ -309,7 +309,7 @@ class _Job(Generic[Given]):
 
 
 def _start_and_run(rank: int, job: _Job[Given]) -> None:
-    """A rank that the program has started itself."""
+    """Run a rank that the program has started itself."""
     store = dist.TCPStore("localhost", job.port, timeout=timedelta(minutes=2))
     dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=job.ranks)
     status = job.run(job.options)
@@ -318,10 +318,10 @@ def _start_and_run(rank: int, job: _Job[Given]) -> None:
 
 
 def main(run: Callable[[Given], int], options: Given) -> int:
-    """Run as one rank of a job that somebody has launched, or launch the job. Returns the exit status.
+    """Run as one rank of a job that a launcher has started, or launch the job. Returns the exit status.
 
     Args:
-        run: what each rank does once the runtime is up; a function of a module.
+        run: the function of each rank, called once the runtime is up; importable from a module.
         options: the command line.
     """
     for name, condition in dist.available_backends().items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the training shows and keeps: progress, tables, a JSON file and a chart."""
+"""Output and results of the training: progress, tables, a JSON file and a chart."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mcr_dl._console import Console, bars
 
 
 def console(*, quiet: bool) -> Console:
-    """Where a rank writes; nowhere, if quiet."""
+    """A rank's console; it prints nothing if quiet."""
     plain = Console()
     return Console(quiet=quiet, width=None if plain.is_terminal else 100)
 
 
 @dataclass
 class Setting:
-    """What was trained, and on what."""
+    """The training's model and data."""
 
     title: str
     ranks: int
     threads: int
-    unit: str  # what a step has many of: tokens, samples
+    unit: str  # the unit of a step's size: tokens, samples
     per_step: int  # of all ranks together
     loss_unit: str
     turn: int
@@ -49,17 +49,17 @@ class Record:
     loss_start: float = 0.0
     loss_end: float = 0.0
     curve: list[float] = field(default_factory=list)  # training loss, every step
-    step_seconds: list[float] = field(default_factory=list)  # measured steps only, as the two below
+    step_seconds: list[float] = field(default_factory=list)  # measured steps only, as in the two fields below
     communication: dict[str, list[float]] = field(default_factory=dict)  # by kind of operation
 
     def add(self, seconds: float, communication: Mapping[str, float]) -> None:
-        """Keep the times of a step."""
+        """Record the times of a step."""
         self.step_seconds.append(seconds)
         for kind in self.backends:
             self.communication.setdefault(kind, []).append(communication[kind])
 
     def averaged(self) -> Record:
-        """The mean over the ranks, step by step. (The held-out losses are of all ranks already.)"""
+        """The mean over the ranks, step by step. (The held-out losses already cover all ranks.)"""
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, (self.curve, self.step_seconds, self.communication))
         curves, steps, communications = zip(*everyone, strict=True)
@@ -96,7 +96,7 @@ def spread(setting: Setting, record: Record) -> tuple[float, float]:
 
 
 def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
-    """How many times as fast as another mode: median and quartiles over turns that were run next to each other."""
+    """The speedup over another mode: median and quartiles over turns that ran next to each other."""
     pairs = zip(_turns(setting, record), _turns(setting, base), strict=True)
     ratios = [theirs / ours for ours, theirs in pairs]
     if len(ratios) < 2:
@@ -106,7 +106,7 @@ def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float,
 
 
 def problems(setting: Setting, records: Sequence[Record], *, tolerance: float, least_gain: float) -> list[str]:
-    """What is wrong with the result, if anything."""
+    """The problems of the result, if any."""
     found = []
     first = records[0]
     for record in records[1:]:
@@ -130,14 +130,14 @@ def problems(setting: Setting, records: Sequence[Record], *, tolerance: float, l
 
 
 def show_choice(console: Console, seconds: Mapping[str, float], chosen: str) -> None:
-    """Print what was measured to choose the backends of the mixed mode."""
+    """Print the measurements behind the choice of backends in the mixed mode."""
     console.print("A step's communication alone, measured at the model's sizes:")
     for name, value in sorted(seconds.items(), key=lambda item: item[1]):
         console.say(f"  {value * 1e3:7.2f} ms  {name}{'  <- mixed' if name == chosen else ''}")
 
 
 def show_setting(console: Console, setting: Setting) -> None:
-    """Print what is about to be trained."""
+    """Print the model and data before the training."""
     threads = f"{setting.threads} thread{'s' * (setting.threads > 1)}"
     console.print(f"\n{setting.ranks} rank{'s' * (setting.ranks > 1)} with {threads} each, ", end="")
     console.print("\n".join(setting.lines))
@@ -177,7 +177,7 @@ class Progress:
         self._bars.stop()
 
     def advance(self, record: Record) -> None:
-        """A step is done. Where nobody can watch a bar grow, every tenth of the way is told in a line."""
+        """Report a finished step. Without a terminal, each tenth of the way prints a line."""
         recent = median(record.step_seconds[-10:]) * 1e3 if record.step_seconds else 0.0
         self._bars.update(self._tasks[record.mode], advance=1, loss=record.curve[-1], milliseconds=recent)
         done = len(record.curve)
@@ -218,7 +218,7 @@ def show_verdict(
     tolerance: float,
     least_gain: float,
 ) -> None:
-    """Print whether the losses are as they must be."""
+    """Print whether the losses are as required."""
     losses = [record.loss_end for record in records]
     if not problems:
         gain = min(record.loss_start - record.loss_end for record in records)
@@ -235,7 +235,7 @@ def show_verdict(
 
 
 def save(console: Console, setting: Setting, records: Sequence[Record], path: Path, chart: Path | None) -> None:
-    """Write the figures and, if wanted, the chart; print where they are."""
+    """Write the figures and, if requested, the chart; print their paths."""
     path.parent.mkdir(parents=True, exist_ok=True)
     modes = [
         {

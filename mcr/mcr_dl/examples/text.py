@@ -14,7 +14,7 @@ import torch
 from mcr_dl.examples.program import WorkloadError
 
 BYTES = 256
-HELD_OUT = 0.05  # the share of the text, at its end, that is never trained on
+HELD_OUT = 0.05  # the fraction of the text, at its end, that is never trained on
 HELD_OUT_WINDOWS = 48  # of all ranks together
 
 
@@ -33,14 +33,14 @@ class Corpus:
         return self.train[rank * length : (rank + 1) * length]
 
     def held_out_windows(self, length: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of one rank's share of windows that are never trained on."""
+        """Inputs and targets of one rank's share of the held-out windows."""
         each = max(1, HELD_OUT_WINDOWS // ranks)
         starts = evenly(self.held_out, each * ranks, length)
         return windows(self.held_out, starts[rank::ranks], length)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What text to read."""
+    """Add the options that choose the text."""
     parser.add_argument(
         "--text", type=Path, metavar="DIR", help="train on the files in DIR (default: Python's standard library)"
     )
@@ -53,13 +53,13 @@ def standard_library() -> list[Path]:
 
 
 def files_under(directory: Path) -> list[Path]:
-    """All files under a directory but hidden ones, in order of their paths."""
+    """All files under a directory except hidden ones, in order of their paths."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return [path for path in files if not any(part.startswith(".") for part in path.relative_to(directory).parts)]
 
 
 def _read(paths: Iterable[Path], limit: int) -> tuple[int, bytearray]:
-    """The files' bytes one after the other, up to the limit, without files that hold a NUL byte and so are no text."""
+    """The files' bytes concatenated, up to the limit; skips files with a NUL byte, which are not text."""
     files, text = 0, bytearray()
     for path in paths:
         content = path.read_bytes()
@@ -72,14 +72,14 @@ def _read(paths: Iterable[Path], limit: int) -> tuple[int, bytearray]:
 
 
 def load(directory: Path | None, *, limit: int, least: int) -> Corpus:
-    """Read the text; every rank of a job gets the same.
+    """Read the text; every rank of a job gets the same text.
 
     Args:
-        directory: where the user's text is; None: the standard library.
+        directory: the user's text; None: the standard library.
         limit: how many bytes to read at most.
-        least: how many bytes there must be for the job to make sense.
+        least: how many bytes the job needs at least.
 
-    Raises WorkloadError if there are fewer, or the directory is none.
+        Raises WorkloadError if there are fewer, or if the directory does not exist.
     """
     if directory is None:
         name, paths = "Python's standard library", standard_library()
@@ -107,7 +107,7 @@ def evenly(text: torch.Tensor, count: int, length: int) -> torch.Tensor:
 
 
 class Batches:
-    """An endless stream of random windows, the same for the same seed."""
+    """An endless stream of random windows; equal seeds give equal streams."""
 
     def __init__(self, text: torch.Tensor, windows: int, length: int, seed: int) -> None:
         self._text = text

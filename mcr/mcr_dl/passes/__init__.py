@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes: what a group's calls go through before their backend gets them (docs/passes.md).
+"""Passes: a group's calls go through them before a backend gets the calls (docs/passes.md).
 
 >>> mcr_dl.set_passes(["log", "fuse"])                           # by name, with their defaults
 >>> mcr_dl.set_passes([mcr_dl.passes.Fuse(buffer_bytes=1 << 18)])

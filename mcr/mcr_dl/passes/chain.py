@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chain of a group: which passes, in which order, agreed on by its ranks."""
+"""The chain of a group: its passes in order, agreed by its ranks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-import torch.distributed as torch_dist
-
-from mcr_dl import _C, _agreement, _groups, _runtime
+from mcr_dl import _C, _agreement, _changes, _groups, _runtime
 from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
@@ -22,25 +20,25 @@ _SETTLE = timedelta(seconds=30)
 
 
 class Shadow(Protocol):
-    """Makes a group of the same ranks and backends with communicators of its own: a collective.
+    """Makes a group of the same ranks and backends with its own communicators. Collective.
 
-    With ``rest``, its calls go through the passes that come after the one that asks.
+    With ``rest``, its calls go through the passes that come after the requesting one.
     """
 
     def __call__(self, suffix: str, *, rest: bool = False) -> _C.Group: ...
 
 
 class Specification(Protocol):
-    """What ``set_passes`` takes: a pass with its options, of no group yet."""
+    """An entry for ``set_passes``: a pass with its options, not yet bound to a group."""
 
     @property
     def name(self) -> str: ...
 
     def terms(self) -> dict[str, Any]:
-        """What must be equal on all ranks, in JSON's types."""
+        """The terms that must be equal on all ranks, in JSON's types."""
 
     def make(self, group: _C.Group, shadow: Shadow) -> _C.Pass:
-        """The pass for one group."""
+        """Make the pass for one group."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,16 @@ _registered: dict[str, _Registered] = {}
 
 
 def register_pass(handler: Any, name: str | None = None) -> Any:
-    """Make a pass of your own known to ``set_passes``, which puts it into a group's chain by its name.
+    """Register a pass of your own, so that ``set_passes`` can put it into a group's chain by its name.
 
     Args:
-        handler: an object with a method ``handle(call)``, called on the thread that makes the call, for every call of
-            the group that has something to do. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of
-            its proceed(), done() and hold(), and return what that returned. What it decides must be equal on all ranks.
+        handler: an object with a method ``handle(call)``, called on the calling thread for every call of the group that
+            has something to do. ``call`` is a ``mcr_dl.passes.PassedCall``; handle() must call one of its proceed(),
+            done() and hold(), and return the result of that. Its decisions must be equal on all ranks.
         name: the name for ``set_passes``; by default the object's ``name``, else its class's in lower case.
 
-    Returns the handler. Raises InvalidTypeError if it has no ``handle``, InvalidArgumentError if the name is taken by
-    one of the library's own. Registering a name again replaces it for later ``set_passes``.
+    Returns the handler. Raises InvalidTypeError if it has no ``handle``, InvalidArgumentError if a pass of the library
+    has that name. Registering a name again replaces it for later ``set_passes``.
     """
     if not callable(getattr(handler, "handle", None)):
         message = f"register_pass: expected an object with a method handle(call), got {handler!r}"
@@ -86,7 +84,7 @@ def register_pass(handler: Any, name: str | None = None) -> Any:
 def specify(passes: Iterable[str | Specification] | None) -> list[Specification]:
     """The passes of a list of names and specifications; None: those that ``MCR_DL_PASSES`` names.
 
-    Raises InvalidArgumentError for an unknown name, and for a pass that is there twice.
+    Raises InvalidArgumentError for an unknown name, and for a pass that is listed twice.
     """
     if passes is None:
         passes = [name.strip() for name in os.environ.get("MCR_DL_PASSES", "").split(",") if name.strip()]
@@ -119,20 +117,18 @@ def _compare(values: list[Any]) -> None:
     _agreement.require_equal("passes", values)
 
 
-def _agree(group: _C.Group, specifications: list[Specification] | None, problem: Exception | None) -> None:
-    """One rank's wrong list is every rank's error: else the others would wait for it."""
-    current = _runtime.state()
-    mine: Any = None if specifications is None else [[entry.name, entry.terms()] for entry in specifications]
-    if group.size() > 1:
-        turn = current.count(f"passes {group.name()}")
-        store = torch_dist.PrefixStore(f"passes/{group.name()}/{turn}", current.store)
-        try:
-            _agreement.settle(store, group.rank(), group.size(), "chain", mine, _compare)
-        except InvalidArgumentError:
-            if problem is None:
-                raise
-    if problem is not None:
-        raise problem
+def _agree(group: _C.Group, passes: Iterable[str | Specification] | None) -> list[Specification]:
+    """Agree on the list of all ranks. A wrong list on one rank raises on every rank: else the others would wait."""
+    found: list[Specification] = []
+    terms: list[Any] = []
+    problem: Exception | None = None
+    try:
+        found = specify(passes)
+        terms = [[entry.name, entry.terms()] for entry in found]
+    except (InvalidArgumentError, InvalidTypeError) as error:
+        problem = error
+    _changes.agree(group, "set_passes", terms, _compare, problem=problem)
+    return found
 
 
 def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
@@ -142,6 +138,7 @@ def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: b
     if made is None:
         made = _runtime.make_group(name, list(group.ranks), group.backends, group.timeout, passes=False)
         current.shadows.setdefault(group.name(), []).append(name)
+    settle(made)
     _put(made, after if rest else [])
     return made
 
@@ -155,8 +152,17 @@ def settle(group: _C.Group) -> None:
             raise CollectiveTimeoutError(message)
 
 
+def _settle_together(group: _C.Group) -> None:
+    """As ``settle``; all ranks learn whether every rank has succeeded."""
+    problem: Exception | None = None
+    try:
+        settle(group)
+    except CollectiveTimeoutError as error:
+        problem = error
+    _changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
+
+
 def _put(group: _C.Group, specifications: list[Specification]) -> None:
-    settle(group)
     chain = [
         entry.make(group, partial(_shadow, group, specifications[place + 1 :]))
         for place, entry in enumerate(specifications)
@@ -165,35 +171,32 @@ def _put(group: _C.Group, specifications: list[Specification]) -> None:
 
 
 def apply(group: _C.Group, specifications: list[Specification]) -> None:
-    """Give a group the passes, after comparing them between its ranks."""
-    _agree(group, specifications, None)
-    _put(group, specifications)
+    """Give a new group the passes, after comparing them between its ranks."""
+    _put(group, _agree(group, specifications))
 
 
 def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Group = None) -> None:
-    """Give a group the passes that its calls go through from now on, the first one first; an empty list for none.
+    """Set the passes that a group's calls go through from now on, the first one first; an empty list for none.
 
-    Every rank of the group calls this, with the same list, in the same place among the group's calls, and not beside
-    running calls of other threads. Calls that the old passes hold are let go and complete.
+    Every rank of the group calls this, with the same list, after the same collective of the group. Asynchronous calls
+    may be pending: they complete with the passes with which they began. Calls that the old passes hold are released.
+    Other threads may use other groups meanwhile; on this group no rank may make a call that another rank does not make.
 
     Args:
         passes: names ("fuse", or what ``register_pass`` was given) and specifications such as ``passes.Fuse(...)``.
         group: the default group if None.
 
-    Raises InvalidArgumentError or InvalidTypeError on every rank if a name is unknown, a pass is there twice, or the
-    lists differ between ranks; the group keeps its passes then.
+    Raises InvalidArgumentError or InvalidTypeError on every rank if one rank's list has an unknown name or a pass
+    twice, or if the lists or the calls before this one differ; CollectiveTimeoutError on every rank if some ranks do
+    not come, or held calls are not released, within the timeout. The group then keeps its passes.
     """
     if _groups._left_out(group, "set_passes"):
         return
     where = _groups._group(group)
-    specifications: list[Specification] | None = None
-    problem: Exception | None = None
-    try:
-        specifications = specify(passes)
-    except (InvalidArgumentError, InvalidTypeError) as error:
-        problem = error
-    _agree(where, specifications, problem)
-    _put(where, specifications or [])
+    specifications = _agree(where, passes)
+    if _C.passes(where):
+        _settle_together(where)
+    _put(where, specifications)
 
 
 def get_passes(group: _groups.Group = None) -> list[str]:

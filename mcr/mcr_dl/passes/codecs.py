@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs: those of the core, zfp, and the users' own."""
+"""Codecs: the core's, zfp, and users' own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = npt.NDArray[Any]  # float32 or float64, of one dimension
 
 
 class Codec(Protocol):
-    """What ``register_codec`` takes. All methods may be called from any thread, with the GIL."""
+    """The interface of an object for ``register_codec``. Its methods may be called from any thread, with the GIL."""
 
     fixed: bool
     """Whether the encoded size is ``capacity()``, whatever the values."""
@@ -27,13 +27,13 @@ class Codec(Protocol):
     """The tensors it is for, such as ("float32", "float64"). Floats of 16 and 8 bits reach it as float32."""
 
     def capacity(self, count: int, dtype: str) -> int:
-        """Bytes of ``count`` encoded values, at most."""
+        """The largest number of bytes of ``count`` encoded values."""
 
     def encode(self, values: Values, out: Bytes) -> int:
-        """Write the encoded values, which are finite, to ``out`` and return how many bytes they are."""
+        """Write the encoded values, which are finite, to ``out`` and return the number of bytes."""
 
     def decode(self, data: Bytes, out: Values) -> None:
-        """Write the values to ``out``, from equal bytes equally on all ranks."""
+        """Write the values to ``out``; equal bytes must give equal values on all ranks."""
 
 
 class _Adapter:
@@ -53,7 +53,7 @@ class _Adapter:
         self._codec.decode(np.frombuffer(data, np.uint8), np.frombuffer(out, dtype))
 
 
-# Derived in docs/compression.md, and what tests/test_compress.py holds the codecs to.
+# Derived in docs/compression.md; tests/test_compress.py checks the codecs against them.
 _BOUNDS = {
     "bf16": "2^-8 of each value",
     "fp16": "2^-11 of each value, or 2^-25",
@@ -66,15 +66,15 @@ def _specification(name: str, options: dict[str, str]) -> str:
 
 
 def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None, options: tuple[str, ...] = ()) -> None:
-    """Make a codec of your own known under a name, on every rank, before the first call that names it.
+    """Register a codec of your own under a name, on every rank, before the first call that names it.
 
     Args:
         codec: the codec, or with ``options`` a function that makes one from them, given as keyword arguments that are
             the strings of the specification: ``"mine:level=3"`` gives ``codec(level="3")``.
         name: by default the codec's ``name``, else its class's in lower case.
-        options: the options that the name may have.
+        options: the options that a specification may give to the name.
 
-    Raises InvalidArgumentError if the name is taken, InvalidTypeError for an object that is no codec. Values that are
+    Raises InvalidArgumentError if the name is taken, InvalidTypeError if the object is not a codec. Values that are
     not finite never reach a codec: a part that has one decodes to NaN.
     """
     known = str(name or getattr(codec, "name", None) or type(codec).__name__.lower())
@@ -92,9 +92,9 @@ def register_codec(codec: Codec | Callable[..., Codec], name: str | None = None,
 
 
 def error_bound(codec: str) -> str:
-    """How far one encoding may take a value from itself, in words, for a codec with its options.
+    """How far one encoding may move a value, in words, for a codec with its options.
 
-    Of a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice.
+    For a codec of your own it is its attribute ``error_bound``, if it has one. An all_reduce encodes twice.
     """
     name, _, options = codec.partition(":")
     if name == "zfp":
@@ -109,7 +109,7 @@ def known_codecs() -> list[str]:
 
 
 def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:
-    """The bytes (uint8, one dimension) that a call with this codec would send for the tensor, as one part.
+    """Encode the tensor as one part: the bytes (uint8, one dimension) that a call with this codec would send.
 
     Raises InvalidArgumentError for an unknown codec, InvalidTypeError for a dtype that it does not take.
     """
@@ -117,7 +117,7 @@ def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:
 
 
 def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:
-    """What ``encode`` has made of a tensor of the shape and dtype of ``like``. Raises as ``encode`` does."""
+    """Decode the result of ``encode`` for a tensor of the shape and dtype of ``like``. Raises as ``encode`` does."""
     return _C.decode(encoded, like, codec)
 
 

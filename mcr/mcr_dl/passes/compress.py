@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mcr_dl import _C, _groups, _runtime
+from mcr_dl import _C, _groups, _runtime, _stages
 from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.tuning import codecs as tables
 
-# Those that have a compressed form, without receives: they are compressed where their sends are.
+# The operations with a compressed form, without receives: their sends determine the compression.
 OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and row["name"] in _C.operations())
 
 
@@ -23,18 +23,18 @@ def _are_texts(value: Any) -> bool:
 class Compress:
     """Encode the data of calls before their backend gets it (docs/compression.md).
 
-    A call that names a codec (``codec="bf16"``) is compressed with it, or raises where it cannot be. A call that names
-    none is compressed with the pass's codec if its operation is among ``ops``, the codec takes its dtype and it is not
-    too small; else it goes on as it is. ``codec="none"`` turns the pass off for one call.
+    A call that names a codec (``codec="bf16"``) is compressed with it, or raises if that is not possible. A call that
+    names no codec is compressed with the pass's codec if its operation is among ``ops``, the codec takes its dtype and
+    it is not too small; otherwise it is not compressed. ``codec="none"`` turns the pass off for one call.
 
     Args:
-        codec: the codec of calls that name none, such as ``"int8:block=64"``; "none": these go on as they are; "auto":
-            the one of ``codecs`` with which the tuning table says that the call is cheaper, or none.
-        ops: operations for which it stands; by default all_reduce, reduce_scatter, all_gather and all_to_all. Their
-            vectored forms are among them.
-        smallest: bytes, counted as in tuning tables, below which it does not stand.
-        codecs: for "auto", the codecs whose loss is acceptable, at least one. ``mcr-tune --codecs`` measures them; one
-            that was not measured is not used.
+        codec: the codec of calls that name none, such as ``"int8:block=64"``; "none": they are not compressed; "auto":
+            the one of ``codecs`` that makes the call cheapest according to the tuning table, or none.
+        ops: operations to which the pass's codec applies; by default all_reduce, reduce_scatter, all_gather and
+            all_to_all. Their vectored forms are included.
+        smallest: bytes, counted as in tuning tables, below which the codec does not apply.
+        codecs: for "auto", the codecs whose loss is acceptable, at least one. ``mcr-tune --codecs`` measures them; a
+            codec without measurements is not used.
 
     Raises InvalidArgumentError for an unknown codec or operation, BackendUnavailableError if the codec's library is
     missing.
@@ -80,7 +80,7 @@ class Compress:
                 raise InvalidArgumentError(message)
 
     def _codecs(self) -> list[str]:
-        """By their full names."""
+        """The codecs' full names."""
         return [str(_C.codec(codec)["name"]) for codec in self.codecs]
 
     def _ops(self) -> list[str]:
@@ -92,19 +92,21 @@ class Compress:
         return {"codec": codec, "ops": sorted(self._ops()), "smallest": self.smallest, "codecs": self._codecs()}
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """The pass of one group, with a shadow group for what is issued later than the calls themselves."""
+        """Make the pass of one group, and give the group stages for what is issued after the calls themselves."""
+        del shadow
+        _stages.make(group)
         ops = self._ops()
         if "send" in ops:
             ops.append("recv")
         measured = tables.measured(_runtime.state().knowledge, group.ranks, self._codecs())
-        return _C.CompressPass(shadow("compress"), self.codec, ops, self.smallest, measured)
+        return _C.CompressPass(group, self.codec, ops, self.smallest, measured)
 
 
 def reset_feedback(group: _groups.Group = None) -> None:
-    """Forget what the calls with ``feedback=<name>`` have kept, of all names of the group (None: the default group).
+    """Discard the values that calls with ``feedback=<name>`` have kept, for all names of the group (None: the default).
 
-    Every rank of the group calls this, in the same place among its calls. Raises InvalidArgumentError if the group has
-    no compression pass.
+    Every rank of the group calls this, at the same point in its calls. Raises InvalidArgumentError if the group has no
+    compression pass.
     """
 
     where = _groups._group(group)

@@ -13,7 +13,7 @@ from mcr_dl._errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Limits:
-    """When a buffer goes, and what may go into it."""
+    """When a buffer is flushed, and which calls it may hold."""
 
     buffer_bytes: int  # the paper's B
     hold_microseconds: int  # the paper's T
@@ -30,16 +30,16 @@ _OTHERS = DEFAULTS["gloo"]
 class Fuse:
     """Hold small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls, and send them together.
 
-    Calls share a buffer if they agree in operation, dtype, reduction, root and backend. A buffer goes when it is full,
-    when its first call has waited long enough, or when somebody waits for one of its calls. The ranks agree on each
-    flush (docs/passes.md).
+    Calls share a buffer if they agree in operation, dtype, reduction, root and backend. A buffer is flushed when it is
+    full, when its first call has waited long enough, or when the program waits for one of its calls. The ranks agree on
+    each flush (docs/passes.md).
 
     Args:
         buffer_bytes: the size of a buffer, the paper's B; by default the backend's in ``DEFAULTS``.
         hold_microseconds: how long a call may wait for others, the paper's T.
         largest_bytes: calls with more bytes are not held; at most ``buffer_bytes``.
 
-    Raises InvalidArgumentError for a size or time that makes no sense.
+    Raises InvalidArgumentError for an invalid size or time.
     """
 
     buffer_bytes: int | None = None
@@ -70,14 +70,14 @@ class Fuse:
         }
 
     def limits(self, backend: str) -> Limits:
-        """What holds for one backend: the options, and its defaults where there are none."""
+        """The limits for one backend: the options, or its defaults where none are given."""
         default = DEFAULTS.get(backend, _OTHERS)
         buffer = self.buffer_bytes or default.buffer_bytes
         hold = default.hold_microseconds if self.hold_microseconds is None else self.hold_microseconds
         return Limits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """The pass of one group, with a shadow group for the fused calls."""
+        """Make the pass of one group, with a shadow group for the fused calls."""
         limits = {name: self.limits(name) for name in group.backends}
         plain = {name: (one.buffer_bytes, one.largest_bytes, one.hold_microseconds) for name, one in limits.items()}
         return _C.FusePass(shadow("fuse", rest=True), plain)

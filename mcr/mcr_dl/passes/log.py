@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log: every call leaves a record in a bounded ring, which all views read (docs/logging.md)."""
+"""The log: every call leaves a record in a ring of limited size, which all views read (docs/logging.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcr_dl._errors import InvalidArgumentError
 
 
 class RecordedGroup(NamedTuple):
-    """A group as records name it; it may be gone. `instance` counts the recorded groups of that name before it."""
+    """A group as records name it; it may have ended. `instance` counts the recorded groups of that name before it."""
 
     name: str
     instance: int
@@ -21,52 +21,54 @@ class RecordedGroup(NamedTuple):
 
     @property
     def key(self) -> tuple[str, int]:
-        """Which group it is, equal on all its ranks."""
+        """The identity of the group, equal on all its ranks."""
         return self.name, self.instance
 
 
 class Record(NamedTuple):
-    """One call on this rank. Times are ns of the process's steady clock; None: not yet, or there is none."""
+    """One call on this rank. Times are ns of the process's steady clock; None: not yet, or not applicable."""
 
-    number: int  # of all records of the process, from 1 on
-    seq: int  # of the group's collectives, equal on all ranks; of messages: of this rank's sends and receives in it
+    number: int  # among all records of the process, from 1 on
+    seq: int  # of a collective: in the group, equal on all ranks; of a message: among this rank's in the group
     group: RecordedGroup
     op: str  # as in the op table
     vectored: bool
     peer: bool  # a send or receive
     dtype: str
     red: str | None
-    root: int | None  # or peer, as a group rank; -1: from any
+    root: int | None  # or peer, as a group rank; -1: any
     tag: int | None
-    backend: str | None  # the candidate that did it; None: none was chosen yet
+    backend: str | None  # the candidate that did it; None: not chosen yet
     asynchronous: bool
     in_count: int  # elements; an operation on one tensor has it as its output
     out_count: int
     in_splits: tuple[int, ...]  # elements per rank of a vectored call
     out_splits: tuple[int, ...]
     truncated: bool  # the splits were not kept
-    nbytes: int  # the message as nccl-tests counts it; of a vectored call this rank's larger side
-    sent_bytes: int | None  # what the backend got, where a pass has made it another size
+    nbytes: int  # the data size as nccl-tests counts it; of a vectored call this rank's larger side
+    sent_bytes: int | None  # the bytes for the backend, if a pass has changed their number
     fused: bool  # it shared a buffer with other calls
-    codec: str | None  # how it was compressed
-    issue: int  # the call came
-    start: int | None  # its backend, or the pass that holds it, had it
+    codec: str | None  # the codec that compressed it
+    issue: int  # the call was made
+    start: int | None  # its backend, or the pass that holds it, received it
     end: int | None  # it was seen to be complete
     wait_begin: int | None  # of the first Work.wait; None: it was complete before the program waited for it
     wait_end: int | None  # of the last one
     waited: int  # ns in all waits together
     state: str  # issued, started, completed, failed
-    thread: int  # the system's number of the thread that made it
+    thread: int  # the system's id of the thread that made it
     caller: str | None  # the Python function that made it, if configure(debug=True)
+    priority: int = 0  # of calls that a pass holds, the least one goes first
+    key: str | None = None  # what the caller names the data
 
     @property
     def name(self) -> str:
-        """The operation, with a "v" for the form with counts, as tables and benchmarks have it."""
+        """The operation, with a "v" for the vectored form, as in tables and benchmarks."""
         return self.op + ("v" if self.vectored else "")
 
     @property
     def error_bound(self) -> str | None:
-        """How far its codec may take a value from itself, in words; None without a codec."""
+        """How far its codec may move a value, in words; None without a codec."""
         from mcr_dl.passes.codecs import error_bound
 
         return None if self.codec is None else error_bound(self.codec)
@@ -77,15 +79,15 @@ class Record(NamedTuple):
         return None if self.end is None else self.end - self.issue
 
 
-_MOST = 1 << 26  # records that a log keeps
-_since = 0  # records before it have been forgotten
+_MOST = 1 << 26  # largest capacity of a log
+_since = 0  # number of the first record that reset() has kept
 
 
 def records(group: _groups.Group = None, *, since: int = 0) -> list[Record]:
     """This process's records that are still in the ring, oldest first; of one group, or of all if None.
 
-    ``since``: from this number on. Costs the calls that go on meanwhile nothing; a record that is being written is left
-    out. Raises InvalidTypeError or NotInitializedError for what is no living group.
+    ``since``: from this number on. Costs concurrent calls nothing; a record that is being written is left out. Raises
+    InvalidTypeError or NotInitializedError if ``group`` is not a group or has ended.
     """
     rows = _C.log_records(max(since, _since))
     groups = [RecordedGroup(name, instance, rank, tuple(ranks)) for name, instance, rank, ranks in _C.log_groups()]
@@ -109,19 +111,19 @@ OFF = (
 
 
 def is_on() -> bool:
-    """Whether some group has the log among its passes. Where it is off, views without records say so (``OFF``)."""
+    """Whether some group has the log among its passes. If it is off, views without records say so (``OFF``)."""
     groups = _runtime.state().groups.values()
     return any(station.name == Log.name for group in groups for station in _C.passes(group))
 
 
 def reset() -> None:
-    """Forget all records so far; sequence numbers go on. Source: deepspeed.comm.reset_log."""
+    """Forget all records so far; sequence numbers continue. Source: deepspeed.comm.reset_log."""
     global _since
     _since = _C.log_made() + 1
 
 
 def op_of(name: str) -> str:
-    """The op behind any public name of an operation; InvalidArgumentError lists the names if there is none."""
+    """The operation behind any of its public names; InvalidArgumentError lists the names if there is no such name."""
     for row in _C.signatures():
         if row["name"] == name:
             return str(row["op"])
@@ -132,9 +134,9 @@ def op_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Log:
-    """Record every call: what, how much, by whom, when. Changes no call and synchronises nothing.
+    """Record every call: operation, size, backend, times. Changes no call and synchronizes nothing.
 
-    Put it first: what comes before it is not in its times. Sequence numbers are counted from where it is set on.
+    Put it first: its times do not include the passes before it. Sequence numbers count from the moment when it is set.
 
     Args:
         capacity: how many records the process keeps (65,536 at first); a new capacity begins an empty log.
@@ -161,11 +163,11 @@ class Log:
             object.__setattr__(self, "ops", tuple(dict.fromkeys(op_of(name) for name in self.ops)))
 
     def terms(self) -> dict[str, Any]:
-        """Nothing: what a rank records changes no call."""
+        """Nothing: a rank's records change no call."""
         return {}
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """The pass of one group."""
+        """Make the pass of one group."""
         del shadow
         if self.capacity is not None:
             _C.log_resize(self.capacity)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zfp (https://zfp.io) on tensors as arrays of one dimension: a fixed rate, or an absolute error that is kept."""
+"""zfp (https://zfp.io) on tensors as one-dimensional arrays: a fixed rate, or a guaranteed absolute error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mcr_dl.passes.codecs import Bytes, Values
 
 _BLOCK = 4  # values of one dimension that are coded together
-_WORD = 64  # bits to which a stream is filled up
+_WORD = 64  # bits; streams are padded to multiples of this
 _LEAST_BITS = {"float32": 1 + 8, "float64": 1 + 11}  # of a block: whether it is zero, and its exponent
 
 
@@ -85,7 +85,7 @@ class FixedAccuracy(_Zfp):
         super().__init__(tolerance=tolerance)
 
     def capacity(self, count: int, dtype: str) -> int:
-        """zfp's own bound: a block grows by its exponent and a few bits at most."""
+        """zfp's own bound: a block grows at most by its exponent and a few bits."""
         bits = _BLOCK * np.dtype(dtype).itemsize * 8 + _LEAST_BITS[dtype] + 2 * _BLOCK * 8
         return math.ceil(math.ceil(count / _BLOCK) * bits / _WORD) * _WORD // 8 + _WORD // 8
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of the log: summaries, trace files, and what other tools read (docs/logging.md).
+"""Views of the log: summaries, trace files, and formats for other tools (docs/logging.md).
 
 >>> mcr_dl.set_passes(["log"])
 >>> with mcr_dl.trace.region("step"):

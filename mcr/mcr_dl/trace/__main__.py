@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.trace``: the same as ``mcr-trace``."""
+"""``python -m mcr_dl.trace`` runs ``mcr-trace``."""
 
 import sys
 

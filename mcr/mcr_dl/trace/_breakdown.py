@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time went (MCR-DL paper, Figures 1 and 12): computing, and communicating by operation."""
+"""The time of a program (MCR-DL paper, Figures 1 and 12): computation, and communication by operation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WHOLE = "all"
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds of one rank, or means over ranks. ``exposed`` by operation: some thread sat in a call or in a wait.
+    """Seconds of one rank, or means over ranks. ``exposed`` by operation: some thread was in a call or in a wait.
 
-    ``overlapped`` is the time in which asynchronous works ran while no thread did; it is part of ``compute``.
+    ``overlapped`` is the time in which asynchronous works ran while no thread was; it is part of ``compute``.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Breakdown:
 
     @property
     def compute(self) -> float:
-        """The rest: whatever the program did beside sitting in calls and waits."""
+        """The rest of the time, in which the program was not in calls or waits."""
         return max(0.0, self.total - self.communication)
 
 
 def _exposed(record: Record, saved: int) -> list[Span]:
-    """When the call held up the thread that made it, or one that waited for it."""
+    """When the call blocked the thread that made it, or one that waited for it."""
     end = saved if record.end is None else record.end
     if not record.asynchronous:
         return [(record.issue, end)]
@@ -52,7 +52,7 @@ def _running(record: Record, saved: int) -> Span:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same stretches of time, in order, without overlaps."""
+    """The union of the spans: in order, without overlaps."""
     result: list[Span] = []
     for begin, end in sorted(spans):
         if end <= begin:
@@ -83,7 +83,7 @@ def _length(spans: Iterable[Span]) -> int:
 
 
 def _by_operation(trace: Trace, windows: Sequence[Span]) -> dict[str, float]:
-    """Exposed seconds by operation. Where threads sit in several calls at once, the one that began first has it."""
+    """Exposed seconds by operation. If threads are in several calls at once, the call that began first counts."""
     named = sorted((*span, record.name) for record in trace.records for span in _exposed(record, trace.saved))
     seconds: dict[str, float] = {}
     done = 0
@@ -110,7 +110,7 @@ def whole(trace: Trace) -> Breakdown:
 
 
 def by_region(trace: Trace) -> list[Breakdown]:
-    """For each region name, in the order of their first appearance: the time inside of all such regions together."""
+    """For each region name, in the order of first appearance: the total time inside all regions of that name."""
     ordered = sorted(trace.regions, key=lambda region: region.begin)
     names = dict.fromkeys(region.name for region in ordered)
     return [
@@ -132,7 +132,7 @@ def mean(parts: Sequence[Breakdown]) -> Breakdown:
 
 
 def tables(traces: Sequence[Trace]) -> dict[str, list[Breakdown]]:
-    """For each region that all ranks have (without any: for everything), the breakdown of each rank."""
+    """For each region that all ranks have (without regions: for the whole trace), the breakdown of each rank."""
     ranks = [{part.name: part for part in by_region(trace)} for trace in traces]
     names = [name for name in ranks[0] if all(name in rank for rank in ranks)]
     if not names:

@@ -16,7 +16,7 @@ _REGIONS, _THREADS, _WORKS = 0, 1, 1_000_000  # numbers of tracks; a rank's proc
 
 
 def _arguments(record: Record) -> Event:
-    """What a slice says when it is clicked on; what there is not, is left out."""
+    """The details of a slice, shown on a click; absent values are left out."""
     values = {
         "group": record.group.name,
         "seq": record.seq,
@@ -35,16 +35,18 @@ def _arguments(record: Record) -> Event:
         "error_bound": record.error_bound,
         "fused": record.fused or None,
         "caller": record.caller,
+        "priority": record.priority or None,
+        "key": record.key,
         "state": record.state,
     }
     return {name: value for name, value in values.items() if value is not None}
 
 
 class _Lanes:
-    """Puts works that overlap on tracks of their own, as slices on one track must not cross."""
+    """Puts overlapping works on separate tracks, as slices on one track must not cross."""
 
     def __init__(self) -> None:
-        self._free: dict[str, list[int]] = {}  # by backend: when each lane is free again
+        self._free: dict[str, list[int]] = {}  # by backend: the time when each lane is free again
         self._numbers: dict[tuple[str, int], int] = {}
 
     def place(self, backend: str, begin: int, end: int) -> int:
@@ -124,9 +126,9 @@ class _Rank:
 def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
     """One trace-event document of all ranks, their clocks aligned; times are in µs from the first event on.
 
-    Each rank is a process with a track for regions, one for the calls of each thread (blocking calls, the starting of
-    asynchronous ones, waits), and as many for asynchronous works of each backend as run at a time. Arrows lead from the
-    start of a work to the wait for it.
+    Each rank is a process with a track for regions, a track for the calls of each thread (blocking calls, starts of
+    asynchronous ones, waits), and as many tracks for asynchronous works of each backend as run at a time. Arrows lead
+    from the start of a work to the wait for it.
     """
     offsets = _files.offsets(traces)
     begins = [

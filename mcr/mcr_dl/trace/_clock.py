@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far this process's clock is from rank 0's, so that the times of all ranks can stand in one picture."""
+"""The offset of this process's clock from rank 0's, which puts the times of all ranks on one axis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 def readings() -> tuple[int, int]:
-    """The steady clock of the records and the wall clock, in ns, read together."""
+    """The records' steady clock and the wall clock, in ns, read together."""
     pairs = []
     for _ in range(5):
         before = _C.log_now()
@@ -42,7 +42,7 @@ def readings() -> tuple[int, int]:
 
 
 def _domain() -> str:
-    """Processes with the same answer have the same steady clock: that of one boot and one time namespace."""
+    """The domain of the steady clock, one boot and one time namespace: processes with equal results share the clock."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
@@ -57,7 +57,7 @@ def _serve(store: torch_dist.Store, peer: int) -> None:
 
 
 def _ask(store: torch_dist.Store, rank: int) -> tuple[int, int]:
-    """Offset and error of the round trip that took the least time."""
+    """Offset and error of the fastest round trip."""
     rounds = []
     for turn in range(_ROUNDS):
         before = _C.log_now()
@@ -74,9 +74,9 @@ def measure(
 ) -> tuple[int, int, str]:
     """Offset, error and method for this rank. All ranks call this together, with a store that nothing else uses.
 
-    Ranks whose steady clock is rank 0's own have no offset and no error. The others exchange messages with rank 0, one
-    rank after the other: rank 0 reads its clock between the two readings of the asking rank, so that the middle of the
-    round trip is wrong by half of its time at most. Raises torch.distributed.DistStoreError if a rank does not come.
+    Ranks whose steady clock is rank 0's own have no offset and no error. The others exchange values with rank 0 in
+    turn: rank 0 reads its clock between the two readings of the asking rank, so that the error of the round trip's
+    middle is at most half of its time. Raises torch.distributed.DistStoreError if a rank does not come.
     """
     usual: timedelta = store.timeout  # type: ignore[attr-defined]
     store.set_timeout(patience)

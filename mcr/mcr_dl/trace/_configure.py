@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``configure``: the log by DeepSpeed's keys."""
+"""``configure``: sets up the log by DeepSpeed's keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _from_mapping(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_object(config: Any) -> dict[str, Any]:
-    """DeepSpeed's own config object, or the part of it about communication."""
+    """DeepSpeed's own config object, or its part about communication."""
     part = getattr(config, "comms_config", config)
     if not hasattr(part, "comms_logger_enabled"):
         message = f"configure: expected a dict, a JSON file or a DeepSpeed config, got {type(config).__name__}"
@@ -93,7 +93,7 @@ def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
 
 
 def put(specification: Log | None) -> None:
-    """Make it the first pass of every group, in the place of the log that is there; None: no log."""
+    """Make it the first pass of every group, replacing an existing log; None: no log."""
     current = _runtime.state()
     shadows = {name for names in current.shadows.values() for name in names}
     for name, group in current.groups.items():
@@ -114,22 +114,23 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Turn the log on or off, by DeepSpeed's keys. What is not given stays as it is; arguments go before ``config``.
+    """Turn the log on or off, by DeepSpeed's keys. Settings that are not given stay; arguments override ``config``.
 
     The log becomes the first pass of all groups and of those made later; their other passes stay. Every rank of the
-    job calls this in the same place among its calls, because sequence numbers are counted from there on, and not beside
-    running calls of other threads. Nothing is sent.
+    job calls this at the same point in its calls, because sequence numbers count from there on, and while no other
+    thread makes calls. Nothing is sent.
 
     Args:
-        config: a dict ``{"comms_logger": {...}}`` or ``{"enabled": ..., ...}``, a JSON file of that (a DeepSpeed
+        config: a dict ``{"comms_logger": {...}}`` or ``{"enabled": ..., ...}``, a JSON file with one of them (a
+        DeepSpeed
             configuration), or DeepSpeed's config object.
         enabled: whether calls are recorded.
         prof_all: record all operations (the default); False: those in ``prof_ops``, by any of their public names.
-        verbose: print a line for each call within a second of its end, on rank 0, to the standard error.
+        verbose: print a line for each call within a second of its end, on rank 0, to standard error.
         debug: record and show the name of the Python function that made the call.
 
-    Raises InvalidArgumentError for a wrong key or value, NotInitializedError outside init and finalize; the log is then
-    as it was. Source: deepspeed.comm.configure.
+    Raises InvalidArgumentError for a wrong key or value, NotInitializedError outside init and finalize; the log then
+    stays unchanged. Source: deepspeed.comm.configure.
     """
     global _settings
     given = {"enabled": enabled, "prof_all": prof_all, "prof_ops": prof_ops, "verbose": verbose, "debug": debug}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace files: the log of each rank as JSON, with what is needed to lay them side by side."""
+"""Trace files: the log of each rank as JSON, with the data to align them with each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mcr_dl.trace._regions import Region
 FORMAT, VERSION = "mcr-dl trace", 1
 LARGEST = 256 * _documents.MIB
 """Bytes of a rank's file, at most: of a million records."""
-# Fields of records that are words, with the words that there are.
+# Fields of records that are words, with their possible values.
 _WORDS = {
     "op": {str(row["name"]) for row in _C.ops()},
     "dtype": set(_C.dtypes()),
@@ -34,15 +34,15 @@ _NAME = re.compile(r"(?:^|\.)rank(\d+)\.json$")
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank has recorded. Times are ns of its steady clock; ``clock.offset`` makes them rank 0's."""
+    """The records of one rank. Times are ns of its steady clock; add ``clock.offset`` for rank 0's."""
 
     rank: int  # in the job
     ranks: int
     clock: Clock
     records: list[Record]
     regions: list[Region]
-    lost: int  # records that the ring had overwritten
-    saved: int  # when, on the same clock
+    lost: int  # number of records that the ring had overwritten
+    saved: int  # time of saving, on the same clock
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,14 +51,14 @@ class Trace:
         return list(dict.fromkeys(record.group for record in self.records))
 
     def wall(self, time: int) -> int:
-        """A time of this rank as ns since 1970."""
+        """Convert a time of this rank to ns since 1970."""
         return time - self.clock.steady + self.clock.wall
 
 
 def offsets(traces: Sequence[Trace]) -> list[int]:
-    """What to add to the times of each trace to have all on one clock, rank 0's if possible.
+    """Offsets that put the times of all traces on one clock, rank 0's if possible.
 
-    If a clock was not compared with rank 0's, all are aligned by what their hosts take for the time of day.
+    If a clock was not compared with rank 0's, all are aligned by their hosts' wall clocks.
     """
     if all(trace.clock.method != WALL for trace in traces):
         return [trace.clock.offset for trace in traces]
@@ -67,7 +67,7 @@ def offsets(traces: Sequence[Trace]) -> list[int]:
 
 
 def file_of(path: str | os.PathLike[str], rank: int) -> Path:
-    """Where a rank's trace goes: `out.rank3.json` for `out.json`, `folder/rank3.json` for a folder."""
+    """The file of a rank's trace: `out.rank3.json` for `out.json`, `folder/rank3.json` for a folder."""
     place = Path(path)
     if place.suffix == ".json":
         return place.with_name(f"{place.stem}.rank{rank}.json")
@@ -75,7 +75,7 @@ def file_of(path: str | os.PathLike[str], rank: int) -> Path:
 
 
 def provenance() -> dict[str, Any]:
-    """What was measured where, with which versions."""
+    """The machine and the versions that a measurement belongs to."""
     from mcr_dl.tuning.host import host, software
 
     return {
@@ -131,7 +131,7 @@ def _groups(rows: Any) -> list[RecordedGroup]:
 
 
 def _rows(fields: Any, rows: Any, where: str) -> dict[str, list[Any]]:
-    """The columns of rows that are lists, as long as there are fields."""
+    """The columns of a list of rows, each a list with one value per field."""
     if not _shapes.are([fields], tuple[str, ...]) or not isinstance(rows, list) or len(set(fields)) != len(fields):
         raise ValueError(f"{where}: expected a list, and different names of its fields, got something else")
     for place, row in enumerate(rows):
@@ -142,6 +142,8 @@ def _rows(fields: Any, rows: Any, where: str) -> dict[str, list[Any]]:
 
 def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Record]:
     columns = _rows(document["fields"], document["records"], "records")
+    for name, default in Record._field_defaults.items():  # fields that older traces do not have
+        columns.setdefault(name, [default] * len(document["records"]))
     _shapes.check_columns(Record, columns, "records", skip=["group"])
     if any(type(index) is not int or not 0 <= index < len(groups) for index in columns["group"]):
         raise ValueError(f"records.group: expected places in the list of {len(groups)} groups")
@@ -154,6 +156,8 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
         if unknown:
             raise ValueError(f"records.{name}: expected some of {', '.join(sorted(known))}, got {unknown.pop()[:40]!r}")
     columns["group"] = [groups[index] for index in columns["group"]]
+    spellings = {name: name and _C.canonical(name) for name in set(columns["backend"])}
+    columns["backend"] = [spellings[name] for name in columns["backend"]]
     for name in ("in_splits", "out_splits"):
         columns[name] = list(map(tuple, columns[name]))
     return [Record(*values) for values in zip(*(columns[name] for name in Record._fields), strict=True)]
@@ -178,7 +182,7 @@ def _trace(document: dict[str, Any]) -> Trace:
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """One rank's trace. Raises InvalidArgumentError naming the file if it is none of this version, or too large."""
+    """Read one rank's trace. Raises InvalidArgumentError, with the file's name, if too large or not of this version."""
     document = _documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
     try:
         if document["format"] != FORMAT or document["version"] != VERSION:
@@ -195,7 +199,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 def read_all(path: str | os.PathLike[str]) -> list[Trace]:
     """The traces of all ranks in rank order: of a folder, or those that ``save(path)`` wrote for a ``.json`` path.
 
-    Raises InvalidArgumentError if there is none, or if ranks are missing or are of another job.
+    Raises InvalidArgumentError if there are none, or if ranks are missing or belong to another job.
     """
     place = Path(path)
     folder, stem = (place.parent, f"{place.stem}.") if place.suffix == ".json" else (place, None)

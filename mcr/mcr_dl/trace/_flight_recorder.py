@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as torch's flight recorder dumps them, for ``torchfrtrace``: which rank has not made which call."""
+"""Traces as dumps of torch's flight recorder, for ``torchfrtrace``: which rank has not made which call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcr_dl.trace._files import Trace
 Entry = dict[str, Any]
 VERSION = "2.10"
 
-# torch's analyzer knows these libraries alone; all that is not one of them goes under gloo's name, as a host library.
+# torch's analyzer knows only these libraries; all others appear as gloo, as host libraries.
 _LIBRARIES = ("nccl", "gloo")
 _NAMES = {
     "all_gather": "_all_gather_base",
@@ -27,7 +27,7 @@ _STATES = {"issued": "scheduled", "started": "started", "completed": "completed"
 
 @dataclass(frozen=True)
 class _Place:
-    """A process group as torch's analyzer has it, and the number of a call in it."""
+    """A process group as torch's analyzer sees it, and the number of a call in it."""
 
     name: str
     ranks: tuple[int, ...]
@@ -40,15 +40,15 @@ def _name_of(group: RecordedGroup) -> str:
 
 
 class _Places:
-    """Where calls are counted. The analyzer matches the calls of one number on all ranks of a group; the messages from
-    one rank to another with one tag are a group of these two, which is where MPI and gloo keep them in order.
+    """Numbers the calls. The analyzer matches calls of one number on all ranks of a group; the messages from one rank
+    to another with one tag form a group of these two ranks, within which MPI and gloo keep them in order.
     """
 
     def __init__(self) -> None:
         self._messages: Counter[str] = Counter()
 
     def of(self, record: Record) -> _Place | None:
-        """None: a receive from any rank that has not come."""
+        """The group and number of a call; None for a receive from any rank that has not completed."""
         ranks = record.group.ranks
         if not record.peer:
             return _Place(_name_of(record.group), ranks, record.seq, False)
@@ -77,7 +77,7 @@ def _profiling_name(record: Record, place: _Place) -> str:
 
 
 def _sizes(record: Record) -> tuple[int, int]:
-    """Elements in and out. What ranks need not agree on is 0, as the analyzer compares sizes over the ranks."""
+    """Elements in and out. Sizes that may differ between ranks are 0, as the analyzer compares them over the ranks."""
     inside, outside = record.in_count, record.out_count
     if record.op == "all_to_all":
         return inside, outside
@@ -118,7 +118,7 @@ def _entry(record: Record, place: _Place, number: int, trace: Trace) -> Entry:
 
 
 def _first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
-    """By group: from which number on no rank's ring has lost a call."""
+    """By group: the first number from which no rank's ring has lost a call."""
     first: dict[tuple[str, int], int] = {}
     for trace in traces:
         if trace.lost == 0:
@@ -133,10 +133,10 @@ def _first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
 
 
 def flight_recorder(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """What to pickle for each rank. Calls that the ring of one rank has lost are left out on all ranks.
+    """The object to pickle for each rank. Calls that the ring of one rank has lost are left out on all ranks.
 
-    Messages are left out if a ring has lost some, and receives from any rank that did not end: nobody knows then which
-    send belongs to which receive.
+    Messages are left out if a ring has lost some; so are receives from any rank that did not end, as it is then unknown
+    which send belongs to which receive.
     """
     first = _first_common(traces)
     lost = any(trace.lost for trace in traces)

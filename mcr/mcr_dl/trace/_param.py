@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces in the basic format of PARAM's commsTraceReplay (facebookresearch/param), to make the same calls elsewhere."""
+"""Traces in the basic format of PARAM's commsTraceReplay (facebookresearch/param), to replay their calls elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcr_dl.trace._files import Trace
 
 Entry = dict[str, Any]
 
-# Ours -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
+# MCR-DL's names -> PARAM's. Forms on one buffer are its "base" ones; every exchange is one with splits.
 _NAMES = {
     "all_gather": "all_gather_base",
     "all_gatherv": "all_gather_v",
@@ -30,13 +30,13 @@ _DTYPE_NAMES = {"int16": "short", "int64": "long"}
 
 @dataclass
 class Export:
-    """One list of entries per rank, and what PARAM has no words for: reason -> how many calls."""
+    """One list of entries per rank, and the calls that PARAM cannot express: reason -> number of calls."""
 
     ranks: list[list[Entry]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
     def leave_out(self, reason: str) -> None:
-        """Count a call that is not there."""
+        """Count a call that is left out."""
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
@@ -107,16 +107,16 @@ def _timed(trace: Trace, offset: int, ids: dict[RecordedGroup, int], export: Exp
             continue
         group = ids[record.group]
         yield record.issue, _call(record, group, record.issue + offset)
-        # A replay may start every call without waiting: a blocking call is one that is waited for at once.
+        # A replay may start every call without waiting: a blocking call becomes one that is waited for at once.
         waited = record.wait_begin if record.asynchronous else record.end
         if waited is not None:
             yield waited, _wait(record, group, waited + offset)
 
 
 def param(traces: Sequence[Trace]) -> Export:
-    """The traces as PARAM's replay reads them: for each rank its process groups, then its calls and waits in order.
+    """The traces in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
 
-    Sizes are in elements, ranks are those of the job, groups are numbered alike on all ranks, times are on one clock.
+    Sizes are in elements, ranks are the job's, groups have equal numbers on all ranks, times are on one clock.
     """
     keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
     export = Export()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The breakdown as a picture: stacked bars of computing and of each operation."""
+"""The breakdown as a picture: stacked bars of computation and of each operation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COMPUTE = "#c9ced6"
-_LEAST_LABEL = 0.04  # of the tallest bar; flatter parts have no room for a text
-_HEAD, _LEGEND_LINE = 0.75, 0.21  # inches: above the bars; of one name
+_LEAST_LABEL = 0.04  # relative to the tallest bar; lower parts have no room for a text
+_HEAD, _LEGEND_LINE = 0.75, 0.21  # inches: above the bars; per name
 
 
 def bars(traces: Sequence[Trace]) -> list[Breakdown]:
-    """One bar for each region, the mean over its ranks; without regions one for each rank."""
+    """One bar for each region, the mean over its ranks; without regions one bar for each rank."""
     tables = breakdown.tables(traces)
     if list(tables) != [WHOLE]:
         return [breakdown.mean(parts) for parts in tables.values()]
@@ -32,7 +32,7 @@ def bars(traces: Sequence[Trace]) -> list[Breakdown]:
 
 
 def _light(colour: str) -> bool:
-    """Whether dark text reads better on it."""
+    """Whether dark text reads better on the color."""
     red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 150
 
@@ -81,5 +81,5 @@ def figure_of(traces: Sequence[Trace]) -> Figure:
 
 
 def plot(traces: Sequence[Trace], path: str | os.PathLike[str]) -> None:
-    """Draw the breakdown into a picture file; its suffix says in which format. Needs matplotlib."""
+    """Draw the breakdown into a picture file; its suffix determines the format. Needs matplotlib."""
     figure_of(traces).savefig(path)

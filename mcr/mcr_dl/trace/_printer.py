@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``verbose``: a line for every call, printed by a thread that reads the log now and then."""
+"""``verbose``: prints a line for every call, from a thread that reads the log periodically."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mcr_dl.trace import _statistics as statistics
 _PERIOD = 0.5  # seconds
 _lock = threading.Lock()
 _stop: threading.Event | None = None
-_next = 0  # the first record that has no line yet
-_open: set[int] = set()  # numbers of earlier ones that were still running
+_next = 0  # the first record that is not printed yet
+_open: set[int] = set()  # numbers of earlier records that were still running
 
 
 def line_of(record: Record) -> str:
@@ -51,7 +51,7 @@ def _run(over: threading.Event) -> None:
 
 
 def start() -> None:
-    """Print from now on, on rank 0 of the job; nothing to do if it does already."""
+    """Print from now on, on rank 0 of the job; does nothing if the thread already runs."""
     global _stop, _next
     with _lock:
         if _stop is not None or _launch.detect().rank > 0:
@@ -61,7 +61,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Print what is left, and no more."""
+    """Print the remaining lines, and stop."""
     global _stop
     flush()
     with _lock:

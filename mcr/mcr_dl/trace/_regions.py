@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named stretches of a program, which traces show beside the calls and summaries divide by."""
+"""Named regions of a program, which traces show next to the calls and summaries divide by."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from mcr_dl import _C
 
-_LIMIT = 65536  # the newest stay
+_LIMIT = 65536  # only the newest ones are kept
 
 
 class Region(NamedTuple):
-    """`name` from `begin` to `end`, in ns of the steady clock, on the thread of that number."""
+    """`name` from `begin` to `end`, in ns of the steady clock, on the thread with that id."""
 
     name: str
     begin: int
@@ -28,7 +28,7 @@ _regions: deque[Region] = deque(maxlen=_LIMIT)
 
 @contextmanager
 def region(name: str) -> Iterator[None]:
-    """Mark what the program does inside: ``with mcr_dl.trace.region("step"):``; traces and summaries show it."""
+    """Mark a part of the program: ``with mcr_dl.trace.region("step"):``; traces and summaries show it."""
     begin = _C.log_now()
     try:
         yield
@@ -37,10 +37,10 @@ def region(name: str) -> Iterator[None]:
 
 
 def regions() -> list[Region]:
-    """Those of this process that have ended, the newest 65,536, in the order of their ends."""
+    """The ended regions of this process, the newest 65,536, in the order of their ends."""
     return list(_regions)
 
 
 def reset() -> None:
-    """Forget them."""
+    """Forget all regions."""
     _regions.clear()

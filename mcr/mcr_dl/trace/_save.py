@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving what this rank has recorded, on demand and at the end of the program."""
+"""Saves this rank's records, on demand and at the end of the program."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _AT_END = timedelta(seconds=10)  # for ranks that end without the others
 
 
 def folder() -> str | None:
-    """Where traces go at the end of the program, if they do: what ``MCR_DL_TRACE`` says."""
+    """The folder for traces at the end of the program, from ``MCR_DL_TRACE``; None: no traces."""
     return os.environ.get(VARIABLE) or None
 
 
 def with_log(specifications: list[Any]) -> list[Any]:
-    """The passes of a job that starts: with the log first, if the environment asks for traces."""
+    """The passes of a new job: with the log first, if the environment asks for traces."""
     if folder() is None or any(each.name == log.Log.name for each in specifications):
         return specifications
     return [log.Log(), *specifications]
@@ -45,7 +45,7 @@ def _clock_of(current: _runtime._State, patience: timedelta | None) -> _clock.Cl
 
 
 def capture(patience: timedelta | None) -> _files.Trace:
-    """What this rank has recorded so far; `patience`: how long to wait for the others to compare clocks; None: not."""
+    """This rank's records so far; `patience`: how long to wait for the others to compare clocks; None: do not."""
     current = _runtime.state()
     return _files.Trace(
         rank=current.launch.rank,
@@ -64,9 +64,9 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
 
     Args:
         path: a folder (``rank3.json`` in it), or a name that ends in ``.json`` (``name.rank3.json``).
-        align: measure how far this rank's clock is from rank 0's. All ranks of the job then call this together, and
-            meet at the store. False: any rank may call at any time, a signal handler too; clocks of different hosts are
-            then taken to show the same wall time.
+        align: measure the offset of this rank's clock from rank 0's. All ranks of the job then call this together, and
+            meet at the store. False: any rank may call at any time, even from a signal handler; the wall clocks of
+            different hosts are then assumed to agree.
 
     Warns if the log is off and has no records. Raises NotInitializedError outside init and finalize; OSError if
     the file cannot be written.
@@ -80,7 +80,7 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
 def finish(*, together: bool) -> None:
     """At the end of the runtime: print the last lines of ``verbose`` and write what ``MCR_DL_TRACE`` asks for.
 
-    A failure is told and ends nothing.
+    A failure is reported and does not end the program.
     """
     _printer.flush()
     target = folder()

@@ -20,7 +20,7 @@ def _text(seconds: float, total: float) -> str:
 
 
 def grid(parts: Sequence[Breakdown]) -> Table:
-    """One region: a column for each rank and their mean, a line for computing and for each operation."""
+    """One region: a column for each rank and for their mean, a line for computation and for each operation."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     columns = [*parts, breakdown.mean(parts)] if len(parts) > 1 else list(parts)
@@ -39,7 +39,7 @@ def grid(parts: Sequence[Breakdown]) -> Table:
 
 
 def show(traces: Sequence[Trace], console: Console | None = None) -> None:
-    """Print one table for each region that all ranks have; without regions one for all."""
+    """Print one table for each region that all ranks have; without regions one table."""
     console = console or Console()
     for name, parts in breakdown.tables(traces).items():
         console.say("Where the time went" if name == WHOLE else f"Where the time went: {name}", style="italic")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the records of one rank come to, by operation, message size and backend."""
+"""Statistics of one rank's records, by operation, message size and backend."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from mcr_dl.bench.timing import bandwidths
 from mcr_dl.passes.log import Record
 
-_TRIM = 0.1  # the share of outliers on either side that means leave out, as DeepSpeed's do
+_TRIM = 0.1  # the fraction of outliers on either side that means leave out, as DeepSpeed's do
 _GIGABITS = 8.0  # of a gigabyte
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the largest and the smallest tenth; 0 of nothing."""
+    """The mean without the largest and the smallest tenth; 0 for no values."""
     if not values:
         return 0.0
     cut = round(len(values) * _TRIM)
@@ -27,7 +27,7 @@ def trimmed_mean(values: Sequence[float]) -> float:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes as DeepSpeed's table has them: 4.0 KB is 4096."""
+    """Bytes as in DeepSpeed's table: 4.0 KB is 4096."""
     value, unit = float(nbytes), 0
     names = ("B", "KB", "MB", "GB", "TB", "PB")
     while value >= 1024 and unit + 1 < len(names):
@@ -36,7 +36,7 @@ def size_text(nbytes: int) -> str:
 
 
 def rates(record: Record) -> tuple[float, float]:
-    """Algorithm and bus bandwidth of a call that has ended, in Gbps (10^9 bits per second), by nccl-tests' rules."""
+    """Algorithm and bus bandwidth of a completed call, in Gbps (10^9 bits per second), by nccl-tests' rules."""
     if not record.latency:
         return 0.0, 0.0
     name = "send" if record.peer else record.name
@@ -46,7 +46,7 @@ def rates(record: Record) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """Some calls. Latencies are in ms from the call to its end, bandwidths in Gbps; means leave outliers out."""
+    """A set of calls. Latencies are in ms from the call to its end, bandwidths in Gbps; means leave outliers out."""
 
     count: int
     total_latency_ms: float
@@ -58,7 +58,7 @@ class Line:
 
     @staticmethod
     def of(records: Sequence[Record]) -> Line:
-        """From calls that have ended."""
+        """Statistics of completed calls."""
         latencies = [(record.latency or 0) / 1e6 for record in records]
         bandwidth = [rates(record) for record in records]
         return Line(
@@ -72,17 +72,17 @@ class Line:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Under DeepSpeed's names."""
+        """The statistics under DeepSpeed's names."""
         return asdict(self)
 
 
 def label(record: Record) -> str:
-    """The operation, and who called it if the records know: DeepSpeed's names."""
+    """The operation, and its caller if the record has it: DeepSpeed's names."""
     return record.name if record.caller is None else f"{record.name} | [Caller Func: {record.caller}]"
 
 
 def ended(records: Iterable[Record]) -> list[Record]:
-    """Those that have completed: of a call that failed, the time says nothing."""
+    """The completed records; the time of a failed call means nothing."""
     return [record for record in records if record.state == "completed"]
 
 

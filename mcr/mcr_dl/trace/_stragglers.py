@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the ranks waited for the slowest of them: records of one collective, matched over the ranks."""
+"""How long the ranks waited for the slowest one: records of one collective, matched over the ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcr_dl.passes.log import Record
 from mcr_dl.trace import _statistics as statistics
 
 Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
-Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> least latency, the rank that had it
+Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> lowest latency, the rank that had it
 
 
 def _key(record: Record) -> tuple[str, int, int]:
@@ -22,7 +22,7 @@ def _key(record: Record) -> tuple[str, int, int]:
 
 
 def mine(records: Iterable[Record]) -> Mine:
-    """This rank's completed collectives. Messages are no part of it: they are not numbered alike on two ranks."""
+    """This rank's completed collectives. Messages are left out: their numbers differ between ranks."""
     return [
         [*_key(record), record.latency, len(record.group.ranks)]
         for record in statistics.ended(records)
@@ -31,9 +31,10 @@ def mine(records: Iterable[Record]) -> Mine:
 
 
 def match(everyone: Sequence[Mine]) -> list[list[Any]]:
-    """The collectives that all ranks of their group have recorded, each with its least latency and whose it was.
+    """The collectives that all ranks of their group have recorded, each with its lowest latency and the rank that had
+    it.
 
-    The rank that came last waited for nobody: its latency is the least, and is what the transfer takes.
+    The rank that came last waited for no other rank: its latency is the lowest, and is the time of the transfer.
     """
     found: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
     sizes: dict[tuple[str, int, int], int] = {}
@@ -45,7 +46,7 @@ def match(everyone: Sequence[Mine]) -> list[list[Any]]:
 
 
 def exchange(records: Iterable[Record]) -> Match:
-    """Match this rank's records with those of all others: every rank of the job calls this."""
+    """Match this rank's records with those of all other ranks: every rank of the job calls this."""
     current = _runtime.state()
     store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
     rows = _agreement.settle(store, current.launch.rank, current.launch.size, "records", mine(records), match)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-trace``: what can be seen in the traces that the ranks of a program have saved."""
+"""``mcr-trace``: shows and converts the traces that the ranks of a program have saved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _say(text: str) -> None:
 
 
 def merge(traces: Sequence[Trace], output: Path) -> None:
-    """Write one trace-event file of all ranks, and say how well their clocks are aligned."""
+    """Write one trace-event file of all ranks, and print how well their clocks are aligned."""
     output.write_text(json.dumps(chrome(traces)))
     known = [trace.clock.error for trace in traces if trace.clock.error is not None]
     error = f"to ±{max(known) / 1000:.1f} µs" if len(known) == len(traces) else "by the hosts' time of day"

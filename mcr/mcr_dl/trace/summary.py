@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``log_summary``: DeepSpeed's table of what was communicated, from the log."""
+"""``log_summary``: DeepSpeed's table of communication, from the log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
 
 
 def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
-    from mcr_dl._console import Console  # here, as programs that do not print it need not have rich
+    from mcr_dl._console import Console  # imported here, as programs that do not print it need not have rich
 
     console = Console(width=None if Console().is_terminal else 160)
     grid = _grid("Communication of this rank", _COLUMNS, 3)
@@ -103,20 +103,20 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
 def log_summary(
     show_straggler: bool = False, return_dict: bool = False, group: _groups.Group = None
 ) -> dict[str, Any] | None:
-    """Print on rank 0 what was communicated since the log was turned on, by operation, message size and backend.
+    """Print on rank 0 the communication since the log was turned on, by operation, message size and backend.
 
-    If the log is off and has no records, that is printed instead.
+    If the log is off and has no records, prints that instead.
 
-    Latencies are in ms, from the call to its end, on this rank; of an asynchronous call they include what it waited for
-    the program. Throughput and bus bandwidth are in Gbps (10^9 bits per second) and follow nccl-tests' definitions.
-    Means leave out the largest and the smallest tenth, as DeepSpeed's do.
+    Latencies are in ms, from the call to its end, on this rank; the latency of an asynchronous call includes time in
+    which it waited for the program. Throughput and bus bandwidth are in Gbps (10^9 bits per second) and follow
+    nccl-tests' definitions. Means leave out the largest and the smallest tenth, as DeepSpeed's do.
 
     Args:
-        show_straggler: also say how much of the time ranks waited for the one that came last. Every rank of the job
+        show_straggler: also print how much of the time ranks waited for the one that came last. Every rank of the job
             then calls this together; collectives are matched over the ranks by their sequence numbers.
         return_dict: return the numbers too, on every rank: ``{"summary": {op: {bytes: {...}}}, "straggler_analysis":
             {op: {bytes: {...}}} or None, "metadata": {...}}``, DeepSpeed's keys and some more.
-        group: the records of this group alone; of all groups if None.
+        group: use the records of this group alone; of all groups if None.
 
     Raises NotInitializedError outside init and finalize, ModuleNotFoundError on rank 0 without the package rich.
     Source: deepspeed.comm.log_summary.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning tables: what was measured of every candidate, and who wins where. The format is ``tuning/schema.json``.
+"""Tuning tables: the measurements of every candidate, and the winners. The format is ``tuning/schema.json``.
 
-``table`` reads and writes them, ``host`` says what a table was measured on, ``show``, ``plot`` and ``diff`` are for
-people.
+``table`` reads and writes them, ``host`` describes the machine of a table, ``show``, ``plot`` and ``diff`` present
+them.
 """

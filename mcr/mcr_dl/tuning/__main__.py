@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.tuning`` is ``mcr-tune``."""
+"""``python -m mcr_dl.tuning`` runs ``mcr-tune``."""
 
 import sys
 

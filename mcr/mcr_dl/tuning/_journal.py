@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a tuning run: what shall be measured, and what has happened so far.
+"""The journal of a tuning run: the plan, and the events so far.
 
-Rank 0 appends a line before each step and after each result, so that whoever reads the file knows what was under way
-when the ranks hung or died, and a run that was interrupted can go on.
+Rank 0 appends a line before each step and after each result. So the file shows which step was running when the ranks
+hung or died, and an interrupted run can continue.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _documents
+from mcr_dl import _C, _documents
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs
 
 _LONGEST = _documents.MIB  # bytes of a line: the plan is the longest
-_MOST, _LATEST = 1 << 62, 1e15  # of numbers and microseconds, as in tuning/schema.json
+_MOST, _LATEST = 1 << 62, 1e15  # limits of numbers and microseconds, as in tuning/schema.json
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Unit:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells units apart."""
+        """The key that identifies a unit."""
         return self.operation, self.dtype
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one scale's run measures. ``budget_seconds`` is for all candidates at one size.
+    """The measurements of one scale's run. ``budget_seconds`` is for all candidates at one size.
 
-    A candidate with a codec is one more candidate, named by its label (``gloo+bf16``).
+    A candidate with a codec counts as another candidate, named by its label (``gloo|bf16``).
     """
 
     ranks: int
@@ -52,7 +52,7 @@ class Plan:
     codecs: tuple[str, ...] = ()
 
     def codecs_for(self, unit: Unit, nbytes: int) -> tuple[str, ...]:
-        """The codecs that calls of a unit are measured with at one size."""
+        """The codecs that are measured on calls of a unit at one size."""
         able = unit.operation in codecs.OPERATIONS and unit.dtype == codecs.DTYPE and nbytes >= codecs.SMALLEST
         return self.codecs if able else ()
 
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass
 class Progress:
-    """What a journal says: results, who is out and why, what is done, and the step that was under way."""
+    """The content of a journal: results, exclusions with reasons, finished steps, and the step that was running."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -91,11 +91,11 @@ class Progress:
             self.step = None
 
     def out(self, operation: str) -> set[str]:
-        """Candidates that this operation is not tried on any more."""
+        """Candidates that are no longer tried on this operation."""
         return {each["candidate"] for each in self.excluded if each["operation"] == operation}
 
     def results(self, operation: str, dtype: str) -> list[dict[str, Any]]:
-        """The samples of one unit without those of candidates that are out; of a size, the last."""
+        """The samples of one unit without those of excluded candidates; for each size, the last ones."""
         gone = self.out(operation)
         found = {
             (each["candidate"], each["bytes"]): each
@@ -107,7 +107,7 @@ class Progress:
 
 _WHERE: dict[str, type] = {"operation": str, "dtype": str}
 _WHO = {**_WHERE, "candidate": str}
-# What the readers of an event rely on, by kind. int: a count; float: a time in microseconds; dict: of texts.
+# Fields that the readers of an event rely on, by kind. int: a count; float: microseconds; dict: of texts.
 _FIELDS: dict[str, Mapping[str, type]] = {
     "ready": {"nodes": int, "ranks_per_node": int, "devices": int, "bound": bool, "libraries": dict},
     "step": {**_WHERE, "phase": str, "bytes": int},
@@ -119,7 +119,7 @@ _FIELDS: dict[str, Mapping[str, type]] = {
 
 
 def _is(kind: type, value: Any) -> bool:
-    """JSON's types, within the limits of tables. A bool is no number here, and 4.0 no count."""
+    """Check JSON's types, within the limits of tables. A bool is not a number here, and 4.0 is not a count."""
     if kind is dict:
         return type(value) is dict and all(type(each) is str for each in value.values())
     if kind not in (int, float):
@@ -141,6 +141,24 @@ def _is_event(value: Any) -> bool:
     )
 
 
+_NAMING = ("backends", "candidate", "candidates")
+
+
+def _spelt(line: dict[str, Any], codecs: Sequence[str]) -> dict[str, Any]:
+    """A line with candidates in canonical spelling, also from older versions, which wrote ``gloo+bf16``."""
+
+    def name(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        codec = next((each for each in codecs if value.endswith(f"+{each}")), "")
+        return _C.canonical(f"{value.removesuffix(f'+{codec}')}|{codec}" if codec else value)
+
+    def names(value: Any) -> Any:
+        return list(map(name, value)) if isinstance(value, list) else name(value)
+
+    return {key: names(value) if key in _NAMING else value for key, value in line.items()}
+
+
 class Journal:
     """The file. Lines are JSON objects; the first is the plan."""
 
@@ -149,19 +167,20 @@ class Journal:
         self._read = 0
 
     def begin(self, plan: Plan) -> None:
-        """Start anew."""
+        """Start a new journal."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(asdict(plan)) + "\n")
         self._read = self.path.stat().st_size
 
     def resume(self, plan: Plan) -> Progress:
-        """What an interrupted run of the same plan has done; InvalidArgumentError if there is none, or of another."""
+        """The progress of an interrupted run of the plan; InvalidArgumentError if there is none, or of another plan."""
         if not self.path.exists():
             raise InvalidArgumentError(f"--resume: no interrupted run is recorded in {self.path}")
         lines = self._lines()
         recorded = next(lines, {})
         if not isinstance(recorded, dict):
             raise InvalidArgumentError(f"--resume: {self.path}: expected the journal of mcr-tune, got something else")
+        recorded = _spelt(recorded, ())
         wanted = json.loads(json.dumps(asdict(plan)))
         for key, value in wanted.items():
             if recorded.get(key) != value:
@@ -173,11 +192,11 @@ class Journal:
             if not _is_event(event):
                 message = f"--resume: {self.path}: expected the journal of mcr-tune, got {str(event)[:80]}"
                 raise InvalidArgumentError(message)
-            progress.take(event)
+            progress.take(_spelt(event, plan.codecs))
         return progress
 
     def add(self, event: str, **values: Any) -> None:
-        """Append a line; it is in the file when this returns. The rest of one that somebody was killed in goes."""
+        """Append a line; it is in the file when this returns. Removes the partial line of a killed rank, if any."""
         with self.path.open("rb+") as file:
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
@@ -187,7 +206,7 @@ class Journal:
             file.write(json.dumps({"event": event, **values}).encode() + b"\n")
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Whole lines that have not been read yet; a line that somebody was killed in the middle of is left out."""
+        """Complete lines that have not been read yet; skips an incomplete line that a killed rank has left."""
         with self.path.open("rb") as file:
             file.seek(self._read)
             while line := file.readline(_LONGEST + 1):
@@ -209,5 +228,5 @@ class Journal:
                 yield event
 
     def news(self) -> list[dict[str, Any]]:
-        """Events since the last look."""
+        """Events since the last call."""
         return list(self._lines())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tuning table as a value: dataclasses with the fields of ``tuning/schema.json``, and the way to JSON and back."""
+"""The tuning table as a value: dataclasses with the fields of ``tuning/schema.json``, converted to and from JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from mcr_dl import _C, _backends
+from mcr_dl import _C
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning.host import Host, Software
 
@@ -20,22 +20,19 @@ VERSION = 1
 
 
 def label_of(candidate: str, codec: str) -> str:
-    """A candidate with a codec as one name: ``gloo+bf16``; without one, itself."""
-    return f"{candidate}+{codec}" if codec else candidate
+    """A candidate with a codec as one name: ``gloo|bf16``; without a codec, the candidate."""
+    return f"{candidate}|{codec}" if codec else candidate
 
 
 def parts_of(label: str) -> tuple[str, str]:
-    """Candidate and codec, or nothing, of a label; "gloo+mpi" is a candidate, as mpi is a backend."""
-    first, _, rest = label.partition("+")
-    second, _, codec = rest.partition("+")
-    if _backends.is_known(f"{first}+{second.partition(':')[0]}"):
-        return f"{first}+{second}", codec
-    return first, rest
+    """Candidate and codec of a label; the codec is empty if it has none."""
+    found = _C.Candidate(label)
+    return found.name, found.codec
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Times of calls of one size, in microseconds; ``n`` is how many were taken."""
+    """Times of calls of one size, in microseconds, from ``n`` samples."""
 
     bytes: int
     n: int
@@ -46,9 +43,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Curve:
-    """The samples of one candidate, by ascending size. ``dtype`` was measured, in place of its class.
+    """The samples of one candidate, by ascending size. ``dtype`` was measured to represent its class.
 
-    ``codec`` is empty, or how the calls were compressed; ``bytes`` are those of the call all the same.
+    ``codec`` is empty, or the codec that compressed the calls; ``bytes`` is the uncompressed size in either case.
     """
 
     operation: str
@@ -60,7 +57,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """Who it is of: ``gloo``, ``gloo+bf16``."""
+        """The curve's candidate: ``gloo``, ``gloo|bf16``."""
         return label_of(self.candidate, self.codec)
 
     @cached_property
@@ -71,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Range:
-    """From ``start`` bytes on (``from`` in the file), up to the next range, this candidate."""
+    """From ``start`` bytes on (``from`` in the file), up to the next range, this candidate wins."""
 
     start: int
     candidate: str
@@ -79,7 +76,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Winner:
-    """Who wins an operation, by size. The first range starts at 0."""
+    """The winners of an operation, by size. The first range starts at 0."""
 
     operation: str
     dtype_class: str
@@ -92,7 +89,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A candidate that failed, and why; with a ``codec``, it failed with that one alone."""
+    """A candidate that failed, and the reason; with a ``codec``, it failed only with that one."""
 
     operation: str
     dtype: str
@@ -102,13 +99,13 @@ class Exclusion:
 
     @property
     def label(self) -> str:
-        """Who it was: ``gloo``, ``gloo+bf16``."""
+        """The excluded candidate: ``gloo``, ``gloo|bf16``."""
         return label_of(self.candidate, self.codec)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """All that was measured with one number and layout of ranks. ``measured`` is an ISO time in UTC."""
+    """All measurements with one number and layout of ranks. ``measured`` is an ISO time in UTC."""
 
     ranks: int
     nodes: int
@@ -121,12 +118,12 @@ class Scale:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What tells scales apart; tables are sorted by it."""
+        """The key that identifies a scale; tables are sorted by it."""
         return self.device, self.ranks, self.nodes, self.ranks_per_node
 
     @property
     def name(self) -> str:
-        """For people: ``2 ranks``, ``4 ranks (2x2)`` on two nodes with two each, ``8 ranks, cuda``."""
+        """A readable name: ``2 ranks``, ``4 ranks (2x2)`` on two nodes with two each, ``8 ranks, cuda``."""
         layout = f" ({self.nodes}x{self.ranks_per_node})" if self.nodes > 1 else ""
         return f"{self.ranks} ranks{layout}" + ("" if self.device == "cpu" else f", {self.device}")
 
@@ -135,18 +132,18 @@ class Scale:
         return [each for each in self.all_curves_of(operation, dtype_class) if not each.codec]
 
     def all_curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
-        """The same with those of calls that were compressed."""
+        """As ``curves_of``, including the curves of compressed calls."""
         return [each for each in self.curves if (each.operation, each.dtype_class) == (operation, dtype_class)]
 
     def winner_of(self, operation: str, dtype_class: str) -> Winner | None:
-        """Who wins one operation and class of element types; None where nobody was measured."""
+        """The winner of one operation and class of element types; None if no candidate was measured."""
         found = (each for each in self.winners if (each.operation, each.dtype_class) == (operation, dtype_class))
         return next(found, None)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A tuning table. ``source`` and ``checksum`` are of the file that it was read from, if it was."""
+    """A tuning table. ``source`` and ``checksum`` belong to the file that it was read from, if it was."""
 
     created: str
     host: Host
@@ -158,13 +155,13 @@ class Table:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of the content: what the file's checksum is, unless somebody has edited it."""
+        """SHA-256 (hex) of the content. It equals the file's checksum unless the file has been edited."""
         text = json.dumps(content(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def candidates(self) -> list[str]:
-        """All candidates that have a curve or win somewhere, sorted."""
+        """All candidates that have a curve or win anywhere, sorted."""
         measured = {curve.candidate for scale in self.scales for curve in scale.curves if not curve.codec}
         chosen = {each.candidate for scale in self.scales for winner in scale.winners for each in winner.ranges}
         return sorted(measured | chosen)
@@ -180,7 +177,7 @@ class Table:
         return sorted(found, key=lambda row: (order.get(row[0], len(order)), row))
 
     def scale(self, ranks: int | None = None, nodes: int | None = None, device: str | None = None) -> Scale:
-        """The largest scale with these properties (None: any). InvalidArgumentError lists those there are."""
+        """The largest scale with these properties (None: any). InvalidArgumentError lists the existing ones."""
         wanted = {"ranks": ranks, "nodes": nodes, "device": device}
         given = {name: value for name, value in wanted.items() if value is not None}
         found = [each for each in self.scales if all(getattr(each, name) == value for name, value in given.items())]
@@ -192,11 +189,11 @@ class Table:
 
 
 def _plain(value: Any) -> Any:
-    """JSON's types for a dataclass, tuple or mapping. Times are floats, so that 4 and 4.0 are the same content."""
+    """Convert a dataclass, tuple or mapping to JSON's types. Times are floats, so that 4 and 4.0 are equal content."""
     if is_dataclass(value):
         names = (each.name for each in fields(value))
         pairs = [(name, getattr(value, name)) for name in names]
-        # A table without codecs is what it was before there were any.
+        # A table without codecs keeps the form from before codecs existed.
         return {_key(value, name): _plain(_number(name, each)) for name, each in pairs if (name, each) != ("codec", "")}
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
@@ -241,11 +238,34 @@ def _scale(row: dict[str, Any]) -> Scale:
     )
 
 
+def _named(each: Any) -> Any:
+    return replace(each, candidate=_C.canonical(each.candidate))
+
+
+def _spelt(scale: Scale) -> Scale:
+    return replace(
+        scale,
+        curves=tuple(map(_named, scale.curves)),
+        winners=tuple(replace(each, ranges=tuple(map(_named, each.ranges))) for each in scale.winners),
+        excluded=tuple(map(_named, scale.excluded)),
+    )
+
+
+def respelt(table: Table) -> Table:
+    """The table with the canonical spelling of each candidate. It counts as edited only if it did before."""
+    backends = {_C.canonical(name): text for name, text in table.software.backends.items()}
+    software = replace(table.software, backends=backends)
+    spelt = replace(table, software=software, scales=tuple(map(_spelt, table.scales)))
+    if spelt == table or table.checksum != table.digest:
+        return spelt
+    return replace(spelt, checksum=spelt.digest)
+
+
 def from_document(document: dict[str, Any], source: str) -> Table:
-    """The table of a JSON document that the schema has accepted."""
+    """The table of a JSON document that the schema has accepted, with the canonical spelling of each candidate."""
     host = {**document["host"], "accelerators": tuple(document["host"]["accelerators"])}
     host.update({key: int(host[key]) for key in ("cores", "memory_gib")})
-    return Table(
+    table = Table(
         created=document["created"],
         host=Host(**host),
         software=Software(**document["software"]),
@@ -254,3 +274,4 @@ def from_document(document: dict[str, Any], source: str) -> Table:
         source=source,
         checksum=document["checksum"],
     )
+    return respelt(table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a tuning table's JSON document: against ``tuning/schema.json``, and for what a schema cannot say."""
+"""Checks a tuning table's JSON document: against ``tuning/schema.json``, and for rules that a schema cannot express."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mcr_dl
-from mcr_dl import _documents
+from mcr_dl import _C, _documents
 from mcr_dl._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _TYPES = {
 
 
 def data_folders() -> list[Path]:
-    """Where the checkout's ``tuning/`` is installed: beside this package, and in an editable install apart from it."""
+    """Folders of the checkout's ``tuning/``: next to this package, and in an editable install apart from it."""
     return [Path(root) / "tuning" for root in mcr_dl.__path__]
 
 
@@ -45,7 +45,7 @@ def schema() -> dict[str, Any]:
 
 @cache
 def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator  # 0.1 s, which programs that read no table need not pay
+    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs that read no table need not pay
 
     return Draft202012Validator(schema())
 
@@ -57,7 +57,7 @@ def path_text(path: Iterable[str | int]) -> str:
 
 
 def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
-    """What a rule of the schema wants, and what is there instead."""
+    """The expectation of a schema rule, and the value found."""
     found = json.dumps(instance)
     found = found if len(found) <= 60 else f"{found[:57]}..."
     if rule == "type":
@@ -78,10 +78,10 @@ def _expectation(rule: str, value: Any, instance: Any) -> tuple[str, str]:
 
 
 def _meaning(path: Sequence[str | int]) -> str:
-    """The nearest description on the way through the schema to a rule."""
+    """The nearest description on the path through the schema to a rule."""
     node: Any = schema()
     text = ""
-    for step in (step for step in path if step != "$ref"):  # references are not in the path of every jsonschema
+    for step in (step for step in path if step != "$ref"):  # some versions of jsonschema omit references
         node = node[step]
         text = node.get("description", text) if isinstance(node, dict) else text
         if isinstance(node, dict) and "$ref" in node:
@@ -103,7 +103,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def violation(document: Any) -> str | None:
-    """What the schema has against the document, as ``path: expected ..., got ...``; None if nothing.
+    """The first violation of the schema, as ``path: expected ..., got ...``; None if there is none.
 
     Raises InvalidArgumentError if jsonschema is not installed.
     """
@@ -132,8 +132,22 @@ def _twice(rows: list[dict[str, Any]], keys: tuple[str, ...], where: str) -> str
     return None
 
 
+def _misspelt(rows: list[dict[str, Any]], where: str) -> str | None:
+    for index, row in enumerate(rows):
+        try:
+            _C.Candidate(row["candidate"])
+        except InvalidArgumentError as error:
+            return f"{where}[{index}].candidate: {error}"
+    return None
+
+
 def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
-    yield _twice(scale["curves"], ("operation", "dtype_class", "candidate", "codec"), f"{where}.curves")
+    for kind in ("curves", "excluded"):
+        yield _misspelt(scale[kind], f"{where}.{kind}")
+    for index, winner in enumerate(scale["winners"]):
+        yield _misspelt(winner["ranges"], f"{where}.winners[{index}].ranges")
+    curves = [{**row, "candidate": _C.canonical(row["candidate"])} for row in scale["curves"]]
+    yield _twice(curves, ("operation", "dtype_class", "candidate", "codec"), f"{where}.curves")
     yield _twice(scale["winners"], ("operation", "dtype_class"), f"{where}.winners")
     for index, curve in enumerate(scale["curves"]):
         numbers = [sample["bytes"] for sample in curve["samples"]]
@@ -146,7 +160,7 @@ def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
 
 
 def contradiction(document: dict[str, Any]) -> str | None:
-    """What is wrong with a document that the schema accepts: order and repetitions; None if nothing."""
+    """An error in a document that the schema accepts, in order or repetitions; None if there is none."""
     scales = document["scales"]
     faults = [_twice(scales, ("device", "ranks", "nodes", "ranks_per_node"), "scales")]
     faults += [fault for index, scale in enumerate(scales) for fault in _scale_faults(scale, f"scales[{index}]")]

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sizes, times and candidates look in everything that shows a tuning table."""
+"""The format of sizes, times and candidates in all views of a tuning table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _UNITS = ("", "K", "M", "G", "T")
-# Okabe and Ito's colours, which most colour-blind people can tell apart, without their yellow and black.
+# Okabe and Ito's colors, which most color-blind people can distinguish, without their yellow and black.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#808080")
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes with a binary unit where it divides them: 4, 1K, 3M; 1000 stays 1000."""
+    """Bytes with a binary unit if it divides them: 4, 1K, 3M; 1000 stays 1000."""
     unit = 0
     while nbytes and nbytes % 1024 == 0 and unit + 1 < len(_UNITS):
         nbytes, unit = nbytes // 1024, unit + 1
@@ -50,5 +50,5 @@ def _shade(index: int) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour (``#rrggbb``) for each name, each another; the same for the same set of names."""
+    """A different color (``#rrggbb``) for each name; equal sets of names get equal colors."""
     return {name: _shade(index) for index, name in enumerate(sorted(set(names)))}

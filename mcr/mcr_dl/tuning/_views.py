@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-tune show | plot | diff``: tuning tables shown, drawn and compared."""
+"""``mcr-tune show | plot | diff``: shows, draws and compares tuning tables."""
 
 from __future__ import annotations
 

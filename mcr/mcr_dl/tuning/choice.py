@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``auto`` goes by: one table and one set of rules for all ranks, and the part of them that a group needs.
+"""The knowledge behind ``auto``: one table and one set of rules for all ranks, and the part that a group needs.
 
-Rank 0's table and rules count. It turns times into whole numbers and hands these to all ranks, so that no rank computes
-a logarithm of its own: equal numbers in, equal choices out (src/choose/curve.cc).
+Rank 0's table and rules apply to all ranks. It turns times into whole numbers and sends these to all ranks, so that no
+rank computes a logarithm itself: equal numbers give equal choices (src/choose/curve.cc).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNIT = 65536  # costs are log2 of nanoseconds in this unit
 
 @dataclass(frozen=True)
 class Shape:
-    """How many ranks, on how many nodes, at most how many on one."""
+    """The number of ranks and nodes, and the largest number of ranks on one node."""
 
     ranks: int
     nodes: int
@@ -47,7 +47,7 @@ class Shape:
 class Knowledge:
     """The agreed table and rules, equal on all ranks.
 
-    ``nodes`` has the number of each global rank's node, ``crowded`` whether that has more ranks than cores for them.
+    ``nodes`` has each global rank's node number, ``crowded`` whether that node has more ranks than cores for them.
     """
 
     source: str
@@ -72,7 +72,7 @@ class Knowledge:
         return min((each for each in self.scales if each["device"] == device), key=distance, default=None)
 
 
-# ---- before the ranks agree: what this rank has
+# ---- before the ranks agree: this rank's facts
 
 
 def _named(argument: str | os.PathLike[str] | None) -> str:
@@ -80,7 +80,7 @@ def _named(argument: str | os.PathLike[str] | None) -> str:
 
 
 def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
-    """The file that this rank would use: the one named, else the one in the cache, if there is one."""
+    """The file that this rank would use: the named one, else the one in the cache, if it exists."""
     named = _named(argument)
     if named == "none":
         return None
@@ -94,7 +94,7 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _digest(path: Path) -> str | None:
-    """None for what cannot be read: only rank 0's counts, and rank 0 says what is wrong with it, for all ranks."""
+    """None for an unreadable file: only rank 0's counts, and rank 0 reports its errors to all ranks."""
     from mcr_dl.tuning.table import LARGEST
 
     try:
@@ -104,7 +104,7 @@ def _digest(path: Path) -> str | None:
 
 
 def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """What this rank tells rank 0: its libraries, its node and cores, and a hash of its table and of its rules."""
+    """This rank's facts for rank 0: its libraries, its node and cores, and a hash of its table and of its rules."""
     path = _own_file(argument)
     return {
         "libraries": libraries,
@@ -116,7 +116,7 @@ def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) ->
 
 
 def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) -> Table | None:
-    """Rank 0's table. A broken one is an error if it was named, and a warning if it was only found in the cache."""
+    """Rank 0's table. A broken table is an error if it was named, and a warning if it was found in the cache."""
     from mcr_dl.tuning import table as files
     from mcr_dl.tuning.host import host, software
 
@@ -144,9 +144,9 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
 
 
 def costs_of(scale: Scale) -> dict[str, Any]:
-    """A scale as ``Knowledge`` has it, in JSON's types."""
+    """A scale in the form of ``Knowledge``, in JSON's types."""
     known = _C.operations()
-    curves: dict[bool, list[list[Any]]] = {False: [], True: []}  # by whether they are of codecs
+    curves: dict[bool, list[list[Any]]] = {False: [], True: []}  # keyed by whether they are of codecs
     for curve in scale.curves:
         if curve.operation in known:
             whose = [curve.operation, curve.dtype_class, curve.candidate, *([curve.codec] if curve.codec else ())]
@@ -172,7 +172,7 @@ def _say_who_differs(values: list[dict[str, Any]], key: str, what: str) -> None:
 def decider(
     argument: str | os.PathLike[str] | None, backends: list[str]
 ) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """What rank 0 makes of all ranks' facts: an error, or what all shall know."""
+    """The function with which rank 0 decides on all ranks' facts: an error, or the knowledge for all."""
 
     def decide(values: list[dict[str, Any]]) -> dict[str, Any]:
         require_equal("backend", [value["libraries"] for value in values])
@@ -204,12 +204,12 @@ def knowledge_of(answer: dict[str, Any], backends: list[str]) -> Knowledge:
 
 
 def common_candidates(values: list[list[str]]) -> list[str]:
-    """What all ranks have. Variants may differ: a host with more ranks than cores has none of ``mpi``."""
+    """The candidates of all ranks. Variants may differ: a host with more ranks than cores has none of ``mpi``."""
     return [name for name in values[0] if all(name in value for value in values)]
 
 
 def keep_candidates(group: _C.Group, common: list[str]) -> None:
-    """Take the variants from a group that some rank lacks."""
+    """Remove the variants that some rank lacks from a group."""
     for name in set(group.candidates) - set(group.backends) - set(common):
         group._disconnect(name)
 
@@ -229,7 +229,7 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
         return
     shape = knowledge.shape(group.ranks)
     costs = []
-    for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # alone there is nothing to win
+    for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # a single rank has no choice to make
         scale = knowledge.scale_for(shape, device)
         if scale is None:
             continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-tune``: measures every candidate for every operation, and writes the table that ``auto`` goes by."""
+"""``mcr-tune``: measures every candidate for every operation, and writes the table that ``auto`` uses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _USABLE = "all"
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the command line says about a measurement."""
+    """The settings of a measurement from the command line."""
 
     ranks: tuple[int, ...]
     operations: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Settings:
     quick: bool
 
     def plan(self, ranks: int, backends: list[str]) -> Plan:
-        """What is measured with so many ranks."""
+        """The plan of the measurements with this number of ranks."""
         reduces = {row["name"] for row in _C.ops() if row["reduces"]}
         units = []
         for operation in self.operations:
@@ -78,7 +78,7 @@ def _dtypes(text: str) -> tuple[str, ...]:
 
 
 def _codecs(text: str) -> tuple[str, ...]:
-    """Their full names, as tables have them."""
+    """The codecs' full names, as in tables."""
     found = [_C.codec(name) for name in arguments.name_list(text)]
     for each in found:
         if each["feedback"] or codecs.DTYPE not in each["dtypes"]:
@@ -149,7 +149,7 @@ def _parse(argv: Sequence[str]) -> _Settings:
 
 
 def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
-    """The backends to measure. Named ones must be usable; of all, those are taken that are and serve the device."""
+    """The backends to measure. Named ones must be usable; of "all", those that are usable and serve the device."""
     if wanted == (_USABLE,):
         return _device.usable_backends(device)
     for name in wanted:
@@ -164,7 +164,7 @@ def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
 
 
 def _target(output: Path | None) -> Path:
-    """The file to write: the one named, else this machine's in the cache, else one here if the cache cannot be used."""
+    """The file to write: the named one, else this machine's in the cache, else one here if the cache is unusable."""
     if output is not None:
         return output
     path = tables.default_path(host())
@@ -185,7 +185,7 @@ def _say(text: str) -> None:
 
 
 def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str, float | str | bool]) -> Table:
-    """The file's table with this scale in it; a new one if the file's is of another machine or other versions."""
+    """The file's table with this scale added; a new table if the file's is of another machine or other versions."""
     from mcr_dl.tuning.tuner import now
 
     running = software(progress.facts.get("libraries", {}))
@@ -203,7 +203,7 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
     return tables.merge(fresh, scale)
 
 
-# ---- what people see
+# ---- display
 
 
 class _Display:
@@ -242,7 +242,7 @@ class _Display:
 
 
 def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
-    """Who wins what, in one table."""
+    """The winners, in one table."""
     grid = Grid(title=f"{scale.name}, {scale.device}: the cheapest by message size", title_justify="left")
     for name in ("operation", "types", "from 0, then from the size given"):
         grid.add_column(name)
@@ -272,7 +272,7 @@ def _measure(settings: _Settings) -> int:
         plan = settings.plan(ranks, backends)
         begin = time.monotonic()
         progress = _run(plan, path.with_suffix(f".{ranks}-ranks.journal"), settings)
-        if progress is None:  # a rank other than 0 of somebody's launcher
+        if progress is None:  # a rank other than 0 of an external launcher
             return 0
         from mcr_dl.tuning.tuner import scale_of
 
@@ -313,7 +313,7 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, or show what was measured. Exit code 1: `diff` found differences; 2: bad input or nothing starts."""
+    """Measure, or show measurements. Exit code 1: `diff` found differences; 2: bad input or nothing starts."""
     given = list(sys.argv[1:] if argv is None else argv)
     viewing = bool(given) and not given[0].startswith("-")  # options alone: a measurement
     try:

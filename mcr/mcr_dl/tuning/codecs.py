@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tables say about codecs: for which calls compression was measured to be cheaper than none."""
+"""The tables' results on codecs: for which calls compression was measured to be cheaper than none."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Ranges = list[tuple[int, str]]
 
 
 def ranges_of(costs: dict[str, Any], accepted: Sequence[str] | None = None) -> list[tuple[str, str, Ranges]]:
-    """Operation, candidate, and from which size on it goes with which codec ("none": with none).
+    """Operation, candidate, and the sizes from which it uses each codec ("none": no codec).
 
     ``costs`` is a scale of ``Knowledge``; ``accepted`` names the codecs to compare, by default all that were measured.
-    A variant is compared with the codecs of its backend: variants are not measured with codecs of their own. Only
-    candidates of which a codec was measured are listed. Whole numbers alone decide, by the code that chooses backends.
+    A variant is compared with the codecs of its backend: variants are not measured with their own codecs. Only
+    candidates with a measured codec are listed. The code that chooses backends decides, on whole numbers alone.
     """
     found = []
     for operation, types, candidate, points in costs["curves"]:
@@ -43,7 +43,7 @@ def ranges_of(costs: dict[str, Any], accepted: Sequence[str] | None = None) -> l
 
 
 def _where_measured(chosen: list[tuple[int, str, Points]]) -> Ranges:
-    """A codec is not used for calls that are smaller than all that it was measured with."""
+    """Restrict codecs to measured sizes: calls smaller than a codec's smallest measurement do not use it."""
     ranges: Ranges = []
     ends = [*(start for start, _, _ in chosen[1:]), None]
     for (start, name, points), end in zip(chosen, ends, strict=True):
@@ -58,8 +58,8 @@ def _where_measured(chosen: list[tuple[int, str, Points]]) -> Ranges:
 def _coded(
     costs: dict[str, Any], operation: str, candidate: str, accepted: Sequence[str] | None
 ) -> list[tuple[str, Points]]:
-    """Codecs with their curves, in the order in which they are accepted: the first of equally cheap ones is used."""
-    backend = candidate.partition(":")[0]
+    """Codecs with their curves, in the order of ``accepted``: the first of equally cheap ones is used."""
+    backend = _C.Candidate(candidate).backend
     known = {
         codec: points
         for named, types, whose, codec, points in costs["codecs"]
@@ -69,7 +69,7 @@ def _coded(
 
 
 def measured(knowledge: Knowledge | None, ranks: list[int], accepted: Sequence[str]) -> list[tuple[str, str, Ranges]]:
-    """``ranges_of`` for a group of global ranks; equal on all of them. Nothing where no table was measured."""
+    """``ranges_of`` for a group of global ranks; equal on all of them. Empty without a measured table."""
     costs = _costs(knowledge, ranks)
     return [] if costs is None else ranges_of(costs, accepted)
 
@@ -81,7 +81,7 @@ def _costs(knowledge: Knowledge | None, ranks: list[int]) -> dict[str, Any] | No
 def predicted(
     knowledge: Knowledge | None, ranks: list[int], operation: str, candidate: str, codec: str, nbytes: int
 ) -> tuple[float, float] | None:
-    """Microseconds of a call of a group without and with the codec; None where they were not measured."""
+    """Microseconds of a group's call without and with the codec; None where they were not measured."""
     costs = _costs(knowledge, ranks)
     if costs is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is different between two tuning tables: winners, times, what only one has, host and versions."""
+"""Differences between two tuning tables: winners, times, entries of only one table, host and versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcr_dl.tuning.table import Curve, Scale, Table, Winner
 if TYPE_CHECKING:
     from mcr_dl._console import Console
 
-_MOVED = 1.2  # medians whose ratio is larger than this, either way, are different
+_MOVED = 1.2  # medians differ if their ratio is larger than this, either way
 
 Row = tuple[str, str, str, str]
 """Where, what, in the first table, in the second."""
@@ -45,7 +45,7 @@ def _winner_rows(where: str, one: Winner, two: Winner) -> Iterator[Row]:
 
 
 def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
-    """One row if medians have moved: how many, and the one that moved most."""
+    """One row if medians have changed: how many, and the one that changed most."""
     common = [nbytes for nbytes in one.medians if nbytes in two.medians]
     ratios = {nbytes: two.medians[nbytes] / one.medians[nbytes] for nbytes in common}
     moved = {nbytes: max(ratio, 1 / ratio) for nbytes, ratio in ratios.items() if max(ratio, 1 / ratio) > _MOVED}
@@ -78,7 +78,7 @@ def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
 
 
 def differences(a: Table, b: Table) -> list[Row]:
-    """All differences, as rows of where, what, the first table's and the second's. Times are compared as ratios."""
+    """All differences, as rows of location, subject, first value and second value. Times are compared as ratios."""
     rows = list(_facts(a, b))
     left, right = ({scale.key: scale for scale in table.scales} for table in (a, b))
     names = [{scale.name for scale in side.values()} for side in (left, right)]
@@ -91,7 +91,7 @@ def differences(a: Table, b: Table) -> list[Row]:
 def diff(a: Table, b: Table, console: Console) -> int:
     """Print the differences of two tables and return how many there are.
 
-    Medians are different where one is more than 1.2 times the other; dates and settings are not compared.
+    Medians differ if one is more than 1.2 times the other; dates and settings are not compared.
     """
     from rich.table import Table as Grid
 

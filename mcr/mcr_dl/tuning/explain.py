@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why ``auto`` gives a call to the candidate that it does."""
+"""Explains why ``auto`` gives a call to a candidate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ReduceOp = torch.distributed.ReduceOp
 
 @dataclass(frozen=True)
 class Explanation:
-    """The choice for one kind of call: who, at what predicted cost, from which row of which table, and why.
+    """The choice for one kind of call: the candidate, its predicted cost, the row of the table, and the reason.
 
     ``predicted_us`` has every candidate that was compared, in microseconds (None: not measured). ``table`` is the file,
-    ``row`` the scale and curve in it; both are empty where no measurement was used. What refinement has learnt without
-    a table has a row alone.
+    ``row`` the scale and curve in it; both are empty if no measurement was used. For values that refinement has learned
+    without a table, only ``row`` is set.
 
-    ``codec`` is what ``Compress("auto")`` of the group makes the call travel with: a codec, or "none"; empty if the
-    group has no such pass. ``codec_us`` is the predicted time without and with the codec, if there is one.
+    ``codec`` is the codec that the group's ``Compress("auto")`` uses for the call, or "none"; empty if the group has no
+    such pass. ``codec_us`` is the predicted time without and with the codec, if there is one.
     """
 
     operation: str
@@ -106,7 +106,7 @@ def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], dev
 def _codec(
     operation: str, nbytes: int | None, dtype: str, group: _C.Group, candidate: str, device: str
 ) -> tuple[str, tuple[float, float] | None]:
-    """What ``Compress("auto")`` of the group does with the call, and the times without and with."""
+    """The decision of the group's ``Compress("auto")`` on the call, and the times without and with the codec."""
     found = [each for each in _C.passes(group) if isinstance(each, _C.CompressPass) and each.automatic]
     if not found:
         return "", None
@@ -128,16 +128,16 @@ def explain(
     group: _groups.Group = None,
     device: str = "cpu",
 ) -> Explanation:
-    """Say what ``auto`` does with a call, and why.
+    """Explain what ``auto`` does with a call, and why.
 
     Args:
-        operation: a public name, as ``all_reduce``, ``all_to_allv``, ``all_gather_into_tensor``.
-        nbytes: the message size as tables count it: the tensor; for gathers and scatters all ranks' data; for
-            all_to_all one rank's. None for a vectored call whose size the ranks do not share.
+        operation: a public name, such as ``all_reduce``, ``all_to_allv``, ``all_gather_into_tensor``.
+        nbytes: the size as tables count it: the tensor; for gathers and scatters all ranks' data; for all_to_all one
+            rank's. None for a vectored call whose size differs between ranks.
         dtype, op: element type and reduction.
         group: the default group if None.
 
-    Raises InvalidArgumentError for an unknown operation, a size that is missing or negative.
+    Raises InvalidArgumentError for an unknown operation, or a size that is missing or negative.
     """
     where = _groups._group(group)
     name = rules.operation_of(operation)

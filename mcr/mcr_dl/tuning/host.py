@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tuning table was measured on: the machine and the versions of the software."""
+"""The machine and the software versions that a tuning table was measured on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Software:
 
 
 def fingerprint(cpu: str, cores: int, system: str, accelerators: tuple[str, ...]) -> str:
-    """16 hex digits made from what decides about speed. The host's name and its memory are no part of it."""
+    """16 hex digits made from the properties that determine speed. The host's name and memory are not among them."""
     text = json.dumps([cpu, cores, system, sorted(accelerators)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ def _accelerators() -> tuple[str, ...]:
 
 
 def _told_by_nvml() -> tuple[str, ...]:
-    """The same from the driver's library, for containers without the driver's list. Starts no CUDA context either."""
+    """The list from the driver's library, for containers without the driver's own. Starts no CUDA context either."""
     try:
         nvml = ctypes.CDLL(_NVML)
     except OSError:
@@ -88,7 +88,7 @@ def _told_by_nvml() -> tuple[str, ...]:
 
 @cache
 def host() -> Host:
-    """The machine that this process runs on. Accelerators are those of NVIDIA's driver."""
+    """The machine of this process. Accelerators are those of NVIDIA's driver."""
     cpu, cores, accelerators = _cpu(), os.cpu_count() or 1, _accelerators()
     system = f"{platform.system()} {platform.machine()}"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -96,7 +96,7 @@ def host() -> Host:
 
 
 def software(libraries: Mapping[str, str]) -> Software:
-    """The versions that run here. ``libraries`` are those of the backends, or what ``available_backends()`` returns."""
+    """The versions in use. ``libraries`` are those of the backends, or what ``available_backends()`` returns."""
     usable = {
         name: text.removeprefix("ok: ") for name, text in libraries.items() if not text.startswith("unavailable: ")
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``mcr-tune`` in ranks that torchrun, mpiexec or srun has started.
 
-These cannot be killed and started again from here. A step that hangs or crashes ends the job; it is in the journal, so
-that the same command with ``--resume`` goes on without the candidate that was at work.
+This process cannot restart these ranks. A step that hangs or crashes ends the job; the step is in the journal, so the
+same command with ``--resume`` continues without the candidate that was running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something 
 
 
 class _Watched(Worker):
-    """A worker whose ranks leave when a step takes too long; rank 0 writes down whose it was."""
+    """A worker whose ranks exit when a step takes too long; rank 0 records the candidate."""
 
     def __init__(self, plan: Plan, progress: Progress, journal: Journal, limit: float) -> None:
         super().__init__(plan, progress, journal)
@@ -35,7 +35,7 @@ class _Watched(Worker):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def note(self, event: str, **values: Any) -> None:
-        """As Worker.note; it also counts as a sign of life."""
+        """As Worker.note; also counts as a sign of life."""
         self._heard = time.monotonic()
         super().note(event, **values)
 
@@ -50,7 +50,7 @@ class _Watched(Worker):
 
 
 def blame(journal: Journal, progress: Progress, reason: str) -> str:
-    """Write down who was at work when the ranks hung or died; what to tell the user."""
+    """Record the candidates that were running when the ranks hung or died; returns the text for the user."""
     step = progress.step
     if step is None:
         return reason
@@ -64,7 +64,7 @@ def blame(journal: Journal, progress: Progress, reason: str) -> str:
 
 
 def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
-    """Rank 0's journal as all ranks know it, through the store: the others may not see its file."""
+    """Share rank 0's journal with all ranks through the store: the others may not see its file."""
     store, rank = _runtime.state().store, _runtime.state().launch.rank
     if rank == 0:
         progress = Progress()
@@ -85,7 +85,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
 
 
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
-    """Measure in this process, which is a rank. The progress on rank 0, None on the others."""
+    """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others."""
     _device.take(plan.device)
     _runtime.init_process_group(list(plan.backends), tuning_table="none")
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)

@@ -41,7 +41,7 @@ def _crossovers(axes: Axes, scale: Scale, operation: str, dtype_class: str, colo
         on_left = each.start**2 > low * high  # the middle of a logarithmic axis
         axes.annotate(
             f"{short_size_text(each.start)} → {each.candidate}",
-            # Crossovers can be close to each other: neighbours get labels of different heights.
+            # Crossovers can be close to each other: neighbors get labels at different heights.
             (each.start, 0.98 - 0.09 * (index % 4)),
             xycoords=axes.get_xaxis_transform(),
             xytext=(-3 if on_left else 3, 0),
@@ -52,7 +52,7 @@ def _crossovers(axes: Axes, scale: Scale, operation: str, dtype_class: str, colo
             color=colour[each.candidate],
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
         )
-    axes.set_xlim(low, high)  # a crossover may lie beyond what was measured
+    axes.set_xlim(low, high)  # a crossover may lie beyond the measured sizes
 
 
 def _time_axis(axes: Axes) -> None:
@@ -71,7 +71,7 @@ def _size_axis(axes: Axes, sizes: list[int]) -> None:
 
 
 def _points(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
-    """Of an operation without data: the median of each candidate, with its min and p99."""
+    """For an operation without data: the median of each candidate, with its min and p99."""
     for index, curve in enumerate(scale.curves_of(operation, dtype_class)):
         sample, shade = curve.samples[0], colour[curve.candidate]
         reach = ([sample.median_us - sample.min_us], [sample.p99_us - sample.median_us])
@@ -98,13 +98,13 @@ def _panel(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: d
 
 
 def _legend_columns(colour: dict[str, str], width: float) -> int:
-    """How many names of candidates fit next to each other."""
+    """How many names of candidates fit in one line."""
     longest = max(map(len, colour), default=0)
     return max(1, min(len(colour), int(width / (0.7 + _CHARACTER * longest))))
 
 
 def _legend(figure: Figure, colour: dict[str, str], below: float) -> None:
-    """Name the candidates, so many inches below the top."""
+    """Name the candidates, ``below`` inches from the top."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=shade, marker="o", markersize=3, label=name) for name, shade in colour.items()]
@@ -146,7 +146,7 @@ def plot(
     operations: list[str] | None = None,
     scale: Scale | None = None,
 ) -> None:
-    """Draw the cost curves of one scale (None: the largest) into a picture file; its suffix says in which format.
+    """Draw the cost curves of one scale (None: the largest) into a picture file; its suffix determines the format.
 
     Axes are bytes and time, both logarithmic; a dashed line marks the size from which another candidate wins.
     InvalidArgumentError if the table has no such operation; OSError if the file cannot be written.

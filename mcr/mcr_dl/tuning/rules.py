@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's word on choices, ``MCR_DL_TUNE``: ``all_reduce:0-64k:mpi#all_to_all:*:gloo``.
+"""User overrides of the choices, ``MCR_DL_TUNE``: ``all_reduce:0-64k:mpi#all_to_all:*:gloo``.
 
 Rules are joined by ``#``; each is an operation, a range of message sizes and a candidate. An operation is a public name
-or ``*``; one that has a vectored form means both forms, and a receive goes with its send. A range is ``*`` or
-``from-to``, in bytes with k, m or g (1024), without ``to``, which may be ``inf``. Of several rules that fit a call the
-last counts. (The grammar is UCC's, less what has no meaning here.)
+or ``*``; one that has a vectored form means both forms, and a receive follows its send's rule. A range is ``*`` or
+``from-to``, in bytes with k, m or g (1024), excluding ``to``, which may be ``inf``. If several rules match a call, the
+last one applies. (The grammar is UCC's, without the parts that have no meaning here.)
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True)
 class Rule:
-    """One operation (as in ``_C.operations()``), bytes from and to (without; NO_END: all), candidate, its text."""
+    """One operation (as in ``_C.operations()``), bytes from and to (exclusive; NO_END: all), candidate, its text."""
 
     operation: str
     start: int
     end: int
     candidate: str
     text: str
-    place: int  # of the candidate in the whole, from 0
+    place: int  # index of the candidate in the whole text, from 0
+
+
+def _pointed(whole: str, place: int, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{VARIABLE}: character {place + 1}: {what}\n  {whole}\n  {' ' * place}^")
 
 
 def wrong(whole: str, place: int, expected: str, got: str) -> InvalidArgumentError:
     """An error that points at a character of the rules."""
-    lines = f"{VARIABLE}: character {place + 1}: expected {expected}, got {got!r}\n  {whole}\n  {' ' * place}^"
-    return InvalidArgumentError(lines)
+    return _pointed(whole, place, f"expected {expected}, got {got!r}")
 
 
 def operation_of(word: str) -> str | None:
@@ -80,8 +83,20 @@ def _range(whole: str, place: int, word: str) -> tuple[int, int]:
     return start, end
 
 
+def _candidate(whole: str, place: int, word: str, backends: list[str]) -> str:
+    try:
+        found = _C.Candidate(word)
+    except InvalidArgumentError as error:
+        raise _pointed(whole, place, str(error)) from None
+    if found.backend not in backends:
+        raise wrong(whole, place, f"one of the backends in use ({', '.join(backends)})", word)
+    if found.codec:
+        raise wrong(whole, place, "a candidate without a codec", word)
+    return found.name
+
+
 def parse(whole: str, backends: list[str]) -> list[Rule]:
-    """The rules in a text. Raises InvalidArgumentError that points at what is wrong; backends are those in use."""
+    """Parse the rules. Raises InvalidArgumentError that points at the error; ``backends`` are those in use."""
     rules: list[Rule] = []
     place = 0
     for text in whole.split("#") if whole.strip() else []:
@@ -91,8 +106,7 @@ def parse(whole: str, backends: list[str]) -> list[Rule]:
         starts = [place, place + len(words[0]) + 1, place + len(words[0]) + len(words[1]) + 2]
         operations = _operations(whole, starts[0], words[0])
         start, end = _range(whole, starts[1], words[1])
-        if words[2].split(":")[0] not in backends:
-            raise wrong(whole, starts[2], f"one of the backends in use ({', '.join(backends)})", words[2])
-        rules += [Rule(operation, start, end, words[2], text, starts[2]) for operation in operations]
+        candidate = _candidate(whole, starts[2], words[2], backends)
+        rules += [Rule(operation, start, end, candidate, text, starts[2]) for operation in operations]
         place += len(text) + 1
     return rules

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def select(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
-    """Pairs of operation and class of element types that the table has, of these operations (None: of all).
+    """Pairs of operation and class of element types that the table has, restricted to these operations (None: all).
 
-    InvalidArgumentError names the operations that were measured, if one of the names is not among them.
+    InvalidArgumentError lists the measured operations if one of the names is not among them.
     """
     known = list(dict.fromkeys(operation for operation, _ in table.rows))
     for name in names or ():
@@ -87,7 +87,7 @@ def _facts(table: Table) -> list[tuple[str, str]]:
 
 
 def _codecs(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
-    """From which size on a codec was measured to be cheaper than none."""
+    """The sizes from which on a codec was measured to be cheaper than none."""
     return [
         ("codecs", f"{scale.name}: {operation} on {candidate}: " + ", ".join(_steps(ranges)))
         for scale in table.scales
@@ -110,9 +110,9 @@ def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
 
 
 def show(table: Table, console: Console, operation: str | None = None) -> None:
-    """Print the table: what it was measured on, then for each operation who wins, by size and scale, and its median.
+    """Print the table: its machine, then for each operation the winners, by size and scale, and their medians.
 
-    ``operation`` restricts it to one; InvalidArgumentError names those there are, if it is not among them.
+    ``operation`` restricts it to one; InvalidArgumentError lists the existing ones if it is not among them.
     """
     from rich.table import Table as Grid
 

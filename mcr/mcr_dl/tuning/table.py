@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads, writes, checks and joins tuning tables. The format is that of ``tuning/schema.json``."""
+"""Reads, writes, checks and merges tuning tables. The format is ``tuning/schema.json``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from mcr_dl.tuning._model import (
     Winner,
     content,
     from_document,
+    respelt,
 )
 from mcr_dl.tuning.host import Host, Software
 
@@ -61,10 +62,10 @@ def _validate(path: Path, document: dict[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Table:
-    """The table in a file.
+    """Read the table in a file.
 
-    Raises InvalidArgumentError, in one line that names the file, the key, what was expected and what to do: the file
-    is missing, unreadable or truncated, is no tuning table, is of another version, or violates the schema.
+    Raises InvalidArgumentError, in one line that names the file, the key, what was expected and what to do, if the file
+    is missing, unreadable or truncated, is not a tuning table, is of another version, or violates the schema.
     """
     file = Path(path)
     document = _load(file)
@@ -74,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> Table:
 
 
 def _lines(value: Any, indent: str = "") -> str:
-    """JSON with a line for each part that fits into one, so that a difference of two tables can be read."""
+    """JSON with a line for each part that fits into one, so that a diff of two tables is readable."""
     flat = json.dumps(value, allow_nan=False)
     if len(indent) + len(flat) <= _LINE or not isinstance(value, (dict, list)):
         return flat
@@ -86,7 +87,7 @@ def _lines(value: Any, indent: str = "") -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the file in one step: whoever reads it meanwhile gets the old or the new one."""
+    """Write the file atomically: a concurrent reader gets the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -97,14 +98,16 @@ def _replace(path: Path, text: str) -> None:
 
 
 def write(table: Table, path: str | os.PathLike[str]) -> None:
-    """Write the table to a file, in one step, with its folders; an existing one is replaced.
+    """Write the table to a file, atomically, with its folders; replaces an existing one. Candidates are written in
+    their canonical spelling.
 
-    Raises InvalidArgumentError, and writes nothing, if the table violates the schema, and OSError if the place cannot
-    be written to.
+    Raises InvalidArgumentError, and writes nothing, if the table violates the schema, and OSError if the file cannot be
+    written.
     """
     file = Path(path)
     try:
-        document = {**content(table), "checksum": table.digest}
+        spelt = respelt(table)
+        document = {**content(spelt), "checksum": spelt.digest}
     except ValueError as error:  # a NaN or an infinity
         raise InvalidArgumentError(f"tuning table {file}: expected finite numbers, got {error}") from error
     _validate(file, document)
@@ -116,14 +119,14 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
 
 
 def default_path(host: Host) -> Path:
-    """Where the table of a machine lies in the user's cache directory: ``tuning/<fingerprint>.json``."""
+    """The path of a machine's table in the user's cache directory: ``tuning/<fingerprint>.json``."""
     return _cache() / "tuning" / f"{host.fingerprint}.json"
 
 
 def _cache() -> Path:
     try:
         from platformdirs import user_cache_path
-    except ModuleNotFoundError:  # programs need the place alone, which on Linux is this one
+    except ModuleNotFoundError:  # programs need only the path, which on Linux is this one
         return Path(os.environ.get("XDG_CACHE_HOME", "").strip() or Path.home() / ".cache") / "mcr_dl"
     return user_cache_path("mcr_dl")
 
@@ -145,7 +148,7 @@ def shipped_for(fingerprint: str) -> Path | None:
 
 
 def merge(old: Table, scale: Scale) -> Table:
-    """The table with this scale added, or in place of the one with equal ranks, nodes, ranks per node and device."""
+    """The table with this scale added; replaces a scale with equal ranks, nodes, ranks per node and device."""
     kept = [each for each in old.scales if each.key != scale.key]
     return replace(old, scales=tuple(sorted([*kept, scale], key=lambda each: each.key)), checksum="")
 
@@ -178,10 +181,10 @@ def _unknown_names(table: Table) -> list[str]:
 
 
 def check(table: Table, host: Host, software: Software | None = None) -> list[str]:
-    """What makes the table doubtful here, one line each; none of it forbids its use.
+    """Doubts about using the table here, one line each; none of them forbids its use.
 
-    It was edited after it was measured, measured on another kind of machine, or (if ``software``, what runs here, is
-    given) with other versions, or names operations that there are not.
+    The table was edited after it was measured, was measured on another kind of machine or (if ``software``, the
+    versions in use, is given) with other versions, or names unknown operations.
     """
     problems = []
     if table.checksum and table.checksum != table.digest:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the measurements of ``mcr-tune`` in ranks that can be killed: what hangs, crashes or is wrong is left out.
+"""Runs the measurements of ``mcr-tune`` in ranks that can be killed, and excludes candidates that hang, crash or err.
 
-Every step is written down before it is taken. When nothing new is written for too long, or a rank dies, the ranks are
-killed, the candidate of that step is out for that operation, and fresh ranks go on. A failure while several candidates
-are timed in turn names none of them: that operation is then timed one candidate at a time.
+Every step is recorded before it starts. When no new line appears for too long, or a rank dies, the ranks are killed,
+the candidate of that step is excluded for that operation, and new ranks continue. A failure while several candidates
+are timed in turn identifies none of them: that operation is then timed one candidate at a time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Tuner:
 
     Args:
         limit: seconds without news after which a step counts as hung.
-        report: gets every event (for progress bars); also what is found out here.
-        entry: what a rank runs; tests put faults in front of it.
+        report: receives every event (for progress bars), including those found here.
+        entry: the function of a rank; tests put faults in front of it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Tuner:
         self.limit, self.report, self.entry = limit, report, entry
 
     def run(self) -> Progress:
-        """Measure all that is not done. Raises BackendUnavailableError if the ranks cannot be started at all."""
+        """Measure everything that is not done. Raises BackendUnavailableError if the ranks cannot be started at all."""
         while any(unit.key not in self.progress.done for unit in self.plan.units):
             before = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
             reason = self._once()
@@ -67,7 +67,7 @@ class Tuner:
         return self.progress
 
     def _once(self) -> str:
-        """Start ranks and watch them to their end or failure; what went wrong, or nothing."""
+        """Start ranks and watch them until their end or failure; returns the failure, or an empty text."""
         self.progress.step = None
         with tempfile.TemporaryDirectory(prefix="mcr-tune-") as folder:
             log = Path(folder)
@@ -83,7 +83,7 @@ class Tuner:
             if self._take_news():
                 last, heard = time.monotonic(), True
             limit = self.limit if heard else max(self.limit, _START_SECONDS)
-            # Once a rank has failed, wait() sees to the others.
+            # Once a rank has failed, wait() ends the others.
             if ranks.first_failure is None and time.monotonic() - last > limit:
                 return f"no progress for {limit:.0f} s"
         self._take_news()
@@ -102,7 +102,7 @@ class Tuner:
 
     @staticmethod
     def _last_words(log: Path, ranks: LocalRanks) -> str:
-        """The last line that the rank that failed has written to stderr."""
+        """The last line that the failed rank has written to stderr."""
         if ranks.first_failure is None:
             return ""
         errors = log / f"{ranks.first_failure[0]}.err"
@@ -114,7 +114,7 @@ class Tuner:
         self._take_news()
 
     def _blame(self, reason: str) -> None:
-        """Exclude who was at work; where several were, have them work alone."""
+        """Exclude the candidate that was running; if several were, run them alone."""
         step = self.progress.step
         if step is None:
             raise BackendUnavailableError(f"mcr-tune: the ranks did not start: {reason}; {self._who_starts()}")
@@ -126,7 +126,7 @@ class Tuner:
         self._note("excluded", **where, candidate=step["candidates"][0], reason=doing)
 
     def _who_starts(self) -> str:
-        """Which backends start alone."""
+        """The backends that start alone."""
         said = []
         for name in self.plan.backends:
             with (
@@ -167,7 +167,7 @@ def cost_of(microseconds: float) -> int:
 
 
 def winners_of(curves: list[Curve]) -> list[Winner]:
-    """Who `auto` chooses by size, computed by the code that chooses. Codecs change results, and are no candidates."""
+    """The choices of `auto` by size, computed by the code that chooses. Excludes codecs, as they change results."""
     winners = []
     plain = [curve for curve in curves if not curve.codec]
     for key in dict.fromkeys((curve.operation, curve.dtype_class) for curve in plain):
@@ -184,12 +184,12 @@ def _exclusion(operation: str, dtype: str, candidate: str, reason: str) -> Exclu
 
 
 def now() -> str:
-    """The time in UTC, as tables have it."""
+    """The time in UTC, as in tables."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def scale_of(plan: Plan, progress: Progress) -> Scale:
-    """What a finished run has measured."""
+    """The measurements of a finished run."""
     curves = _curves(progress, plan)
     return Scale(
         ranks=plan.ranks,

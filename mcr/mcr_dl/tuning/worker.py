@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' side of ``mcr-tune``: checks and times every candidate, and writes down each step before it is taken."""
+"""The ranks' side of ``mcr-tune``: checks and times every candidate, and records each step before it starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VISITS = 3  # to each size, with the others in between
 
 
 def _compressing(world: _C.Group) -> _C.Group:
-    """A group of all ranks whose calls may name codecs; those of the default group go through no pass."""
+    """A group of all ranks whose calls may name codecs; calls of the default group go through no pass."""
     from mcr_dl.passes import chain
 
     group = _runtime.make_group("codecs", list(world.ranks), world.backends, world.timeout, passes=False)
@@ -30,7 +30,7 @@ def _compressing(world: _C.Group) -> _C.Group:
 
 
 class Worker:
-    """One rank while it measures; all ranks do the same in the same order."""
+    """One rank while it measures; all ranks do the same steps in the same order."""
 
     def __init__(self, plan: Plan, progress: Progress, journal: Journal) -> None:
         world = _C.world()
@@ -38,25 +38,25 @@ class Worker:
         self.plan, self.progress, self.group = plan, progress, world
         self.coded = _compressing(world) if plan.codecs else world
         self.control = TorchControl()
-        self.bound = plan.device == "cpu" and bind()  # a device's library has threads of its own to run
+        self.bound = plan.device == "cpu" and bind()  # a device's library has its own threads to run
         self.journal = journal if world.rank() == 0 else None
 
     def note(self, event: str, **values: Any) -> None:
-        """Write an event down (rank 0) and remember it (all ranks)."""
+        """Record an event in the file (rank 0) and in memory (all ranks)."""
         if self.journal is not None:
             self.journal.add(event, **values)
         self.progress.take({"event": event, **values})
 
     def candidates(self, unit: Unit, nbytes: int) -> list[str]:
-        """Those that `auto` would compare for this operation, and backends with codecs, less those that are out."""
+        """The candidates that `auto` would compare for this operation, and backends with codecs, unless excluded."""
         known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device)["candidates"]
         codecs = self.plan.codecs_for(unit, nbytes)
-        coded = [label_of(name, codec) for codec in codecs for name in known if ":" not in name]
+        coded = [label_of(name, codec) for codec in codecs for name in known if not _C.Candidate(name).variant]
         gone = self.progress.out(unit.operation)
         return [name for name in [*known, *coded] if name not in gone]
 
     def run(self) -> None:
-        """All units that are not done."""
+        """Measure all units that are not done."""
         knowledge = _runtime.state().knowledge
         shape = knowledge.shape(self.group.ranks) if knowledge is not None else None
         self.note(
@@ -75,7 +75,7 @@ class Worker:
             self.note("done", operation=unit.operation, dtype=unit.dtype)
 
     def unit(self, unit: Unit) -> None:
-        """One operation and type: first the results at every size, then the times, in several visits to each size."""
+        """One operation and type: first check the results at every size, then time each size in several visits."""
         ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
         gone = self.progress.out(unit.operation)
         samplings = []
@@ -94,19 +94,19 @@ class Worker:
                     self.results(unit, part, found)
 
     def results(self, unit: Unit, part: dict[str, Prepared], found: dict[str, Statistics]) -> None:
-        """Write down the times of one size."""
+        """Record the times of one size."""
         for name, statistics in found.items():
             times = {key: getattr(statistics, key) for key in ("n", "min_us", "median_us", "p99_us")}
             where = {"operation": unit.operation, "dtype": unit.dtype, "candidate": name}
             self.note("sample", **where, bytes=part[name].nbytes, **times)
 
     def step(self, unit: Unit, nbytes: int, phase: str, names: Iterable[str]) -> None:
-        """Write down what comes next."""
+        """Record the next step."""
         where = {"operation": unit.operation, "dtype": unit.dtype, "bytes": nbytes}
         self.note("step", **where, phase=phase, candidates=list(names))
 
     def checked(self, unit: Unit, nbytes: int, names: list[str]) -> dict[str, Prepared]:
-        """The candidates whose results are right, ready to be timed on the same memory."""
+        """The candidates with correct results, ready to be timed on the same memory."""
         prepared: dict[str, Prepared] = {}
         for name in names:
             self.step(unit, nbytes, "check", [name])
@@ -122,12 +122,12 @@ class Worker:
         return prepared
 
     def exclude(self, unit: Unit, candidate: str, reason: str) -> None:
-        """Out for this operation; equal on all ranks, as the number of wrong elements is."""
+        """Exclude a candidate for this operation; equal on all ranks, as the number of wrong elements is."""
         self.note("excluded", operation=unit.operation, dtype=unit.dtype, candidate=candidate, reason=reason)
 
 
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
-    """What a rank process runs. Nothing is chosen by a table here: candidates are named."""
+    """Run a rank process. No table makes choices here: candidates are named."""
     _device.take(plan.device)
     _runtime.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
     Worker(plan, progress, Journal(journal)).run()
@@ -136,7 +136,7 @@ def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
 
 
 def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
-    """Start one backend and make one call on it: whether it works here at all."""
+    """Start one backend and make one call on it, to see whether it works here at all."""
     _device.take(device)
     _backends.load(backend)
     _runtime.init_process_group(_backends.with_parts([backend]), timeout=timedelta(seconds=limit), tuning_table="none")

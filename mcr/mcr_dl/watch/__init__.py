@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a job know of each other when something goes wrong: time limits, differing calls, who is missing.
+"""Shares the state of a job's ranks when something goes wrong: timeouts, differing calls, missing ranks.
 
-Each process has three threads of it. One samples what the process is inside of, so that no call pays for time limits;
-one waits at the store for another rank's alarm and answers with a report; one asks the store for the others, as it may
-never answer. docs/reliability.md says what is promised.
+Each process has three threads for it. One samples what the process is doing, so that timeouts cost calls nothing; one
+waits at the store for another rank's alarm and answers with a report; one makes requests to the store for the others,
+as the store may never answer. docs/reliability.md lists the guarantees.
 """
 
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
-from mcr_dl.watch._watch import Groups, close, compare, compare_last, leave_together, start, stop
+from mcr_dl.watch._watch import Groups, close, compare, compare_last, explain, leave_together, start, stop
 
 __all__ = [
     "Groups",
     "close",
     "compare",
     "compare_last",
+    "explain",
     "forked",
     "forked_text",
     "leave_together",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Alarms: how a rank that sees something wrong gets a report of every other one, over the store.
+"""Alarms: a rank that detects a problem gets a report from every other rank, over the store.
 
-Alarm number k is raised by the first rank that counts itself there; it rings at every rank's own key, at which that
-rank's listener waits without asking again and again. Each answers with its report. Whoever has raised the alarm makes
-the diagnosis, which the others read: so all tell the same.
+The first rank that counts itself at alarm number k raises it; the alarm rings at every rank's own key, where that
+rank's listener waits without polling. Each listener answers with its report. The rank that raised the alarm makes the
+diagnosis, which the others read: so all ranks report the same cause.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from mcr_dl._pmi import own_connection
 from mcr_dl.watch._report import Report
 
 _LONG = timedelta(days=1)
-_PAUSE = 0.02  # between two looks for answers
-_POLL = 0.5  # between two looks for alarms, on stores that a waiting thread would close to the others
-ANSWERS = 0.8  # seconds that are granted to the other ranks' reports
-INQUIRY = 1.2  # for all that an alarm needs
-_FAREWELL = 0.5  # seconds for the other listeners to leave a store that goes
+_PAUSE = 0.02  # between two checks for answers
+_POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
+ANSWERS = 0.8  # seconds for the other ranks' reports
+INQUIRY = 1.2  # seconds for all steps of an alarm
+_FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _SLOW = "it does not answer"
-_LARGEST = 64 * _documents.MIB  # of a value that is read
+_LARGEST = 64 * _documents.MIB  # bytes of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """Why it was raised: ``text`` is the error so far, ``group`` the name of the group concerned."""
+    """The reason of an alarm: ``text`` is the error so far, ``group`` the name of the group concerned."""
 
     by: int
-    kind: str  # "timeout", "error", "desync"; "closing": the store goes, and there will be no more alarms
+    kind: str  # "timeout", "error", "desync"; "closing": the store closes, and there will be no more alarms
     group: str
     text: str
-    seq: int = 0  # of the call that has failed, in its group
+    seq: int = 0  # of the failed call, in its group
     message: bool = False  # it is a send or receive
 
 
 @dataclass
 class Answers:
-    """What has come in: reports by global rank, and the ranks that have sent none."""
+    """The answers so far: reports by global rank, and the ranks that have sent none."""
 
     reports: dict[int, Report]
     silent: list[int]
 
 
 def decode(value: bytes) -> Any:
-    """A value of the store as JSON's types; raises InvalidArgumentError for what is no such thing or too large."""
+    """Decode a value of the store; raises InvalidArgumentError if it is not JSON or too large."""
     return _documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
 
 
 class Exchange:
-    """One process's end. ``answer`` makes this process's report; ``heard`` is told of every alarm, on the listener."""
+    """One process's end. ``answer`` makes its report; the listener calls ``heard`` with every alarm."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Exchange:
         self._answer, self._heard = answer, heard
         self._mine: Any = torch_dist.PrefixStore("watch", own_connection(store))
         listening = own_connection(store)
-        self._sleeps = listening is not store  # a wait there keeps nobody else from the store
+        self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
         self._listening = torch_dist.PrefixStore("watch", listening)
-        self._number = 0  # of the alarm that is waited for
+        self._number = 0  # of the awaited alarm
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
@@ -97,18 +97,18 @@ class Exchange:
                 self.ask(lambda: self._mine.set(f"ring/{self._number}/{self._rank}", ""))
         self._listener.join(1.0)
 
-    # ---- the thread that uses the store for the others: where a network has been cut, it never comes back
+    # ---- the thread that uses the store for the others: where a network has been cut, it never returns
 
     def _serve(self) -> None:
         while (request := self._requests.get()) is not None:
             request()
 
     def end(self) -> None:
-        """End that thread: nothing is asked any more."""
+        """End that thread: no more requests will be made."""
         self._requests.put(None)
 
     def ask(self, action: Callable[[], T], limit: float = INQUIRY) -> T:
-        """What the action brings that uses the store; raises StoreError, also if that takes longer than the limit."""
+        """Run an action that uses the store; raises StoreError, also if it takes longer than the limit."""
         if self.lost is not None:
             raise RuntimeError(self.lost)
         results: list[T | Exception] = []
@@ -121,7 +121,7 @@ class Exchange:
                 results.append(error)
             done.set()
             if self.lost == _SLOW and not isinstance(results[0], Exception):
-                self.lost = None  # it was slow, no more than that
+                self.lost = None  # the store was only slow
 
         self._requests.put(run)
         if not done.wait(limit):
@@ -163,10 +163,10 @@ class Exchange:
         value = self._listening.get(key)
         return Alarm(**decode(value)) if value and not self._ending.is_set() else None
 
-    # ---- whoever raises an alarm
+    # ---- raising an alarm
 
     def raise_alarm(self, alarm: Alarm) -> tuple[int, bool]:
-        """Ring at all ranks; the alarm's number, and whether this rank was the first with it. Raises StoreError."""
+        """Ring at all ranks; returns the alarm's number, and whether this rank was its first. Raises StoreError."""
         number = self._number
         first = self._mine.add(f"alarm/{number}", 1) == 1
         if first:
@@ -176,7 +176,7 @@ class Exchange:
         return number, first
 
     def gather(self, number: int, limit: float = ANSWERS) -> Answers:
-        """The reports on an alarm, as many as come within ``limit`` seconds. Raises StoreError."""
+        """The reports on an alarm that come within ``limit`` seconds. Raises StoreError."""
         keys = {rank: f"report/{number}/{rank}" for rank in range(self._size)}
         self._until(lambda: self._mine.check(list(keys.values())), limit)
         here = [rank for rank, key in keys.items() if self._mine.check([key])]
@@ -194,18 +194,18 @@ class Exchange:
         return True
 
     def publish(self, number: int, group: str, diagnosis: str) -> None:
-        """Say what the first rank has found out. Raises StoreError."""
+        """Publish the first rank's diagnosis. Raises StoreError."""
         self._mine.set(f"diagnosis/{number}", _documents.dumps({"group": group, "text": diagnosis}))
 
     def diagnosis(self, number: int, group: str) -> str | None:
-        """What it has found out, if it is about the group; None if nothing comes. Raises StoreError."""
+        """The first rank's diagnosis, if it concerns the group; None if none comes. Raises StoreError."""
         if not self._until(lambda: self._mine.check([f"diagnosis/{number}"]), INQUIRY - 0.1):
             return None
         found = decode(self._mine.get(f"diagnosis/{number}"))
         return str(found["text"]) if found["group"] == group else None
 
     def leave_together(self, well: bool, limit: float) -> bool:
-        """At the end of the process: whether all ranks have come there, and well. False as soon as one has not."""
+        """At the end of the process: whether all ranks get there without an error. False as soon as one does not."""
         try:
             return self.ask(lambda: self._leave_together(well, limit), limit + INQUIRY)
         except StoreError:
@@ -223,8 +223,8 @@ class Exchange:
         return complete() and not self._mine.check(["failed"])
 
     def close(self, reason: str) -> None:
-        """Take leave of the other listeners: the store goes with this process. (What waits at a store that goes away
-        says so on stderr, at length.)
+        """Notify the other listeners that the store closes with this process. (A client that waits at a store when it
+        closes prints a long error to stderr.)
         """
         with contextlib.suppress(*StoreError):
             self.ask(lambda: self._close(reason))
@@ -239,19 +239,19 @@ class Exchange:
         self._until(lambda: self._mine.add("closed", 0) >= len(listening), _FAREWELL)
 
     def fail(self) -> None:
-        """Ranks that are about to leave together shall not wait for this one."""
+        """Let ranks that are about to leave together not wait for this one."""
         with contextlib.suppress(*StoreError):
             self.ask(lambda: self._mine.set("failed", ""))
 
-    # ---- what stays at the store
+    # ---- values that stay at the store
 
     def leave(self, key: str, value: Any) -> None:
-        """Leave a value for all, under this rank's number, if the store can be reached."""
+        """Leave a value for all ranks, under this rank's number, if the store can be reached."""
         with contextlib.suppress(*StoreError):
             self.ask(lambda: self._mine.set(f"{key}/{self._rank}", _documents.dumps(value)))
 
     def left(self, key: str, rank: int) -> Any | None:
-        """What a rank has left there, or None. Raises StoreError."""
+        """The value that a rank has left there, or None. Raises StoreError."""
         name = f"{key}/{rank}"
         return decode(self._mine.get(name)) if self._mine.check([name]) else None
 

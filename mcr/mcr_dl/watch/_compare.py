@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``MCR_DL_DEBUG=detail``: whether all ranks of every group have made the same calls.
+"""``MCR_DL_DEBUG=detail``: checks that all ranks of every group make the same calls.
 
-Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group takes
-all of them away and compares. Nothing of that is on the path of a call. At the end of the runtime all ranks wait until
-the last calls have been compared.
+Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group
+collects and compares them. None of this is on the path of a call. At the end of the runtime all ranks wait until the
+last calls have been compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Call = dict[str, Any]
 
 
 class Verdict(NamedTuple):
-    """The end of the comparison: the first difference with its group, and the ranks that did not come to it."""
+    """The result of the comparison: the first difference with its group, and the ranks that did not take part."""
 
     group: str
     text: str
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
 
 class _Group:
-    """What one rank has left, and, on the group's first rank, what it knows of all."""
+    """The calls that one rank has left, and, on the group's first rank, the state of all ranks."""
 
     def __init__(self, name: str, ranks: list[int], counted: bool) -> None:
         self.name, self.ranks = name, ranks
@@ -40,7 +40,7 @@ class _Group:
         self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in ranks}
 
     def compare(self) -> str | None:
-        """The first difference among the collectives that all have left; what is equal is forgotten."""
+        """The first difference among the collectives that all ranks have left; equal ones are forgotten."""
         common = set.intersection(*(set(calls) for calls in self.calls.values()))
         for seq in sorted(common):
             forms = {rank: calls.pop(seq) for rank, calls in self.calls.items()}
@@ -52,7 +52,7 @@ class _Group:
         return None
 
     def compare_ends(self, counts: dict[int, int]) -> str | None:
-        """The first collective that only some ranks have made, by the number of each rank's."""
+        """The first collective that only some ranks have made, from the number of each rank's."""
         if not self.counted or len(set(counts.values())) < 2:
             return None
         least = min(counts.values())
@@ -71,7 +71,7 @@ class _Group:
 
 
 class Comparison:
-    """One process's part in it. ``derived`` tells whether a group is one of those that passes make for their calls."""
+    """One process's part in it. ``derived`` tells whether a group was made by a pass for its own calls."""
 
     def __init__(self, store: torch_dist.Store, rank: int, size: int, derived: Callable[[str], bool]) -> None:
         self._store, self._rank, self._size, self._derived = store, rank, size, derived
@@ -79,14 +79,14 @@ class Comparison:
         self._found = self._ended = self._judged = False
 
     def step(self) -> tuple[str, str] | None:
-        """Leave what is new, and compare where this rank does that: the group and the text of the first difference."""
+        """Leave new calls, and compare where this rank does that: the group and the text of the first difference."""
         if self._found:
             return None
         self._leave_new()
         return self._compare()
 
     def finish(self) -> Verdict | None:
-        """A step of the end, when this process makes no calls any more; None if other ranks have not got there yet."""
+        """A step of the end, when this process makes no more calls; None if other ranks have not got there yet."""
         if not self._ended:
             counts = self._leave_new()
             self._store.set(f"calls-end/{self._rank}", _documents.dumps(counts))
@@ -111,7 +111,7 @@ class Comparison:
         return Verdict("", "", gone) if gone else None
 
     def _gone(self, rank: int) -> bool:
-        """Whether the rank has ended in another way; rank 0 may not end before it has given the verdict."""
+        """Whether the rank ended without taking part; rank 0 must not end before it has given the verdict."""
         ended = self._store.check([f"ended/{rank}"])
         return ended and not self._store.check(["calls-verdict" if rank == 0 else f"calls-end/{rank}"])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, from the reports of the ranks: who has not arrived, where they are, which calls differ first."""
+"""Diagnosis from the ranks' reports: who has not arrived, where the ranks are, which calls differ first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from mcr_dl._pmi import host_identity
 from mcr_dl.watch._report import Report
 
-_NAMED = 8  # ranks that are told of one by one
-_COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "backend", "async")  # async last
+_NAMED = 8  # ranks that are described one by one
+_COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "priority", "backend", "async")  # async last
 _FORMS = " (torch.distributed's calls may differ so in a group that is made with mcr_dl.Options(uniform=False))"
 
 
@@ -37,6 +37,7 @@ def call_text(call: Mapping[str, Any]) -> str:
     parts.append(None if call["bytes"] is None or call["dtype"] is None else f"{call['bytes']} bytes")
     parts.append(call.get("layout"))
     parts.append(None if call["root"] is None else f"root {call['root']}")
+    parts.append(f"priority {call['priority']}" if call.get("priority") else None)
     parts.append(call["backend"])
     parts.append("async_op=True" if call["async"] else None)
     return f"{call['op']}({', '.join(part for part in parts if part)})"
@@ -47,7 +48,7 @@ def _group_in(report: Report, group: str) -> dict[str, Any] | None:
 
 
 def whereabouts(report: Report) -> str:
-    """What a process is doing, from its report: the call that it is in, else its line of the program."""
+    """What a process is doing, from its report: its current call, else its line of the program."""
     if report.get("ended"):
         return str(report["ended"])
     inside = max(report["threads"], key=lambda activity: float(activity["age"]), default=None)
@@ -61,7 +62,7 @@ def whereabouts(report: Report) -> str:
 
 
 def absent(member: Mapping[str, Any] | None) -> str:
-    """Why a process may have sent no report. A process of this host can be looked at."""
+    """Why a process may have sent no report. A process of this host can be inspected."""
     if member is None:
         return "it has not started"
     who = f"process {member['pid']} on {member['host']}"
@@ -85,7 +86,7 @@ def _not_arrived(rank: int, report: Report, group: str) -> str:
 
 
 def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
-    """The first collective of the group that two ranks have made in different ways; None if there is none to see."""
+    """The first collective of the group that two ranks have made in different ways; None if there is none."""
     calls: dict[int, dict[int, dict[str, Any]]] = {}
     for rank, report in reports.items():
         position = _group_in(report, group)
@@ -106,7 +107,7 @@ def first_difference(reports: Mapping[int, Report], group: str) -> str | None:
 
 
 def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """How the ranks' forms of one collective differ; None if they are equal."""
+    """The difference between the ranks' forms of one collective; None if they are equal."""
     forms: dict[tuple[Any, ...], list[int]] = {}
     for rank, call in sorted(calls.items()):
         forms.setdefault(tuple(call.get(key) for key in _COMPARED), []).append(rank)
@@ -121,7 +122,7 @@ def difference(calls: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def complete(text: str, label: str, told: str, *, timeout: bool) -> str:
-    """The text of an error with what has been found out: a library's own words, which may be many, come last."""
+    """The text of an error with the diagnosis. A library's own text, which may be long, comes last."""
     if not told:
         return text
     call, found, words = text.partition(f"({label}): ")

@@ -18,8 +18,8 @@ from mcr_dl.watch._report import FORMAT, VERSION, Report
 
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
-_MOST = 8  # alarms of which a process leaves dumps: the first ones tell
-_LARGEST = 256 * _documents.MIB  # of a file that is read
+_MOST = 8  # alarms of which a process leaves dumps: the first ones are the informative ones
+_LARGEST = 256 * _documents.MIB  # bytes of a file that is read
 _FIELDS = {
     "alarm": dict,
     "rank": int,
@@ -33,14 +33,14 @@ _FIELDS = {
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where dumps go; None: nowhere."""
+    """The folder for dumps; None: no dumps."""
     name = environment.get(VARIABLE, "")
     return Path(name) if name else None
 
 
 def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
-    """Leave this process's dump, if that is wanted. A disk that does not take it is said on stderr, no more: whatever
-    happened is worse.
+    """Write this process's dump, if dumps are on. An error of the disk is reported on stderr and not raised: the
+    problem behind the alarm is worse.
     """
     place = folder()
     if place is None or number >= _MOST:
@@ -64,7 +64,7 @@ def _checked(file: Path) -> Report:
 
 
 def read(place: Path) -> dict[int, dict[int, Report]]:
-    """The dumps of a folder: by alarm and rank. Raises InvalidArgumentError if there is none, or a broken one."""
+    """Read the dumps of a folder: by alarm and rank. Raises InvalidArgumentError if there are none, or a broken one."""
     found: dict[int, dict[int, Report]] = {}
     for file in sorted(place.iterdir()) if place.is_dir() else []:
         match = _NAME.match(file.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that this one forks: they hold its memory, but neither its threads nor its connections."""
+"""Forked child processes: they have this process's memory, but neither its threads nor its connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _forked = False
 
 
 def prepare(rank: int, groups: Callable[[], list[_C.Group]]) -> None:
-    """From now on a process that is forked knows that it must not communicate."""
+    """From now on a forked child knows that it must not communicate."""
     global _rank, _groups
     if _rank is None:
         os.register_at_fork(after_in_child=_in_child)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report: what one process says of itself when an alarm is raised. JSON's types alone."""
+"""A report: one process's description of itself when an alarm is raised, in JSON's types alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mcr_dl import _C
 from mcr_dl._pmi import host_identity
 
 FORMAT, VERSION = "mcr-dl dump", 1
-CALLS_OF_OTHERS = 4  # of groups that the alarm is not about
+CALLS_OF_OTHERS = 4  # of groups that the alarm does not concern
 _INNER = (f"{os.sep}torch{os.sep}distributed{os.sep}", f"{os.sep}mcr_dl{os.sep}", f"{os.sep}threading.py")
 
 Report = dict[str, Any]
 
 
 class Ages:
-    """For how long each thread has been inside of what it is in, as far as has been seen."""
+    """How long each thread has been in its current activity, as far as it was seen."""
 
     def __init__(self) -> None:
         self._first: dict[int, tuple[int, float]] = {}
@@ -46,7 +46,7 @@ class Ages:
 
 
 def identity(rank: int) -> dict[str, Any]:
-    """Who the process is: left at the store when it starts, for the time when it can no longer say so."""
+    """The identity of the process, left at the store at its start, for the time when it can no longer answer."""
     return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "system": host_identity()}
 
 
@@ -55,7 +55,7 @@ def _line(file: str, number: int | None, function: str) -> str:
 
 
 def stacks() -> dict[str, list[str]]:
-    """Where every thread of Python is, innermost first, by the thread's name."""
+    """The stack of every Python thread, innermost frame first, by the thread's name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, str(ident)): [
@@ -66,7 +66,7 @@ def stacks() -> dict[str, list[str]]:
 
 
 def place() -> str | None:
-    """Where the program's main thread is: its innermost line outside torch.distributed and this package."""
+    """The main thread's innermost line outside torch.distributed and this package."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     last = None
     while frame is not None:
@@ -78,12 +78,12 @@ def place() -> str | None:
 
 
 def last(rank: int, size: int, ages: Ages, text: str) -> Report:
-    """What stays of a process that ends: why, and its calls."""
+    """The last report of a process that ends: the reason, and its calls."""
     return {**make(rank, size, ages, None), "ended": text}
 
 
 def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:
-    """This process's report. ``group``: whose calls are told at length; ``whole``: of all groups, and all stacks."""
+    """This process's report. ``group``: whose calls are reported in detail; ``whole``: all groups, and all stacks."""
     groups = _C.positions()
     for each in groups:
         kept = 64 if whole or each["group"] == group else CALLS_OF_OTHERS

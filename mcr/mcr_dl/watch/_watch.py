@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch of one process: it sees to time limits, raises and answers alarms, and ends what cannot go on."""
+"""The watch of one process: it checks timeouts, raises and answers alarms, and ends calls that cannot continue."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
 
 _PERIOD = 0.1  # seconds between two samples
-_GRACE = 0.3  # after a call's time is up: most raise by themselves
-_ERROR_INQUIRY = 1.8  # for the reports of the other ranks, where the error came without a delay of the sampler
-_LONGEST_INQUIRY = 10.0  # the same after a timeout: half of the call's own limit, at most this
-_LAST = 0.3  # for a thread to leave its call when the communicator has been aborted
-_PROMPT = 1.0  # within which a call must notice Ctrl-C by itself
-_SAME = 2.0  # seconds for which a diagnosis holds for the same call
+_GRACE = 0.3  # after a call's timeout: most calls raise by themselves
+_ERROR_INQUIRY = 1.8  # for the other ranks' reports, if the error came without a delay of the sampler
+_LONGEST_INQUIRY = 10.0  # for reports after a timeout: half of the call's own limit, at most this
+_LAST = 0.3  # for a thread to leave its call after the communicator has been aborted
+_PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
+_SAME = 2.0  # seconds for which a diagnosis stays valid for its call
 _FAREWELL = 10.0  # seconds for the other ranks to end too
 _COMPARISON = 5.0  # for one step of the comparison of calls
-_PAUSE = 0.02  # between two looks for the end of the comparison
-_SPACING = 1.0  # between alarms over errors that the program may catch
-EXIT_TIMEOUT = 70  # codes of processes that are ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
+_PAUSE = 0.02  # between two checks for the end of the comparison
+_SPACING = 1.0  # between alarms on errors that the program may catch
+EXIT_TIMEOUT = 70  # exit codes of processes ended in a call that cannot be interrupted (sysexits.h: EX_SOFTWARE)
 EXIT_INTERRUPTED = 130
 
 
 class Groups(NamedTuple):
-    """What the watch asks the runtime."""
+    """The runtime's functions that the watch uses."""
 
     living: Callable[[], list[_C.Group]]
-    derived: Callable[[str], bool]  # whether the group of that name is one that a pass has made for its calls
+    derived: Callable[[str], bool]  # whether a pass has made the group of that name for its own calls
 
 
 class Watch:
@@ -50,22 +50,22 @@ class Watch:
         self._ages = _report.Ages()
         self._exchange = Exchange(store, rank, size, self._answer, self._heard)
         self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
-        self.broken = False  # ranks have been found missing: what would wait for them at the end need not be tried
+        self.broken = False  # ranks are missing: steps at the end that would wait for them are skipped
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
-        self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: when, what
+        self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
         self._last_alarm = -_SPACING
-        self._failed: str | None = None  # the last call that has
+        self._failed: str | None = None  # the last call that has failed
         self._sampler = threading.Thread(target=self._sample_for_ever, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
-        """Begin, on threads of its own."""
+        """Begin, on its own threads."""
         self._exchange.start()
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
     def stop(self, reason: str) -> None:
-        """End, and leave word why this process is no longer there."""
+        """End, and leave a note why this process is no longer there."""
         self._ending.set()
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
@@ -74,11 +74,11 @@ class Watch:
         self._sampler.join(ANSWERS + 1.0)
 
     def leave_together(self, well: bool) -> bool:
-        """At the end of the process: whether the libraries can be ended, for which all ranks must come."""
+        """At the end of the process: whether the libraries can be ended, which needs all ranks."""
         return self._exchange.leave_together(well and not self.broken, _FAREWELL)
 
     def end(self) -> None:
-        """Another life has begun and ended: nobody asks this one any more."""
+        """Another life of the runtime has begun and ended: this one gets no more requests."""
         self._exchange.end()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Watch:
             return
         for group in self._groups.living():
             if group._label == activity["label"]:
-                _C.give_up(group)  # some libraries let go of their callers then, and these raise by themselves
+                _C.give_up(group)  # some libraries then release their callers, and these raise by themselves
         time.sleep(_LAST)
         if self._still(activity):
             self._end_process(f"CollectiveTimeoutError: {text}", EXIT_TIMEOUT)
@@ -130,12 +130,12 @@ class Watch:
         return any((each["thread"], each["turn"]) == key for each in _C.activities())
 
     def _look_at_operations(self) -> None:
-        """Operations that nobody waits for fail when their time is up, so that futures and callbacks learn of it."""
+        """Fail operations past their timeout that no thread waits for, so that futures and callbacks get the error."""
         for work, known in _C.overdue(_GRACE):
             _C.expire(work, self._timed_out(known["what"], known))
 
     def compare(self) -> None:
-        """Leave this process's new calls to the comparison, in detail mode."""
+        """Leave this process's new calls for the comparison, in detail mode."""
         if self._comparison is None:
             return
         try:
@@ -152,7 +152,7 @@ class Watch:
             self._exchange.ask(lambda: self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text)))
 
     def compare_last(self) -> None:
-        """Wait, for some seconds, until the calls of all ranks have been compared to the last one."""
+        """Wait, for some seconds, until all calls of all ranks have been compared."""
         if self._comparison is None or self.broken:
             return
         verdict, deadline = None, time.monotonic() + _FAREWELL
@@ -173,7 +173,7 @@ class Watch:
             print(f"mcr_dl: the last calls have not been compared: {reason}", file=sys.stderr, flush=True)
 
     def _end_process(self, text: str, code: int) -> None:
-        """Nothing else ends a thread that sits in a library: not even a signal's handler gets to run."""
+        """End the process: nothing else ends a thread inside a library, and not even a signal handler gets to run."""
         place = _report.place()
         print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
         reason = f"it has ended itself: {text.partition('.')[0]}"
@@ -186,7 +186,7 @@ class Watch:
     # ---- alarms
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
-        """Complete the text of an error of a call that other ranks take part in."""
+        """Complete the error text of a call that other ranks take part in."""
         now = time.monotonic()
         known = self._known.get((label, seq))
         if known is not None and now - known[0] < _SAME:
@@ -269,18 +269,18 @@ _last: Watch | None = None
 
 
 def explain(text: str, label: str, seq: int, message: int, timeout: int) -> str:
-    """Complete the text of an error; the core calls this for those that it raises."""
+    """Complete the text of an error; the core calls this for the errors that it raises."""
     return text if _current is None else _current.explain(text, label, seq, bool(message), bool(timeout))
 
 
 def compare() -> None:
-    """Leave this process's new calls to the comparison, in detail mode: a group is about to go."""
+    """Leave this process's new calls for the comparison, in detail mode, before a group ends."""
     if _current is not None:
         _current.compare()
 
 
 def compare_last() -> str:
-    """At the end of the runtime, in detail mode: compare what has not been compared yet, with all ranks.
+    """At the end of the runtime, in detail mode: compare the remaining calls, with all ranks.
 
     Returns the text of a difference that no call has raised, else an empty one.
     """
@@ -290,7 +290,7 @@ def compare_last() -> str:
 
 
 def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
-    """Begin to watch, where there are other ranks."""
+    """Begin to watch, if there are other ranks."""
     global _current
     _C.clear_stop()
     _C.set_detail(detail)
@@ -312,12 +312,12 @@ def stop(reason: str = "it has ended communication") -> None:
 
 
 def leave_together(well: bool) -> bool:
-    """Whether all ranks are at the end of their processes, and have come there without an error."""
+    """Whether all ranks are at the end of their processes, and have got there without an error."""
     return well if _last is None else _last.leave_together(well)
 
 
 def close() -> None:
-    """The process ends; as a rule rank 0's holds the job's store: tell the others."""
+    """The process ends; usually rank 0 holds the job's store: notify the other ranks."""
     if _last is not None and _last.rank == 0:
         _last.close()
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any torch.distributed backend as one of ours. Python makes the c10d::Backend; connect() gets its address.
+// Any torch.distributed backend as a backend of the core. Python makes the c10d::Backend; connect() gets its address.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/version.h>
@@ -35,13 +35,13 @@ using c10d_types::data_view;
 using c10d_types::reduction_view;
 using c10d_types::View;
 
-// torch's libraries match messages by sender and tag: an emulation's messages have a tag that no user may take.
+// torch's libraries match messages by sender and tag: emulated operations use a tag that users may not use.
 constexpr int kInternalTag = 1 << 30;
 
-// gloo closes all of a group's connections when a wait for a message times out; the core's own limits do no harm.
+// When a wait for a message times out, gloo closes all of the group's connections; the core's own timeouts do not.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
-// How long freeing an operation waits for a library to let go of it.
+// How long the destruction of an operation waits for the library to release it.
 constexpr std::chrono::seconds kGrace{1};
 
 // ---- Errors
@@ -54,7 +54,7 @@ constexpr std::chrono::seconds kGrace{1};
   throw Error(ErrorCode::Backend, text);
 }
 
-// Calls into torch; what it throws becomes an Error.
+// Calls torch and turns its exceptions into Error.
 template <class Action>
 auto guarded(Action action) {
   try {
@@ -92,7 +92,7 @@ std::vector<int64_t> splits(std::span<const int64_t> counts, View view) {
 
 int64_t total(const std::vector<int64_t>& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-// The members of torch's option structs that ours have a value for.
+// Sets those members of torch's option structs that the Call has a value for.
 template <class Options>
 Options options(const Call& call) {
   Options result;
@@ -104,8 +104,8 @@ Options options(const Call& call) {
 
 // ---- Running operations
 
-// Threads that call wait() of works which do not make progress, or do not tell, otherwise. Every job gets a thread at
-// once: a job may be waiting for what only a later one makes possible. Idle threads are used again.
+// Threads that call wait() on works which otherwise make no progress or do not report it. Every job gets a thread at
+// once, because it may depend on a later job. Idle threads are reused.
 class Waiters : public std::enable_shared_from_this<Waiters> {
  public:
   void run(std::function<void()> job) {
@@ -116,7 +116,7 @@ class Waiters : public std::enable_shared_from_this<Waiters> {
     ++threads_;
   }
 
-  /// Ends the threads. One that a library never lets go is left behind.
+  /// Ends the threads. A thread that a library never returns is left behind.
   void stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -150,12 +150,12 @@ class Waiters : public std::enable_shared_from_this<Waiters> {
   bool stopping_ = false;
 };
 
-// Whether gloo's own threads see this work to its end. It gives the others no type of operation, or that of a message.
+// Whether gloo's own threads complete this work. All other works have no operation type, or a message's.
 bool tells(const c10d::Work& work) {
   return work.retrieveOpType() != c10d::OpType::UNKNOWN && !c10d::isP2POp(work.retrieveOpType());
 }
 
-// A work whose isCompleted() tells and whose wait() may time out without harm.
+// A work whose isCompleted() is reliable and whose wait() may time out without harm.
 class Polled : public Request {
  public:
   Polled(TorchWork work, Tensors kept) : work_(std::move(work)), kept_(std::move(kept)) {}
@@ -170,7 +170,7 @@ class Polled : public Request {
     try {
       work_->wait(std::max(milliseconds(1), std::chrono::ceil<milliseconds>(limit)));
     } catch (const std::exception&) {
-      // The limit has passed or the operation has failed: poll() tells.
+      // The limit has passed or the operation has failed: poll() finds out which.
     }
     return true;
   }
@@ -180,16 +180,16 @@ class Polled : public Request {
   Tensors kept_;
 };
 
-// A work of which only wait() can be relied on: gloo's sends, receives and reduce_scatters end in it. It is handed to a
-// thread when it is first looked at: the messages of one emulated call, which are looked at one after the other, do not
-// need a thread each.
+// A work of which only wait() is reliable: gloo's sends, receives and reduce_scatters end in it. It gets a thread when
+// it is first polled: the messages of one emulated call, which are polled one after the other, do not need a thread
+// each.
 class Waited : public Request {
  public:
   Waited(TorchWork work, Tensors kept, milliseconds limit, std::shared_ptr<Waiters> waiters, int source, bool any)
       : state_(std::make_shared<State>(std::move(work), std::move(kept), limit, source, any)),
         waiters_(std::move(waiters)) {}
 
-  // The caller's memory may be freed next: the library has to let go of it first.
+  // The caller's memory may be freed next, so the library has to release it first.
   ~Waited() override {
     if (!started_) return;
     state_->abort();
@@ -235,7 +235,7 @@ class Waited : public Request {
         const TorchWork work = running();
         if (work) work->abort();
       } catch (const std::exception&) {
-        // Most libraries cannot.
+        // Most libraries cannot abort.
       }
     }
 
@@ -255,14 +255,14 @@ class Waited : public Request {
       std::lock_guard lock(mutex_);
       return work_;
     }
-    // Destroys the work outside the mutex: it may have to wait for its library.
+    // Destroys the work outside the mutex: the destructor may have to wait for the library.
     void release() {
       TorchWork work;
       std::lock_guard lock(mutex_);
       work.swap(work_);
     }
 
-    TorchWork work_;  // written under the mutex, by wait() alone
+    TorchWork work_;  // written under the mutex, only by wait()
     const Tensors kept_;
     const milliseconds limit_;
     int source_;                // written before done_
@@ -307,7 +307,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     try {
       backend_->abort();
     } catch (const std::exception&) {
-      // Not every library can; its operations then end by their time limits.
+      // Not every library can abort; its operations then end by their timeouts.
     }
   }
 
@@ -386,7 +386,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   void recv(const Call& call, Lane& lane) {
     Tensors data{tensor(call.out, data_view(call.dtype))};
-    // gloo sends an empty message but does not receive one from any rank into an empty buffer.
+    // gloo can send an empty message, but cannot receive one from any rank into an empty buffer.
     if (call.out.count == 0) data[0] = at::empty({1}, at::kByte);
     const int tag = tag_of(call);
     run(call, lane, data, [&] {
@@ -409,8 +409,8 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
   }
 
-  // Starts the operation; on a blocking lane, ends it too. Waits have no limit beside the library's own, since a
-  // library may still be writing to the tensor when wait() gives up. Only gloo's messages have none of their own.
+  // Starts the operation; on a blocking lane, also ends it. Waits have no limit except the library's own, since a
+  // library may still be writing to the tensor when wait() times out. Only gloo's messages have no limit of their own.
   template <class Start>
   void run(const Call& call, Lane& lane, const Tensors& kept, Start start) {
     TorchWork work = guarded(start);

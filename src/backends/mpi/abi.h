@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our own declarations of the part of MPI that is used, so that no MPI is needed to build the module of each ABI. Names
-// and signatures are the standard's; types and constants are those of the ABI that MCR_MPI_ABI names. With
-// MCR_MPI_VERSION >= 4 the functions that take counts are those with 64-bit counts (MPI_Bcast_c), else those with int.
+// Declarations of the part of MPI that is used, so that building the module of each ABI needs no MPI. Names and
+// signatures are the standard's; types and constants are those of the ABI that MCR_MPI_ABI names. With MCR_MPI_VERSION
+// >= 4 functions take 64-bit counts (MPI_Bcast_c), else int counts.
 #pragma once
 
 #include MCR_MPI_ABI
@@ -48,7 +48,8 @@ int MPI_T_cvar_write(MPI_T_cvar_handle, const void*);
 int MPI_Barrier(MPI_Comm);
 int MPI_Ibarrier(MPI_Comm, MPI_Request*);
 
-// A collective, blocking and started: what it takes before the communicator, with `suffix` for the width of the counts.
+// Declares a collective's blocking and non-blocking functions: the parameters before the communicator, with `suffix`
+// for the width of the counts.
 #define MCR_MPI_COLLECTIVE(name, iname, suffix, ...) \
   int MPI_##name##suffix(__VA_ARGS__, MPI_Comm);     \
   int MPI_##iname##suffix(__VA_ARGS__, MPI_Comm, MPI_Request*);

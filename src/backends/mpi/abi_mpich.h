@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types and constants of MPICH's ABI, which Intel MPI, Cray MPICH and MVAPICH share: handles are integers. Used by
-// mpi_abi.h alone; tests/test_mpi_abi.py compares it with MPICH's mpi.h.
+// Types and constants of MPICH's ABI, which Intel MPI, Cray MPICH and MVAPICH share: handles are integers. Included
+// only by abi.h; tests/test_mpi_abi.py compares it with MPICH's mpi.h.
 #pragma once
 
 using MPI_Aint = long;

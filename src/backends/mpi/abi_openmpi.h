@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types and constants of Open MPI's ABI: handles are pointers, and the predefined ones are addresses of the library's
-// own variables. Used by mpi_abi.h alone; tests/test_mpi_abi.py compares it with Open MPI's mpi.h.
+// Types and constants of Open MPI's ABI: handles are pointers, and predefined handles are addresses of the library's
+// variables. Included only by abi.h; tests/test_mpi_abi.py compares it with Open MPI's mpi.h.
 #pragma once
 
 #include <cstddef>

@@ -14,7 +14,7 @@ namespace {
 // The value "mpir" of MPIR_CVAR_<op>_POSIX_INTRA_ALGORITHM: the first of its enumeration.
 constexpr int kGeneral = 0;
 
-// The ops for which MPICH has both families.
+// The ops that have both families in MPICH.
 constexpr std::pair<Op, std::string_view> kSwitched[] = {
     {Op::all_reduce, "ALLREDUCE"},
     {Op::barrier, "BARRIER"},
@@ -39,7 +39,7 @@ void Algorithms::find(Op op, std::string_view name) {
   int count = 0;
   check(MPI_T_cvar_handle_alloc(index, nullptr, &control.handle, &count), "MPI_T_cvar_handle_alloc");
   check(MPI_T_cvar_read(control.handle, &control.own), "MPI_T_cvar_read");
-  // Whoever has chosen the general ones for the whole program has them already.
+  // If the user has chosen the general ones for the whole program, there is nothing to switch.
   if (count != 1 || control.own == kGeneral) {
     MPI_T_cvar_handle_free(&control.handle);
     control.handle = MPI_T_CVAR_HANDLE_NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algorithms of collectives inside one host, which MPICH lets a program choose between two calls.
+// The algorithms of collectives inside one host, which MPICH lets a program switch between two calls.
 #pragma once
 
 #include <array>
@@ -11,15 +11,15 @@
 namespace mcr::mpi {
 
 /// MPICH has two families of algorithms for the ranks of one host: its own choice, which copies through shared flags
-/// (release_gather: quick for small messages), and the general ones over point-to-point messages, which are three times
-/// as fast for large ones. Other libraries have no such switch, and no variant. Used under the library's lock.
+/// (release_gather: fast for small data), and the general ones over point-to-point messages, which are three times as
+/// fast for large data. Other libraries have no such switch, and no variant. Used under the library's lock.
 class Algorithms {
  public:
   static constexpr std::array<std::string_view, 1> kVariants = {"p2p"};
 
-  /// After MPI_Init. Finds the switches that the library has.
+  /// Finds the library's switches. Call after MPI_Init.
   void start();
-  /// Puts them back as they were.
+  /// Restores the switches.
   void stop();
 
   bool switches(Op op) const { return controls_[static_cast<std::size_t>(op)].handle != MPI_T_CVAR_HANDLE_NULL; }
@@ -35,7 +35,7 @@ class Algorithms {
   struct Control {
     MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
     int current = 0;  // variant
-    int own = 0;      // the value that the library started with
+    int own = 0;      // the library's initial value
   };
 
   void find(Op op, std::string_view name);

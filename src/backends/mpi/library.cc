@@ -144,8 +144,8 @@ MPI_Op native_op(RedOp red) {
   return MPI_OP_NULL;
 }
 
-/// A reduction that MPI lacks: on types that it does not know, and MIN and MAX of its own floating-point types, whose
-/// answer to a NaN depends on the order of the ranks.
+/// A reduction that MPI lacks: on types that it does not have, and MIN and MAX of its own floating-point types, whose
+/// result with a NaN depends on the order of the ranks.
 struct OwnReduction {
   DType dtype;
   RedOp red;
@@ -178,7 +178,7 @@ constexpr auto kOwnReductions = [] {
   return all;
 }();
 
-/// The index in kOwnReductions of each element type and reduction, or -1: one look-up in every call.
+/// The index in kOwnReductions for each element type and reduction, or -1: one lookup per call.
 constexpr auto kOwnIndexes = [] {
   std::array<std::array<int8_t, kReductions.size()>, kDTypes.size()> indexes{};
   for (auto& of_type : indexes) of_type.fill(-1);
@@ -198,7 +198,7 @@ int wanted_thread_level() {
               "MCR_DL_MPI_THREAD_LEVEL: expected 'serialized' or 'multiple', got '" + std::string(name) + "'");
 }
 
-// What the library says of itself: by Open MPI's function or by MPICH's.
+// The library's own answer, from Open MPI's function or from MPICH's.
 bool cuda_aware() {
   if (const auto query = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"))) {
     return query() == 1;
@@ -211,7 +211,7 @@ bool cuda_aware() {
   return false;
 }
 
-// The two ways to mix MPI with a device's streams: MPI handles them, or we do, by copies to the host.
+// The two ways to combine MPI with a device's streams: MPI handles them, or the core does, by copies to the host.
 bool wants_device_memory() {
   const char* text = std::getenv("MCR_DL_MPI_STREAMS");
   const std::string_view name = text == nullptr || *text == '\0' ? "auto" : text;
@@ -222,8 +222,8 @@ bool wants_device_memory() {
               "MCR_DL_MPI_STREAMS: expected 'auto', 'mpi' or 'mcr', got '" + std::string(name) + "'");
 }
 
-// MPICH takes its shared memory's name away when it is finalized, which a job that is killed never comes to: the memory
-// would be lost until the host starts anew. Without a name it goes with the last process.
+// MPICH unlinks its shared memory when it is finalized, which never happens in a job that is killed: the memory would
+// be lost until the host reboots. Once unlinked, it is freed with the last process.
 void unlink_shared_memory() {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -246,7 +246,7 @@ MPI_Op Library::op(DType dtype, RedOp red) const {
   return index < 0 ? native_op(red) : own_ops_[static_cast<std::size_t>(index)];
 }
 
-// Our own reductions compute on the host.
+// The core's own reductions compute on the host.
 bool Library::takes_device_memory(const Call& call) const {
   return device_memory_ && (!row(call.op).is(kReduces) || op(call.dtype, call.red) == native_op(call.red));
 }
@@ -263,7 +263,7 @@ void Library::start() {
     check(MPI_Init_thread(nullptr, nullptr, wanted, &provided), "MPI_Init_thread");
     ours_ = true;
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");  // all ranks of the host have it mapped
+    check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier");  // all ranks of the host have mapped it now
     unlink_shared_memory();
   }
   int level = 0;

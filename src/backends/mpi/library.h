@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's MPI: its start and end, its lock, and what differs from one MPI to another: widths of counts, element
-// types, reductions.
+// The process's MPI: start and end, lock, and differences between MPI libraries: widths of counts, element types,
+// reductions.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace mcr::mpi {
 
-/// The two forms of a collective.
+/// The blocking and the non-blocking form of a collective.
 template <class Run, class Start>
 struct Routine {
   const char* name;
@@ -26,7 +26,7 @@ struct Routine {
   Start start;
 };
 
-// From MPI 4 on, counts have 64 bits and our vectors are passed as they are.
+// From MPI 4 on, counts have 64 bits and the caller's vectors are passed directly.
 #if MCR_MPI_VERSION >= 4
 using Count = MPI_Count;
 using Displ = MPI_Aint;
@@ -59,13 +59,13 @@ inline constexpr auto kCreateOp = MCR_MPI(Op_create);
 #undef MCR_MPI
 inline constexpr bool kSmallCounts = sizeof(Count) < sizeof(int64_t);
 
-/// Error(Backend) with the library's text, unless `code` says success.
+/// Throws Error(Backend) with the library's text, unless `code` means success.
 void check(int code, const char* what);
 bool finalized();
 /// Name and version of the library: "MPICH 5.0.2".
 std::string version();
 
-/// A count as this MPI takes it.
+/// A count in this MPI's type.
 inline Count narrow(int64_t value) {
   if constexpr (kSmallCounts) {
     if (value > INT_MAX) {
@@ -77,7 +77,7 @@ inline Count narrow(int64_t value) {
   return static_cast<Count>(value);
 }
 
-/// The counts and displacements of a vectored call as this MPI takes them: the caller's own, or copies.
+/// The counts and displacements of a vectored call in this MPI's type: the caller's own, or copies.
 class Vectors {
  public:
   const Count* counts(std::span<const int64_t> values) { return as<Count>(values); }
@@ -98,16 +98,17 @@ class Vectors {
   std::vector<std::vector<int>> copies_;
 };
 
-/// The type that moves the elements; floating-point types of 16 and 8 bits are integers to MPI.
+/// The MPI type that moves the elements; to MPI, floating-point types of 16 and 8 bits are integers.
 MPI_Datatype type_of(DType dtype);
 
-/// Whether type_of() and the reduction make sense together. (On bytes SUM is not the `or` that it is on bools.)
+/// Whether type_of() and the reduction fit together. (On bytes, SUM is not the `or` that it is on bools.)
 constexpr bool reducible(DType dtype, RedOp red) {
   if (dtype == DType::Bool && (red == RedOp::SUM || red == RedOp::PRODUCT)) return false;
   return defined(dtype, red) && red != RedOp::AVG;
 }
 
-/// The buffer of a message as a count and a type; of one element of a type made for it, where the count is too large.
+/// The buffer of a message as a count and a type. If the count is too large: one element of a type made for the
+/// message.
 class Layout {
  public:
   Layout(int64_t count, DType dtype);
@@ -125,25 +126,25 @@ class Layout {
   bool made_ = false;
 };
 
-/// The process's MPI. There is only one, whoever started it, so this object is never destroyed.
+/// The process's MPI. There is only one, regardless of which code started it, so this object is never destroyed.
 class Library {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
   static Library& get();
 
-  /// Starts MPI unless that has been done. A collective of all processes of the job.
+  /// Starts MPI unless it is running. A collective of all processes of the job.
   void start();
   /// Ends MPI if start() started it.
   void stop();
 
-  /// Held around every call of MPI, where the library allows one thread at a time.
+  /// Held around every MPI call if the library allows only one thread at a time.
   Lock lock() {
     Lock lock(mutex_, std::defer_lock);
     if (serialized_) lock.lock();
     return lock;
   }
-  /// The same without waiting; false where another thread is in MPI.
+  /// Like lock(), but does not wait; false if another thread is in MPI.
   bool try_lock(Lock& lock) {
     lock = Lock(mutex_, std::defer_lock);
     return !serialized_ || lock.try_lock();
@@ -153,11 +154,11 @@ class Library {
 
   MPI_Op op(DType dtype, RedOp red) const;
 
-  /// Whether this MPI does a call on a device's memory, with streams of its own. MCR_DL_MPI_STREAMS decides, or the
-  /// library's word.
+  /// Whether this MPI does a call on device memory, with streams of its own. MCR_DL_MPI_STREAMS decides, else the
+  /// library's own answer.
   bool takes_device_memory(const Call& call) const;
 
-  /// Used with the lock held. No variants where there is no lock: a choice and its call must not be separated.
+  /// Used with the lock held. Without a lock there are no variants: a switch and its call must not be separated.
   Algorithms& algorithms() { return algorithms_; }
 
  private:
@@ -167,7 +168,7 @@ class Library {
   bool ready_ = false;
   bool ours_ = false;
   Algorithms algorithms_;
-  std::array<MPI_Op, 20> own_ops_{};  // as kOwnReductions
+  std::array<MPI_Op, 20> own_ops_{};  // parallel to kOwnReductions
 };
 
 }  // namespace mcr::mpi

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: the process has
-// loaded the one it wants, with its symbols global, before it loads this module.
+// MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: before the process
+// loads this module, it has loaded the libmpi it wants, with global symbols.
 #include <algorithm>
 #include <numeric>
 #include <string_view>
@@ -16,7 +16,7 @@ namespace {
 class Operation : public Request {
  public:
   explicit Operation(const char* name, Vectors vectors = {}) : name_(name), vectors_(std::move(vectors)) {}
-  // MPI has no way to give up a collective: one that is destroyed unfinished is left to run.
+  // MPI cannot cancel a collective: one that is destroyed unfinished continues to run.
 
   MPI_Request* handle() { return &handle_; }
 
@@ -88,7 +88,7 @@ class Message final : public Operation {
     return "the tensor of " + std::to_string(count_) + " elements of " + std::string(row(dtype_).name);
   }
 
-  // A receive must not write to memory that its owner gives up. (MPI has no such way for sends.)
+  // A receive must not write to memory that its owner frees. (MPI cannot cancel sends in this way.)
   void withdraw() {
     if (!receives_) return;
     MPI_Cancel(&handle_);
@@ -101,7 +101,7 @@ class Message final : public Operation {
   int source_ = -1;
 };
 
-/// A communicator of our own.
+/// Owns a communicator.
 class Handle {
  public:
   explicit Handle(MPI_Comm comm) : comm_(comm) {}
@@ -221,7 +221,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   void send(const Call& call, Lane& lane) { message(call, lane); }
   void recv(const Call& call, Lane& lane) { message(call, lane); }
 
-  // What runs may never end, so that freeing could wait for ever.
+  // Running operations may never end, so freeing could wait forever.
   void abort() noexcept override {
     user_.leak();
     internal_.leak();
@@ -231,8 +231,8 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   MPI_Comm comm(const Call& call) const { return (call.internal ? internal_ : user_).get(); }
   MPI_Op op(const Call& call) const { return library_.op(call.dtype, call.red); }
 
-  /// All elements that a collective handles on one rank, as far as every rank can know: libraries with small counts
-  /// compute with totals inside.
+  /// The total number of elements that a collective handles on one rank, as far as every rank can know it: libraries
+  /// with small counts compute with totals internally.
   int64_t largest_total(const Call& call) const {
     const auto sum = [](std::span<const int64_t> counts) {
       return std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -256,7 +256,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     return 0;
   }
 
-  /// `args` are those between the routine's name and the communicator; `vectors` is what they point into.
+  /// `args` are the arguments between the routine's name and the communicator; `vectors` holds what they point to.
   template <class Run, class Start, class... Args>
   void post(const Call& call, Lane& lane, const Routine<Run, Start>& routine, Vectors vectors, Args... args) {
     if (lane.blocking()) {
@@ -286,7 +286,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     if (const int code = routine(); code != MPI_SUCCESS) message.fail(code);
   }
 
-  // Always started, never MPI_Send or MPI_Recv: the lock must be free for other threads while the peer is waited for.
+  // Always started, never MPI_Send or MPI_Recv: other threads need the lock while this one waits for the peer.
   void message(const Call& call, Lane& lane) {
     auto message = std::make_unique<Message>(call);
     start(call, *message);
@@ -299,7 +299,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
 };
 
 MPI_Comm from_integer(uintptr_t value) {
-  // An integer in one ABI, a pointer in the other; each alternative compiles in its own only.
+  // An integer in one ABI, a pointer in the other; each branch compiles only in its own ABI.
   return [value]<class T>(std::type_identity<T>) {
     if constexpr (std::is_pointer_v<T>) {
       return reinterpret_cast<T>(value);

@@ -7,7 +7,7 @@ namespace mcr::nccl {
 
 namespace {
 
-// How long abort() lets a call that is just being issued come to its end.
+// How long abort() waits for a call that another thread is just issuing.
 constexpr std::chrono::milliseconds kPatience{500};
 
 }  // namespace
@@ -45,7 +45,7 @@ bool Lanes::fail(const std::string& text) {
 
 void Lanes::poll() noexcept {
   if (failed_) return;
-  // Whoever is in the library gets its error there.
+  // A thread inside the library gets its error there.
   const Lock lock(mutex_, std::try_to_lock);
   if (!lock || ended_) return;
   for (const Comm comm : comms_) {
@@ -60,7 +60,7 @@ void Lanes::poll() noexcept {
 
 void Lanes::abort(const std::string& text) noexcept {
   if (!fail(text)) return;
-  // If the thread inside the library does not come out, it may be waiting for just this.
+  // If the thread inside the library does not return, it may be waiting for this abort.
   Lock lock(mutex_, std::defer_lock);
   static_cast<void>(lock.try_lock_for(kPatience));
   end(library_->abort);
@@ -73,7 +73,7 @@ void Lanes::close() noexcept {
 
 void Lanes::end(const Routine<Comm>& how) noexcept {
   if (ended_.exchange(true) || !how) return;
-  // One by one, the first would wait for the device, which the second one's operation holds.
+  // Aborted one by one, the first would wait for the device, which the second one's operation holds.
   const bool together = &how == &library_->abort && comms_.size() > 1;
   if (together) library_->group_start.quietly();
   for (const Comm comm : comms_) how.quietly(comm);

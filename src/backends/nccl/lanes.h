@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's communicators behind one of ours, one per lane, and what becomes of them when something fails.
+// The NCCL communicators behind one communicator of the core, one per lane, and the handling of their failures.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace mcr::nccl {
 
-/// Thread-safe. A communicator of NCCL's may be used by one thread at a time, and not while another frees it: every use
-/// is under lock().
+/// Thread-safe. An NCCL communicator may be used by one thread at a time, and not while another thread frees it: every
+/// use is under lock().
 class Lanes {
  public:
   using Lock = std::unique_lock<std::recursive_timed_mutex>;
@@ -23,25 +23,25 @@ class Lanes {
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  /// Makes one more lane: a collective of the group's ranks, with the same id on all of them.
+  /// Makes one more lane: a collective of the group's ranks, with an id that is equal on all of them.
   void connect(const UniqueId& id, const GroupSpec& spec);
   int size() const { return static_cast<int>(comms_.size()); }
 
-  /// Waits for its turn; throws the failure, if there has been one.
+  /// Waits for the lock; throws the failure if there has been one.
   Lock lock();
-  /// While the lock is held.
+  /// Only while the lock is held.
   Comm comm(int lane) const { return comms_[static_cast<std::size_t>(lane)]; }
 
-  /// Throws the failure, if there has been one.
+  /// Throws the failure if there has been one.
   void check() const {
     if (failed_.load(std::memory_order_acquire)) [[unlikely]]
       refuse();
   }
-  /// Asks NCCL whether something has failed behind the calls' backs; if so, keeps its text and aborts all lanes.
+  /// Asks NCCL for asynchronous errors; if there is one, keeps its text and aborts all lanes.
   void poll() noexcept;
-  /// Ends running operations. The first text is the one that check() tells.
+  /// Ends running operations. check() throws the text of the first failure.
   void abort(const std::string& text) noexcept;
-  /// Frees them in the regular way, unless they have been aborted. Nothing is used afterwards.
+  /// Frees the communicators in the regular way, unless they have been aborted. They are not used afterwards.
   void close() noexcept;
 
  private:
@@ -53,8 +53,8 @@ class Lanes {
   std::vector<Comm> comms_;
   std::vector<std::unique_ptr<std::string>> names_;  // NCCL keeps pointers to them
   std::recursive_timed_mutex mutex_;
-  std::atomic<bool> ended_ = false;   // aborted or destroyed: once
-  std::atomic<bool> failed_ = false;  // then text_ does not change any more
+  std::atomic<bool> ended_ = false;   // aborted or destroyed; happens once
+  std::atomic<bool> failed_ = false;  // once set, text_ does not change
   std::string text_;
   std::mutex text_mutex_;
 };

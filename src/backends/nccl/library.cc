@@ -18,7 +18,7 @@ std::string joined(const std::vector<std::string>& names) {
 }  // namespace
 
 std::string version_text(int code) {
-  // Up to 2.8 there was one digit less.
+  // Up to 2.8 the code had one digit less.
   const int major = code < 10000 ? code / 1000 : code / 10000;
   const int minor = code < 10000 ? code % 1000 / 100 : code % 10000 / 100;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's NCCL: our own declarations of the functions that are used, bound at run time. Nothing of CUDA or NCCL
-// is needed to build this. Values and signatures are those of nccl.h, which NCCL keeps from version to version.
+// The process's NCCL: declarations of the functions used, bound at run time. Building this needs neither CUDA nor NCCL.
+// Values and signatures are those of nccl.h, which NCCL keeps from version to version.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace mcr::nccl {
 
-struct NativeComm;  // what an ncclComm_t points to
+struct NativeComm;  // the target of an ncclComm_t
 using Comm = NativeComm*;
 
 struct UniqueId {
@@ -34,16 +34,16 @@ enum class Type : int {
   Float32,
   Float64,
   Bfloat16,
-  Float8e4m3,  // this one and the next from 2.24 on
+  Float8e4m3,  // this one and the next: from 2.24 on
   Float8e5m2
 };
 
-// Not an enum class of fixed members: NCCL numbers the operators that a program makes from 5 on.
+// Not limited to these values: NCCL numbers the operators that a program makes from 5 up.
 enum class Operator : int { Sum, Prod, Max, Min, Avg };
 
 enum class Residence : int { Device, HostImmediate };
 
-/// ncclConfig_t of 2.27: newer libraries take it as it is, older ones take the beginning of it.
+/// ncclConfig_t of 2.27: newer libraries accept it, older ones take its beginning.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -67,25 +67,25 @@ inline constexpr int kNamesVersion = 22700;        // Config::comm_name
 inline constexpr int kLaunchOrderVersion = 22600;  // NCCL_LAUNCH_ORDER_IMPLICIT
 inline constexpr int kFloat8Version = 22400;
 
-/// "2.28.3" of 22803.
+/// "2.28.3" from 22803.
 std::string version_text(int code);
 
-/// A shared library and what it was asked for in vain.
+/// A shared library and the symbols it lacks.
 class Symbols {
  public:
   /// Throws Unavailable with the loader's reason.
   explicit Symbols(const std::string& path);
-  /// Null if it has none of that name, which is then kept in the list.
+  /// Null if the library lacks the symbol; its name is then added to the list.
   void* find(const char* name, std::vector<std::string>& missing) const;
   bool has(const char* name) const;
 
  private:
-  void* handle_;  // never closed: its threads may still run
+  void* handle_;  // never closed: the library's threads may still run
 };
 
 class Library;
 
-/// One function of the library that returns a result. Calling it throws Error(Backend) with NCCL's text.
+/// A function of the library that returns a result. Calling it throws Error(Backend) with NCCL's text.
 template <class... Args>
 class Routine {
  public:
@@ -103,7 +103,7 @@ class Routine {
 
 /// All functions of one library. Immutable and thread-safe.
 class Library {
-  // Before the functions, which use them when they are bound.
+  // Declared before the functions, which use them when they are bound.
   Symbols symbols_;
   std::vector<std::string> missing_needed_, missing_optional_;
   const char* (*error_string_)(Result) = nullptr;
@@ -112,17 +112,17 @@ class Library {
   bool stand_in_ = false;
 
  public:
-  /// `path` may be empty: the one that the loader finds. Throws Unavailable, saying what is missing or too old.
+  /// An empty `path` means the library that the loader finds. Throws Unavailable, saying what is missing or too old.
   explicit Library(const std::string& path);
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
   int version() const { return version_; }
-  /// The library of our own tests, which works on host memory.
+  /// The test library, which works on host memory.
   bool stand_in() const { return stand_in_; }
-  /// For people: "NCCL 2.28.3", and what it lacks.
+  /// The version and missing functions, for people: "NCCL 2.28.3", ...
   std::string text() const;
-  /// NCCL's words for a result, with its last message where it has one.
+  /// NCCL's text for a result, with its last error text if there is one.
   std::string describe(Result result, const char* what) const;
   void check(Result result, const char* what) const {
     if (result != Result::Success) [[unlikely]]
@@ -172,8 +172,8 @@ void Routine<Args...>::operator()(Args... args) const {
   library_.check(function_(args...), name_);
 }
 
-/// Between its making and end(), calls are collected; end() starts them together. One that is destroyed without end(),
-/// because a call has failed, is given up: NCCL itself then starts none of them.
+/// From construction to end(), calls are collected; end() starts them together. If the object is destroyed without
+/// end(), because a call failed, NCCL starts none of them.
 class Group {
  public:
   explicit Group(const Library& library) : library_(library) { library_.group_start(); }
@@ -192,7 +192,7 @@ class Group {
   bool ended_ = false;
 };
 
-/// Throws Unavailable if the driver is not there or sees no device.
+/// Throws Unavailable if the driver is missing or sees no device.
 void require_cuda_device();
 
 }  // namespace mcr::nccl

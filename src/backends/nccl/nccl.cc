@@ -29,7 +29,7 @@ struct Turn {
   void* stream;
 };
 
-/// Messages that start together. Those of no bytes are left out: both sides know of them.
+/// Messages that start together. Zero-byte messages are skipped on both sides.
 class Exchange {
  public:
   Exchange(const Library& library, const Turn& turn) : library_(library), turn_(turn), group_(library) {}
@@ -40,7 +40,7 @@ class Exchange {
   void recv(void* data, int64_t bytes, int peer) {
     if (bytes != 0) library_.recv(data, static_cast<std::size_t>(bytes), Type::Int8, peer, turn_.comm, turn_.stream);
   }
-  /// From this rank to itself.
+  /// Copies from this rank to itself.
   void copy(void* to, void* from, int64_t bytes, int rank) {
     if (to == from) return;
     send(from, bytes, rank);
@@ -54,7 +54,7 @@ class Exchange {
   Group group_;
 };
 
-/// Where the blocks of one side of a call lie, in bytes.
+/// The blocks of one side of a call, in bytes.
 class Blocks {
  public:
   Blocks(const Buffer& buffer, std::span<const int64_t> counts, std::span<const int64_t> displs, const Call& call,
@@ -88,7 +88,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
         keeps_launch_order_(keeps_launch_order) {}
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
-  // NCCL waits for what is under way, and for graphs; at the end of a process that may be for ever.
+  // NCCL waits for running operations, and for graphs; at the end of a process it may wait forever.
   ~NcclCommunicator() override {
     if (!process_leaves()) lanes_->close();
   }
@@ -109,7 +109,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   std::span<const std::string_view> variants() const override { return kVariants; }
   bool varies(const Call& call) const override { return call.op == Op::all_gather && call.vectored && size_ > 1; }
 
-  // Where NCCL says that in-place operations lie: this rank's own block.
+  // NCCL's condition for in-place operations: the buffer is this rank's own block.
   bool takes_in_place(const Call& call) const override {
     if (row(call.op).is(kRooted) && call.root != rank_) return false;
     switch (row(call.op).extent) {
@@ -245,7 +245,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
     exchange.start();
   }
 
-  // NCCL has none: an all_reduce that nobody wants the result of.
+  // NCCL has no barrier: this is an all_reduce whose result is not used.
   void barrier(const Call&, Lane& lane) {
     const Turn turn = take(lane);
     std::byte* const flag = at(flags_.get(), kBarrierStride * lane.index());
@@ -303,9 +303,9 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
 
   const std::shared_ptr<const Library> library_;
-  const std::shared_ptr<void> flags_;  // of the barriers; goes after the lanes are closed
+  const std::shared_ptr<void> flags_;  // for the barriers; freed after the lanes are closed
   const std::shared_ptr<Lanes> lanes_;
-  Lanes::Lock batch_;  // held between begin_batch() and end_batch(), by the thread that has called them
+  Lanes::Lock batch_;  // held from begin_batch() to end_batch(), by the calling thread
   const int rank_, size_;
   const bool keeps_launch_order_;
 };
@@ -351,7 +351,7 @@ std::vector<UniqueId> from_text(const std::string& text) {
   return ids;
 }
 
-/// One id per lane, made by the group's first rank, whose number of lanes counts. If it cannot, all ranks get its
+/// One id per lane, made by the group's first rank; its number of lanes applies to all. If it fails, all ranks get its
 /// error.
 std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   static constexpr const char* kKey = "ids";
@@ -372,7 +372,7 @@ std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   return ids;
 }
 
-/// What the barriers add up, which must be readable and is nothing else.
+/// The memory that barriers sum up. It only has to be readable.
 std::shared_ptr<void> make_flags(Device device, int lanes) {
   auto& runtime = DeviceRuntime::of(device.type);
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kBarrierStride * lanes));
@@ -385,7 +385,7 @@ std::shared_ptr<void> make_flags(Device device, int lanes) {
 class NcclBackend : public Backend {
  public:
   explicit NcclBackend(const std::string& path) : library_(std::make_shared<Library>(path)) {
-    wanted_lanes();  // a wrong number is told at once
+    wanted_lanes();  // reports a wrong number at once
     if (!library_->stand_in()) require_cuda_device();
   }
 
@@ -410,8 +410,8 @@ class NcclBackend : public Backend {
   void shutdown() override { watchdog_.stop(); }
 
  private:
-  /// Lets NCCL start the operations of several communicators in the order in which they were issued, where it can. It
-  /// reads the variable once. Says whether it does.
+  /// Makes NCCL start the operations of several communicators in the order in which they were issued, if it can. NCCL
+  /// reads the variable once. Returns whether it does so.
   bool order_launches() const {
     constexpr auto kVariable = "NCCL_LAUNCH_ORDER_IMPLICIT";
     if (library_->stand_in()) return true;

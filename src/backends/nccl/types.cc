@@ -18,7 +18,7 @@ struct Known {
   int since = 0;
 };
 
-// By name, so that an element type that the core does not have does no harm here.
+// By name, so that an element type which the core lacks does no harm here.
 constexpr std::array kKnown = {
     Known{"uint8", Type::Uint8},
     Known{"int8", Type::Int8},
@@ -37,7 +37,7 @@ constexpr std::array kKnown = {
     Known{"float8_e5m2", Type::Float8e5m2, 1, kFloat8Version},
 };
 
-// The place in kKnown of each of our types, or -1.
+// The index in kKnown of each element type of the core, or -1.
 constexpr auto kPlaces = [] {
   std::array<int, kDTypes.size()> places{};
   for (std::size_t i = 0; i < places.size(); ++i) {
@@ -84,7 +84,7 @@ Operator native_operator(RedOp red) {
   }
 }
 
-// A factor in the bits of NCCL's type.
+// A factor as the bits of an NCCL type.
 using Scalar = std::array<std::byte, sizeof(double)>;
 
 template <class T>
@@ -121,7 +121,7 @@ Reduction::Reduction(const Library& library, const Call& call, Type type, Comm c
     : library_(library), comm_(comm), operator_(native_operator(call.red)) {
   if (call.red != RedOp::PREMUL_SUM) return;
   if (call.factor_data != nullptr) {
-    // NCCL reads it when the operation runs and takes it as not const, though it does not write to it.
+    // NCCL reads it when the operation runs; the parameter is not const, but NCCL does not write to it.
     library_.create_premul(&operator_, const_cast<void*>(call.factor_data), type, Residence::Device, comm);
   } else {
     Scalar scalar = scalar_of(type, call.factor);
@@ -130,7 +130,7 @@ Reduction::Reduction(const Library& library, const Call& call, Type type, Comm c
   made_ = true;
 }
 
-// NCCL keeps what the calls that have been made with it need.
+// NCCL keeps what calls that were made with the operator need.
 Reduction::~Reduction() {
   if (made_) library_.destroy_operator.quietly(operator_, comm_);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which reductions NCCL has, and on which of its types each of ours is done.
+// The reductions that NCCL supports, and the NCCL type used for each element type of the core.
 #pragma once
 
 #include <optional>
@@ -9,17 +9,17 @@
 
 namespace mcr::nccl {
 
-/// The elements that NCCL is given: each of ours is `factor` of them.
+/// The elements that NCCL gets: each element of the core is `factor` of them.
 struct View {
   Type type;
   int64_t factor = 1;
 };
 
-/// How NCCL of that version reduces elements of a type, if it does. A function of its arguments alone.
+/// How that version of NCCL reduces elements of a type, if it can. A function of its arguments alone.
 std::optional<View> reduction_view(DType dtype, RedOp red, int version);
 
-/// NCCL's operator for a call, and where it has to be made for it, as long as this lives. Calls that are collected in a
-/// group may be started after it.
+/// NCCL's operator for a call; if it has to be created, it exists as long as this object. Calls collected in a group
+/// may start after this object is gone.
 class Reduction {
  public:
   Reduction(const Library& library, const Call& call, Type type, Comm comm);

@@ -24,7 +24,7 @@ void Watchdog::stop() {
     const std::lock_guard lock(mutex_);
     ending = std::move(thread_);
   }
-  // Its destructor asks the thread to stop and joins it.
+  // Destroying it stops and joins the thread.
 }
 
 std::vector<std::shared_ptr<Lanes>> Watchdog::living() {

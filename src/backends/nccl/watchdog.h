@@ -12,11 +12,11 @@
 
 namespace mcr::nccl {
 
-/// One thread that polls all living communicators. Starts with the first of them. Thread-safe.
+/// One thread that polls all live communicators. Starts with the first of them. Thread-safe.
 class Watchdog {
  public:
   void watch(const std::shared_ptr<Lanes>& lanes);
-  /// Ends the thread, and waits for it.
+  /// Ends the thread and joins it.
   void stop();
 
  private:

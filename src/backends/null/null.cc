@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend that does nothing, at once: what remains is the cost of everything around a backend.
+// A backend that does nothing and returns at once: what remains is the cost of everything around a backend.
 #include "plugin/backend.h"
 
 namespace mcr {

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/candidate.h"
 #include "base/error.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/objects.h"
@@ -52,7 +53,12 @@ const std::array<PyObject*, kReductions.size()>& enumerators() {
   return all;
 }
 
-// As long as the object lives.
+const Coding& coding_of(std::string_view text) {
+  const Unlocked guard;  // making a codec may need Python, on a thread that waits for this one
+  return Codecs::instance().coding(text);
+}
+
+// Valid as long as the object lives.
 std::string_view string(PyObject* value, const char* parameter, const char* expected) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
@@ -63,26 +69,46 @@ std::string_view string(PyObject* value, const char* parameter, const char* expe
   return {text, static_cast<std::size_t>(length)};
 }
 
-// Is it a name that some backend has, or a typo? Decides between two errors only.
-[[noreturn]] void no_such_backend(Group& group, PyObject* value) {
+// Distinguishes the name of an uninitialized backend from a typo. Only the error's kind depends on it.
+[[noreturn]] void no_such_backend(Group& group, const Candidate& candidate, PyObject* value) {
   const std::string name = represented(value);
   std::string initialized;
   for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
-  const Owner known(PyObject_CallOneArg(attribute("mcr_dl._backends", "is_known").get(), value));
-  if (known == nullptr) throw ErrorAlreadySet{};
-  if (known.get() == Py_True) {
+  const Owner text(str_of(candidate.backend));
+  const Owner unknown(
+      text == nullptr ? nullptr : PyObject_CallOneArg(attribute("mcr_dl._backends", "unknown_in").get(), text.get()));
+  if (unknown == nullptr) throw ErrorAlreadySet{};
+  const auto stranger = utf8_of(unknown.get(), "");
+  if (stranger.empty() && group.find(candidate.backend) == nullptr) {
     throw Error(
         ErrorCode::NotInitialized,
         "backend: " + name + " was not named when the group was made; expected one of " + initialized + ", auto");
   }
-  wrong(ErrorCode::InvalidArgument, "backend", "one of " + initialized + ", auto", "the unknown name " + name);
+  const bool part = !stranger.empty() && !candidate.parts.empty();
+  wrong(ErrorCode::InvalidArgument, "backend", "one of " + initialized + ", auto",
+        "the unknown name " + (part ? "'" + stranger + "' in " : "") + name);
+}
+
+Candidate candidate_of(std::string_view name) {
+  try {
+    return Candidate::parse(name);
+  } catch (const Error& error) {
+    throw Error(error.code(), std::string("backend: ") + error.what());
+  }
+}
+
+Group::Slot* named_slot(Group& group, const Candidate& candidate, PyObject* value) {
+  const auto name = candidate.name();
+  if (name == "auto") return nullptr;
+  if (auto* slot = group.find(name)) return slot;
+  no_such_backend(group, candidate, value);
 }
 
 }  // namespace
 
 bool truth(PyObject* value, const char* parameter) {
   const int result = PyObject_IsTrue(value);
-  if (result < 0) {  // an array of several elements
+  if (result < 0) {  // for example, an array of several elements
     PyErr_Clear();
     wrong(ErrorCode::InvalidType, parameter, "True or False", type_of(value));
   }
@@ -160,7 +186,7 @@ int root_rank(const Group& group, Op op, Named global, Named local) {
             local.name == nullptr ? ranks() : ranks() + " here or in " + local.name, "None");
     }
   }
-  // torch's default root of gather and scatter is global rank 0.
+  // The default root of gather and scatter in torch is global rank 0.
   const int64_t rank = given(global) ? integer(global.value, global.name) : 0;
   const int place = rank < 0 || rank > INT_MAX ? -1 : group.group_rank(static_cast<int>(rank));
   if (place < 0) {
@@ -175,16 +201,24 @@ int root_rank(const Group& group, Op op, Named global, Named local) {
 }
 
 const Coding& coding(PyObject* value) {
-  const auto text = string(value, "codec", "a specification such as 'int8:block=64'");
-  const Unlocked guard;  // making a codec may need Python, on a thread that waits for this one
-  return Codecs::instance().coding(text);
+  return coding_of(string(value, "codec", "a specification such as 'int8:block=64'"));
 }
 
 Group::Slot* backend_slot(Group& group, PyObject* value) {
+  const Coding* coding = nullptr;
+  auto* slot = backend_slot(group, value, coding);
+  if (coding == nullptr) return slot;
+  wrong(ErrorCode::InvalidArgument, "backend", "a candidate without a codec", represented(value));
+}
+
+Group::Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding) {
   const auto name = string(value, "backend", "the name of a backend");
   if (name == "auto") return nullptr;
   if (auto* slot = group.find(name)) return slot;
-  no_such_backend(group, value);
+  const auto candidate = candidate_of(name);
+  auto* slot = named_slot(group, candidate, value);
+  if (!candidate.codec.empty()) coding = &coding_of(candidate.codec);
+  return slot;
 }
 
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size) {
@@ -217,7 +251,7 @@ std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* param
   return splits;
 }
 
-// Before 2.13 torch's name of it was that of NCCL alone; it stands for the same still.
+// Before 2.13 torch named it after NCCL only; the name remains as an alias.
 std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction) {
   const auto none = std::numeric_limits<double>::quiet_NaN();
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(reduction.supplement_.get());

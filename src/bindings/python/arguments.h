@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python values of arguments -> the core's. Each throws Error naming the parameter, what was expected and what was got.
+// Converts Python arguments to the core's values. Every function throws Error naming the parameter, what was expected
+// and what was given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,20 +29,22 @@ std::vector<int64_t> integers(PyObject* value, const char* parameter);
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
 /// torch's ReduceOp or RedOpType.
 RedOp reduction(PyObject* value);
-/// Whether it is torch's GroupMember.NON_GROUP_MEMBER: an int of that value and no other.
+/// Whether it is torch's GroupMember.NON_GROUP_MEMBER: an int of that value, no other object.
 bool is_no_member(PyObject* value);
-/// The group rank of a root or peer that is given as a global or as a group rank.
+/// The group rank of a root or peer that is given as a global rank or as a group rank.
 int root_rank(const Group& group, Op op, Named global, Named local);
-/// The group's slot of a backend; null for "auto".
+/// The group's slot of a candidate without a codec; null for "auto".
 Group::Slot* backend_slot(Group& group, PyObject* value);
-/// What the specification of a codec says.
+/// The slot of a candidate that may have a codec ("mpi|bf16"); the codec is stored in `coding`.
+Group::Slot* backend_slot(Group& group, PyObject* value, const Coding*& coding);
+/// The Coding of a codec's specification.
 const Coding& coding(PyObject* value);
 /// Elements per rank from rows per rank (null: equal parts) of a tensor.
 std::vector<int64_t> split_counts(PyObject* splits, const char* parameter, const at::Tensor& tensor, int size);
-/// The same; empty: equal parts.
+/// Elements per rank from rows per rank; empty: equal parts.
 std::vector<int64_t> split_counts(std::vector<int64_t> splits, const char* parameter, const at::Tensor& tensor,
                                   int size);
-/// The factor of a reduction that is a PREMUL_SUM: a tensor of one element, or a number (undefined tensor).
+/// The factor of a PREMUL_SUM reduction: a tensor of one element, or a number (then the tensor is undefined).
 std::pair<at::Tensor, double> premul_factor(const c10d::ReduceOp& reduction);
 
 }  // namespace mcr::python

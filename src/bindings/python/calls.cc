@@ -20,17 +20,18 @@
 #include "bindings/python/work.h"
 #include "bindings/torch/named_backend.h"
 #include "engine/stream_call.h"
+#include "runtime/registry.h"
 
 namespace mcr::python {
 
 namespace {
 
-// Never destroyed: at the end of the process a thread that is stuck in a library may still use it.
+// Never destroyed: during process exit a thread that is stuck in a library may still use it.
 std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
 [[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
 thread_local std::unique_ptr<Batch> batch;
 
-// One call while its arguments become a Call and a Plan.
+// Turns the arguments of one call into a Call and a Plan.
 class Binder {
  public:
   Binder(const Signature& signature, PyObject** slots) : signature_(signature), slots_(slots) {
@@ -100,13 +101,13 @@ class Binder {
   void find_backend() {
     PyObject* object = slot(signature_.backend);
     if (object != nullptr && object != Py_None) {
-      chosen_ = backend_slot(*group_, object);
+      chosen_ = backend_slot(*group_, object, call_.coding);
     } else if (NamedBackend::any()) [[unlikely]] {
       chosen_ = NamedBackend::slot(*group_);
     }
   }
 
-  // The root decides which other arguments a rank must have, so it comes first.
+  // The root decides which other arguments a rank must have, so it is parsed first.
   void find_root() {
     const std::size_t global = signature_.root;
     if (global == signature_.params.size()) return;
@@ -166,7 +167,13 @@ class Binder {
         if (given) call_.size_hint = integer(value, name);
         break;
       case Kind::Codec:
-        if (given) call_.coding = &coding(value);
+        if (given) take_codec(value);
+        break;
+      case Kind::Priority:
+        if (given) call_.priority = priority(value, name);
+        break;
+      case Kind::Key:
+        if (given) call_.key = &Registry::instance().keep_name(std::string(string(value, name, "a string")));
         break;
       case Kind::Group:
       case Kind::Backend:
@@ -185,6 +192,21 @@ class Binder {
                 std::string(name) + ": expected 0 to " + std::to_string(INT_MAX) + ", got " + std::to_string(number));
   }
 
+  static int32_t priority(PyObject* value, const char* name) {
+    const int64_t number = integer(value, name);
+    if (std::in_range<int32_t>(number)) return static_cast<int32_t>(number);
+    throw Error(ErrorCode::InvalidArgument,
+                std::string(name) + ": expected an integer of 32 bits, got " + std::to_string(number));
+  }
+
+  void take_codec(PyObject* value) {
+    if (call_.coding != nullptr) {
+      throw Error(ErrorCode::InvalidArgument, "codec: expected none, as backend names '" + call_.coding->text +
+                                                  "' already, got " + represented(value));
+    }
+    call_.coding = &coding(value);
+  }
+
   void take_reduction(PyObject* value) {
     call_.red = reduction(value);
     if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(value));
@@ -199,7 +221,7 @@ class Binder {
     return std::make_shared<KeptTensors>(std::move(all), results);
   }
 
-  // gatherv's output and scatterv's input exist on the root alone.
+  // gatherv's output and scatterv's input exist only on the root.
   bool optional_input() const { return on_root_alone(Extent::Scatter); }
   bool optional_output() const { return on_root_alone(Extent::Gather); }
   bool on_root_alone(Extent extent) const {
@@ -232,8 +254,8 @@ class Binder {
     }
   }
 
-  // By the list alone, which ranks have alike: a rank whose own tensor fits its entry would wait for one whose does
-  // not.
+  // Checks only the list, which is equal on all ranks: a rank whose own tensor fits its entry would otherwise wait for
+  // one whose tensor does not.
   void check_even(const std::vector<Block>& blocks, const char* name) const {
     if (row(call_.op).extent == Extent::Exchange) return;
     const auto differs = [&](const Block& block) { return block.count != blocks.front().count; };
@@ -259,7 +281,7 @@ class Binder {
     call_.out_counts = plan_.keep_counts(split_counts(out_splits_, names.out_counts, *out_, group_->size()));
   }
 
-  // The tensors are kept before the GIL goes: new references to objects of Python need it.
+  // The tensors are kept before the GIL is released: new references to Python objects need it.
   std::shared_ptr<Work> start_call() {
     plan_.kept = kept();
     plan_.keep = nullptr;
@@ -298,7 +320,7 @@ class Binder {
   PyObject* out_splits_ = nullptr;
 };
 
-// As torch does: a warning, and nothing happens.
+// As in torch: warns and does nothing.
 PyObject* not_a_member(const Signature& signature) {
   const auto text = "Running " + signature.name + " on a rank which does not belong to the given group.";
   if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) return nullptr;
@@ -338,8 +360,8 @@ PyObject* represent(PyObject* self) {
 
 PyObject* reduce_operation(PyObject* self, PyObject*) { return name_of(self, nullptr); }  // pickled by its global name
 
-// As a builtin function, an operation is no method of a class that has it. With this, help() takes it for a function
-// and shows its signature.
+// Like a builtin function, an operation does not become a method of a class that has it. With __get__, help() treats it
+// as a function and shows its signature.
 PyObject* get_operation(PyObject* self, PyObject*, PyObject*) { return Py_NewRef(self); }
 
 PyMemberDef members[] = {
@@ -391,7 +413,7 @@ std::vector<at::Tensor> KeptTensors::results() const {
 }
 
 void KeptTensors::release() {
-  TensorList given_up;  // outlives the lock: freeing may run code of the allocator's
+  TensorList given_up;  // outlives the lock: freeing may run the allocator's code
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
   results_ = 0;

@@ -16,14 +16,14 @@
 
 namespace mcr::python {
 
-/// What a Work keeps for the caller: all tensors of the call, and those that hold its result.
+/// The tensors that a Work keeps for the caller: all tensors of the call, and which of them hold its result.
 class KeptTensors {
  public:
-  /// The first `results` of `all` hold the result.
+  /// The first `results` tensors of `all` hold the result.
   KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
-  /// Those that hold the result and are still there.
+  /// The result tensors that have not been released.
   std::vector<at::Tensor> results() const;
-  /// From here on it keeps nothing alive.
+  /// Releases all tensors.
   void release();
 
  private:
@@ -36,21 +36,21 @@ class KeptTensors {
 /// Adds one callable per signature to the module.
 void add_operations(PyObject* module);
 
-/// The default group; null before init and after finalize. Set holding the GIL.
+/// The default group; null before init and after finalize. Set while holding the GIL.
 void set_world(std::shared_ptr<Group> group);
 const std::shared_ptr<Group>& world();
 
-/// While set, synchronous calls of this thread are started instead and their works are appended to the list (borrowed).
+/// While set, this thread's synchronous calls are started instead, and their Works are appended to the list (borrowed).
 void set_coalescing(PyObject* list);
 
-/// Asynchronous calls of this thread start together at the end of the batch, where their libraries need that.
+/// Makes this thread's asynchronous calls start together at the end of the batch, if their libraries need that.
 void begin_batch();
 void end_batch();
 
 /// Runs Python's signal handlers from a thread that waits without the GIL; throws ErrorAlreadySet on Ctrl-C.
 void check_signals();
 
-/// arguments.h; for a Python object that is no ReduceOp: none.
+/// As in arguments.h; nothing for a Python object that is not a ReduceOp.
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction);
 
 }  // namespace mcr::python

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/candidate.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
@@ -36,14 +37,14 @@ enum class Status : uint8_t { Encoded, NotFinite, Failed };
 constexpr int64_t kHeader = 8;   // a Status, padded
 constexpr int64_t kReason = 64;  // room for the text of a failure
 
-// The Python error in flight as the core's.
+// Turns the Python error in flight into an Error.
 Error error_of(py::error_already_set& error) {
   const auto code = error.matches(PyExc_ImportError) ? ErrorCode::Unavailable : ErrorCode::InvalidArgument;
   const Owner text(PyObject_Str(error.value().ptr()));
   return {code, utf8_of(text.get(), "an exception without a text")};
 }
 
-// That a codec has failed on some rank.
+// The error for a codec that failed on some rank.
 Error failed(const std::string& text) {
   return Error(ErrorCode::Backend, text).caused_by(std::make_shared<const Cause>());
 }
@@ -58,7 +59,7 @@ template <class T>
 bool finite(const void* data, int64_t count) {
   const T* values = static_cast<const T*>(data);
   T sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += values[i] * 0;  // NaN as soon as one is not finite
+  for (int64_t i = 0; i < count; ++i) sum += values[i] * 0;  // NaN if any value is not finite
   return sum == 0;
 }
 
@@ -74,8 +75,8 @@ void fill_with_nan(void* out, int64_t count, DType dtype) {
   }
 }
 
-// A codec that is a Python object (mcr_dl/passes/codecs.py). It never sees a value that is not finite, and its failure
-// to encode reaches all who decode.
+// A codec that is a Python object (mcr_dl/passes/codecs.py). It never gets values that are not finite. If it fails to
+// encode, all ranks that decode get the error.
 class PythonCodec final : public Codec {
  public:
   PythonCodec(std::string name, py::object object)
@@ -84,7 +85,7 @@ class PythonCodec final : public Codec {
       dtypes_.push_back(named<DType>(kDTypes, dtype));
     }
   }
-  // Codecs live as long as the process, and Python may be gone by its end.
+  // Codecs live as long as the process, and Python may end before.
   ~PythonCodec() override { object_.release(); }
 
   bool accepts(DType dtype) const override { return std::find(dtypes_.begin(), dtypes_.end(), dtype) != dtypes_.end(); }
@@ -143,7 +144,7 @@ class PythonCodec final : public Codec {
   }
 
   int64_t encode_failure(const std::string& failure, int64_t count, DType dtype, std::byte* out) const override {
-    // Omits what an earlier phase has already printed, as a line has little room.
+    // Omits the prefixes that an earlier phase has already added, as there is little room.
     auto text = failure;
     for (const auto& known : {sender_failed(), "codec " + name() + ": "}) {
       if (text.starts_with(known)) text.erase(0, known.size());
@@ -169,7 +170,7 @@ class PythonCodec final : public Codec {
 };
 
 void register_codec(const std::string& name, std::vector<std::string> options, const py::function& make) {
-  // Kept for ever: families are never destroyed.
+  // Kept forever: families are never destroyed.
   auto maker = [made = make.inc_ref().ptr()](const Options& given) -> std::unique_ptr<Codec> {
     const Locked locked;
     try {
@@ -184,7 +185,7 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
   Codecs::instance().add({name, std::move(options), std::move(maker)});
 }
 
-// Of any object: for what is no text, the error is ours and not pybind11's.
+// Takes any object, so that a wrong type gives an error of the core, not of pybind11.
 const Coding& coding_of(const py::handle& text) {
   try {
     return coding(text.ptr());
@@ -210,25 +211,25 @@ const Codec& codec_of(const py::handle& given, const at::Tensor& tensor) {
   return *codec;
 }
 
-// What was measured: operation, candidate, and the ranges of sizes with their codecs.
+// Measurements: operation, candidate, and the ranges of sizes with their codecs.
 using Measured = std::vector<std::tuple<std::string, std::string, std::vector<std::pair<int64_t, std::string>>>>;
 
-std::shared_ptr<Compress> make_compress(std::shared_ptr<Group> shadow, const py::object& codec,
+std::shared_ptr<Compress> make_compress(const Group& group, const py::object& codec,
                                         const std::vector<std::string>& ops, int64_t smallest,
                                         const Measured& measured) {
   const auto& coding = coding_of(codec);
   CompressDefaults defaults{coding.codec, {}, smallest, coding.automatic};
   for (const auto& op : ops) defaults.ops.push_back(named<Op>(kOps, op));
   for (const auto& [op, candidate, ranges] : measured) {
-    auto& found = defaults.measured[{named<Op>(kOps, op), candidate}];
+    auto& found = defaults.measured[{named<Op>(kOps, op), canonical(candidate)}];
     for (const auto& [from, name] : ranges) found.push_back({from, coding_of(py::str(name)).codec});
   }
-  return std::make_shared<Compress>(std::move(shadow), std::move(defaults));
+  return std::make_shared<Compress>(group.stages(), std::move(defaults));
 }
 
 std::string standing(const Compress& pass, const std::string& op, const std::string& dtype,
                      const std::string& candidate, int64_t bytes) {
-  const auto* codec = pass.standing(named<Op>(kOps, op), named<DType>(kDTypes, dtype), candidate, bytes);
+  const auto* codec = pass.standing(named<Op>(kOps, op), named<DType>(kDTypes, dtype), canonical(candidate), bytes);
   return codec == nullptr ? "none" : codec->name();
 }
 
@@ -277,7 +278,7 @@ py::dict explain(const py::object& text) {
 
 void add_compress(py::module_& module) {
   py::class_<Compress, Pass, std::shared_ptr<Compress>>(module, "CompressPass")
-      .def(py::init(&make_compress), py::arg("shadow"), py::arg("codec"), py::arg("ops"), py::arg("smallest"),
+      .def(py::init(&make_compress), py::arg("group"), py::arg("codec"), py::arg("ops"), py::arg("smallest"),
            py::arg("measured"))
       .def_property_readonly("automatic", &Compress::automatic)
       .def("_standing", standing, py::arg("op"), py::arg("dtype"), py::arg("candidate"), py::arg("nbytes"))

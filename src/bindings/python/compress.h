@@ -5,7 +5,7 @@
 
 namespace mcr::python {
 
-/// The compression pass, the codecs, and codecs that are Python objects. After add_passes().
+/// Adds the compression pass, the codecs, and codecs that are Python objects. Call after add_passes().
 void add_compress(pybind11::module_& module);
 
 }  // namespace mcr::python

@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "algorithms/emulate.h"
+#include "algorithms/stripe.h"
 #include "bindings/python/names.h"
 #include "choose/simulate.h"
 #include "codecs/codec.h"
 #include "group/topology.h"
+#include "passes/compress/compressed.h"
 
 namespace py = pybind11;
 
@@ -66,7 +68,7 @@ void add_topology(py::module_& module) {
       .def("line", &Topology::line, py::arg("rank"), py::arg("dimension"));
 }
 
-// ---- schedules without memory: sizes alone
+// ---- schedules without memory, only sizes
 
 Call sized(const std::string& op, int64_t nbytes, const std::string& dtype, int peer) {
   Call call;
@@ -77,7 +79,7 @@ Call sized(const std::string& op, int64_t nbytes, const std::string& dtype, int 
   return call;
 }
 
-// Of tasks of the host: `count` elements, of which `encoded` bytes are made or which are made of them.
+// For tasks of the host: encodes `count` elements to `encoded` bytes, or decodes them.
 Call coded(int64_t count, const std::string& dtype, int64_t encoded, bool decodes) {
   Call call;
   call.dtype = named<DType>(kDTypes, dtype);
@@ -86,23 +88,69 @@ Call coded(int64_t count, const std::string& dtype, int64_t encoded, bool decode
   return call;
 }
 
-Schedule emulated(const std::string& op, int64_t count, const std::string& dtype, int rank, int size, int root) {
+// A call with `count` elements per block, for simulation only: no task runs on its memory.
+Call unreal(const std::string& op, int64_t count, const std::string& dtype, int size, int root) {
+  static std::byte memory;
   Call call = sized(op, -1, dtype, root);
   const auto extent = row(call.op).extent;
   const bool many_in = extent == Extent::Scatter || extent == Extent::Exchange;
   const bool many_out = extent == Extent::Gather || extent == Extent::Exchange;
-  call.in.count = many_in ? count * size : count;
-  call.out.count = many_out ? count * size : count;
-  Schedule schedule;
-  emulate(call, rank, size, schedule);
+  if (extent != Extent::Same) call.in = {&memory, many_in ? count * size : count};
+  call.out = {&memory, many_out ? count * size : count};
+  return call;
+}
+
+std::shared_ptr<Schedule> emulated(const std::string& op, int64_t count, const std::string& dtype, int rank, int size,
+                                   int root) {
+  const auto schedule = Schedule::make();
+  emulate(unreal(op, count, dtype, size, root), rank, size, *schedule);
   return schedule;
 }
 
+std::shared_ptr<Schedule> striped(const std::string& op, int64_t count, const std::string& dtype, int share, int size,
+                                  int root) {
+  const auto schedule = Schedule::make();
+  stripe(unreal(op, count, dtype, size, root), size, {share}, *schedule);
+  return schedule;
+}
+
+std::shared_ptr<Schedule> compressed(const std::string& op, int64_t count, const std::string& dtype,
+                                     const std::string& codec, int rank, int size, int root) {
+  const auto* found = Codecs::instance().coding(codec).codec;
+  if (found == nullptr || !found->fixed()) {
+    throw Error(ErrorCode::InvalidArgument, "Schedule.compressed: expected a codec of fixed size, got '" + codec + "'");
+  }
+  auto schedule = Schedule::make();
+  Compressed(*schedule, unreal(op, count, dtype, size, root), rank, size, *found).build(0);
+  return schedule;
+}
+
+using TaskRow = std::tuple<std::string, std::string, int64_t, uint8_t, Ids>;
+
+std::vector<TaskRow> rows_of(const Schedule& schedule, int ranks) {
+  std::vector<TaskRow> rows;
+  for (const auto& task : schedule.tasks()) {
+    const bool issue = task.kind == Task::Kind::Issue;
+    const auto after = schedule.after(task);
+    rows.emplace_back(kCosted.at(static_cast<std::size_t>(task.kind)), issue ? row(task.call.op).name : "",
+                      CostModel::bytes(task, ranks), task.part, Ids(after.begin(), after.end()));
+  }
+  return rows;
+}
+
 void add_schedule(py::module_& module) {
-  py::class_<Schedule>(module, "Schedule")
-      .def(py::init<>())
+  const auto nothing = [](Schedule&) {};
+  py::class_<Schedule, std::shared_ptr<Schedule>>(module, "Schedule")
+      .def(py::init(&Schedule::make))
       .def_static("emulated", &emulated, py::arg("op"), py::arg("count"), py::arg("dtype"), py::arg("rank"),
                   py::arg("size"), py::arg("root") = 0)
+      .def_static("striped", &striped, py::arg("op"), py::arg("count"), py::arg("dtype"), py::arg("share"),
+                  py::arg("size"), py::arg("root") = 0)
+      .def_static("compressed", &compressed, py::arg("op"), py::arg("count"), py::arg("dtype"), py::arg("codec"),
+                  py::arg("rank"), py::arg("size"), py::arg("root") = 0)
+      .def(
+          "tasks", [](const Schedule& self, int ranks) { return rows_of(self, ranks); }, py::arg("ranks"),
+          "Of each task: its kind, operation, bytes as costs go by them, part, and predecessors.")
       .def(
           "issue",
           [](Schedule& self, const std::string& op, int64_t nbytes, const Ids& after, uint8_t part, int peer,
@@ -123,14 +171,14 @@ void add_schedule(py::module_& module) {
           py::arg("count"), py::arg("dtype"), py::arg("after") = Ids())
       .def(
           "encode",
-          [](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.encode(coded(count, dtype, encoded, false), {}, after);
+          [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
+            return self.encode(coded(count, dtype, encoded, false), nothing, after);
           },
           py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids())
       .def(
           "decode",
-          [](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
-            return self.decode(coded(count, dtype, encoded, true), {}, after);
+          [nothing](Schedule& self, int64_t count, const std::string& dtype, int64_t encoded, const Ids& after) {
+            return self.decode(coded(count, dtype, encoded, true), nothing, after);
           },
           py::arg("count"), py::arg("dtype"), py::arg("encoded"), py::arg("after") = Ids());
 }
@@ -203,7 +251,7 @@ py::dict simulated(const CostModel& model, const std::vector<const Job*>& given,
   return result;
 }
 
-// Nanoseconds of each of `rounds` runs of a task of the host, behind one that finds the memory.
+// The nanoseconds of each of `rounds` runs of a host task, after a first run that maps the memory.
 std::vector<int64_t> time_task(const std::string& kind, int64_t count, const std::string& dtype,
                                const std::string& codec, int rounds) {
   if (count < 0 || count > (int64_t{1} << 32) || rounds < 1) {

@@ -5,7 +5,7 @@
 
 namespace mcr::python {
 
-/// Adds topologies, and schedules to be simulated with their cost models.
+/// Adds topologies, cost models, and schedules to simulate with them.
 void add_costs(pybind11::module_& module);
 
 }  // namespace mcr::python

@@ -18,7 +18,7 @@ namespace {
 
 c10::Device torch_device(Device device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device.index)}; }
 
-// The core knows no c10::Error.
+// Turns c10::Error, which the core does not know, into Error.
 template <class Action>
 auto guarded(Action action) {
   try {
@@ -53,7 +53,7 @@ class TorchEvent final : public Event {
   c10::Event event_;
 };
 
-// torch's tensors, on whichever side they are, as memory.
+// Memory that is owned by a torch tensor, on the host or a device.
 std::shared_ptr<void> memory_of(at::Tensor tensor) {
   void* data = tensor.data_ptr();
   return {data, [kept = std::move(tensor)](void*) {}};
@@ -101,7 +101,7 @@ class TorchRuntime final : public DeviceRuntime {
   bool capturing(const Stream& stream) override { return is_capturing(torch_stream(stream)); }
 
   void enter_background() override {
-    // A query on behalf of other streams is no part of a graph that some other thread records.
+    // A query for other streams must not become part of a graph that another thread captures.
     if (exchange_capture_mode_ == nullptr) return;
     int mode = kCaptureModeThreadLocal;
     exchange_capture_mode_(&mode);
@@ -116,7 +116,7 @@ class TorchRuntime final : public DeviceRuntime {
     return {{DeviceType::CUDA, stream.device_index()}, stream.id(), handle_of(guard_, stream)};
   }
 
-  // Older torch has it in its CUDA library alone, whose streams are a c10::Stream and nothing else.
+  // Older torch has this guard only in its CUDA library.
   template <class Guard>
   void* handle_of(const Guard& guard, const c10::Stream& stream) const {
     if constexpr (requires { guard.getStreamNativeHandle(stream); }) {
@@ -127,7 +127,7 @@ class TorchRuntime final : public DeviceRuntime {
     }
   }
 
-  // Older torch does not tell: then its CUDA library is asked.
+  // Older torch has no such query: then its CUDA library is asked.
   template <class S>
   bool is_capturing(const S& stream) const {
     if constexpr (requires { stream.is_capturing(); }) {
@@ -164,7 +164,7 @@ void add_devices() {
   DeviceRuntime::add(DeviceType::CUDA, std::make_unique<TorchRuntime>());
 }
 
-// torch numbers a stream that it has not made by its address.
+// torch uses the address of a foreign stream as its id.
 Stream foreign_stream(Device device, uintptr_t handle) {
   return {device, static_cast<int64_t>(handle), reinterpret_cast<void*>(handle)};  // NOLINT
 }

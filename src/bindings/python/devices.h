@@ -15,10 +15,10 @@ namespace mcr::python {
 /// Gives the core torch's streams, events and memory of CUDA devices, if this torch has any. Called at import.
 void add_devices();
 
-/// torch's form of a CUDA device's stream.
+/// torch's object for a CUDA device's stream.
 c10::Stream torch_stream(const Stream& stream);
 
-/// A stream that somebody else has made, by its cudaStream_t.
+/// A stream that other code has made, from its cudaStream_t.
 Stream foreign_stream(Device device, uintptr_t handle);
 
 }  // namespace mcr::python

@@ -32,7 +32,7 @@ std::array table = {
     Row{ErrorCode::Desync, "DesyncError", nullptr},
 };
 
-PyObject* explainer = nullptr;  // never given up: it is a function of a module
+PyObject* explainer = nullptr;  // never released: it is a function of a module
 
 PyObject* exception_of(ErrorCode code) {
   for (const auto& row : table) {
@@ -46,17 +46,17 @@ void raise_text(PyObject* type, std::string_view text) {
   if (message != nullptr) PyErr_SetObject(type, message.get());
 }
 
-// Completes the text of an error of a call that other ranks take part in by what is known of them.
+// Completes the error text of a call that other ranks take part in with what is known about those ranks.
 void explain(const Error& error, const Subject& subject) {
-  // "N" takes the references over, also where one of them is null.
+  // "N" takes ownership of the references, also if one of them is null.
   const Owner text(PyObject_CallFunction(explainer, "NNLii", str_of(error.what()), str_of(subject.label),
                                          static_cast<long long>(subject.seq), subject.message ? 1 : 0,
                                          error.code() == ErrorCode::Timeout ? 1 : 0));
-  if (text == nullptr) return raise_text(exception_of(error.code()), error.what());  // in the place of its own error
+  if (text == nullptr) return raise_text(exception_of(error.code()), error.what());  // replaces the explainer's error
   PyErr_SetObject(exception_of(error.code()), text.get());
 }
 
-// An exception object of Python, which the last Error that has it gives up.
+// A Python exception object, released with the last Error that holds it.
 class Raised final : public Cause {
  public:
   explicit Raised(PyObject* exception) : exception_(exception) {}
@@ -87,7 +87,7 @@ PyObject* take_exception() {
 #endif
 }
 
-// As BaseException.add_note(), which Python 3.10 does not have. An exception that takes no note stays without.
+// Like BaseException.add_note(), which Python 3.10 lacks. An exception that accepts no note is left without one.
 void add_note(PyObject* exception, const std::string& text) {
   Owner notes(PyObject_GetAttrString(exception, "__notes__"));
   if (notes == nullptr) {

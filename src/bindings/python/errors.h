@@ -9,26 +9,26 @@
 
 namespace mcr::python {
 
-/// Names the Python exception of every ErrorCode: a dict from the code's name to a class. Called once, at import.
+/// Sets the Python exception of every ErrorCode: a dict from the code's name to a class. Called once, at import.
 void set_exceptions(PyObject* classes);
 
-/// The function that completes the texts of errors of calls that other ranks take part in: called with the text, the
-/// group's label, the call's number, whether it is a message and whether it has timed out, it returns the text to show.
-/// It is never freed.
+/// Sets the function that completes error texts of calls that other ranks take part in. It gets the text, the group's
+/// label, the call's number, whether the call is a message and whether it timed out, and returns the text to show. It
+/// is never freed.
 void set_explainer(PyObject* function);
 
-/// Turns the C++ exception in flight into a Python one. Call inside a catch block, holding the GIL.
+/// Turns the C++ exception in flight into a Python exception. Call inside a catch block, holding the GIL.
 void set_error() noexcept;
 
-/// Takes the Python exception that is set as an Error. set_error() raises the very exception again, on whatever thread,
-/// with a note that says `where` it was raised. Needs the GIL.
+/// Takes the Python exception that is set and returns it as an Error. set_error() raises that exception again, on any
+/// thread, with a note that says `where` it was raised. Needs the GIL.
 Error take_error(const std::string& where);
 
 /// Reports the C++ exception in flight, which no call can raise, through sys.unraisablehook. Call inside a catch block,
 /// with or without the GIL.
 void report_unraisable(const char* where) noexcept;
 
-/// Thrown where the Python error indicator is already set.
+/// Thrown when the Python error indicator is already set.
 struct ErrorAlreadySet {};
 
 }  // namespace mcr::python

@@ -19,7 +19,7 @@ class Unlocked {
   PyThreadState* state_;
 };
 
-/// The same on threads that hold it, and nothing on others: for code that torch calls in both ways.
+/// Like Unlocked on threads that hold the GIL, and nothing on others: for code that torch calls with and without it.
 class UnlockedIfHeld {
  public:
   UnlockedIfHeld() {

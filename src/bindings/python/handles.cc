@@ -16,13 +16,13 @@ namespace mcr::python {
 
 namespace {
 
-// Guarded by the GIL. The keys are references: while an entry is here, no other object has its address.
+// Guarded by the GIL. The keys are references: as long as an entry exists, no other object has its address.
 std::unordered_map<PyObject*, std::shared_ptr<Group>>& handles() {
   static auto& map = *std::make_unique<std::unordered_map<PyObject*, std::shared_ptr<Group>>>().release();
   return map;
 }
 
-// Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch puts a backend of its own in front.
+// Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the backend in one of its own.
 std::shared_ptr<Group> group_behind(py::object backend) {
   if (py::hasattr(backend, "wrapped_pg")) backend = backend.attr("wrapped_pg");
   return py::isinstance<TorchBackend>(backend) ? backend.cast<TorchBackend&>().group() : nullptr;
@@ -65,7 +65,7 @@ void remember_handle(PyObject* process_group, std::shared_ptr<Group> group) {
 }
 
 void forget_handles(const Group& group) {
-  std::vector<py::object> left;  // outlives the loop: dropping a process group may run code that looks here
+  std::vector<py::object> left;  // outlives the loop: dropping a process group may run code that reads the map
   for (auto entry = handles().begin(); entry != handles().end();) {
     if (entry->second.get() != &group) {
       ++entry;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch's process groups as the handles of our groups.
+// torch's process groups as handles of the core's groups.
 #pragma once
 
 #include <Python.h>
@@ -12,16 +12,16 @@
 namespace mcr::python {
 
 /// The group behind a torch process group whose backend is "mcr" (in torch's debugging wrapper or not), or behind an
-/// object of the class of groups itself. Null for every other object. Needs the GIL, as all of these do.
+/// object of the Group class. Null for every other object. All functions here need the GIL.
 Group* group_of(PyObject* object);
 
-/// What an object is that is no group of ours, for errors.
+/// How errors describe an object that is not a group.
 std::string described(PyObject* object);
 
-/// A new reference to the process group that has last been seen to stand for the group; else the group itself.
+/// A new reference to the process group last seen to stand for the group; else to the group itself.
 PyObject* handle_of(const std::shared_ptr<Group>& group);
 
-/// Keeps the process group as the group's handle, so that looking it up is cheap.
+/// Remembers the process group as the group's handle, so that a lookup is cheap.
 void remember_handle(PyObject* process_group, std::shared_ptr<Group> group);
 
 /// Called when the group is closed.

@@ -25,7 +25,7 @@ py::object text_or_none(const std::string* text) { return text == nullptr ? py::
 
 py::object time_or_none(int64_t time) { return time == 0 ? py::object(py::none()) : py::int_(time); }
 
-// In the order of the fields of mcr_dl.passes.log.Record; `groups` maps to the places in log_groups().
+// In the field order of mcr_dl.passes.log.Record; `groups` maps to indexes in log_groups().
 py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, int>& groups) {
   const auto& record = reading.record;
   const auto& op = row(record.op);
@@ -40,7 +40,8 @@ py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, 
       record.sent_bytes < 0 ? py::object(py::none()) : py::int_(record.sent_bytes), record.fused != 0,
       text_or_none(record.codec), record.issue, time_or_none(record.start), time_or_none(record.end),
       time_or_none(record.wait_begin), time_or_none(record.wait_end), record.waited,
-      kCallStates[static_cast<std::size_t>(record.state)], record.thread, text_or_none(record.caller));
+      kCallStates[static_cast<std::size_t>(record.state)], record.thread, text_or_none(record.caller), record.priority,
+      text_or_none(record.key));
 }
 
 py::list records(int64_t number) {
@@ -80,7 +81,7 @@ std::string text_of(const py::handle& code, const char* attribute) {
   return utf8_of(py::object(code.attr(attribute)).ptr(), "?");
 }
 
-// "train.py:33 in step": the innermost function that belongs neither to torch.distributed nor to this package.
+// "train.py:33 in step": the innermost function outside torch.distributed and this package.
 std::string call_site(PyFrameObject* innermost) {
   std::string site;
   for (Frame frame(innermost != nullptr ? (Py_INCREF(innermost), innermost) : nullptr); frame != nullptr;

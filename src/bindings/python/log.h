@@ -8,13 +8,12 @@
 
 namespace mcr::python {
 
-/// The log as Python reads it.
+/// Adds the log's interface for Python.
 void add_log(pybind11::module_& module);
 
 void find_caller();
 
-/// Notes the running Python function, if records or errors shall name it, for the call that this thread is about to
-/// make. Needs the GIL.
+/// Records the running Python function for this thread's next call, if records or errors are to name it. Needs the GIL.
 inline void note_caller() {
   if (Recorder::callers_wanted() || Position::detail()) find_caller();
 }

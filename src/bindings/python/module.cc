@@ -64,11 +64,14 @@ std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int 
   return std::make_shared<Group>(std::move(spec));
 }
 
-void stage(Group& group, std::shared_ptr<Group> shadow, int64_t chunk) {
-  group.set_staging(std::make_shared<Staging>(shadow, chunk), shadow);
+void set_stages(Group& group, std::vector<std::shared_ptr<Group>> groups) {
+  auto stages = std::make_shared<Stages>(groups);
+  group.set_stages(std::move(stages), std::move(groups));
 }
 
-// "cuda" or "cpu" for a backend that enqueues on a device's streams, None for one of the host.
+void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Staging>(group.stages(), chunk)); }
+
+// "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
 std::optional<std::string> streams_of(Group& group, const std::string& backend) {
   auto* slot = group.find(backend);
   if (slot == nullptr) throw py::key_error(backend);
@@ -104,7 +107,7 @@ std::string support(Group& group, const std::string& backend, const std::string&
   return std::string(Decision::of(*slot->communicator, call).text());
 }
 
-// Python's lock may be what a thread of the library waits for.
+// A library's thread may be waiting for the GIL.
 void destroy(std::unique_ptr<Communicator> communicator) {
   if (Py_IsInitialized() == 0) return;
   const UnlockedIfHeld guard;
@@ -118,7 +121,9 @@ void add_group(py::module_& module) {
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
       .def("_streams", streams_of)
-      .def("_stage", stage, py::arg("shadow"), py::arg("chunk"))
+      .def("_set_stages", set_stages, py::arg("groups"))
+      .def("_has_stages", [](const Group& group) { return group.stages() != nullptr; })
+      .def("_stage", stage, py::arg("chunk"))
       .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
       .def("_close",
            [](Group& group) {
@@ -258,7 +263,7 @@ void add_registry(py::module_& module) {
 
 std::pair<at::Tensor, double> premul_factor(PyObject* reduction) {
   const py::handle handle(reduction);
-  // (isinstance() says yes to the enumerators too.)
+  // (isinstance() is also true for the enumerators.)
   if (!py::type::handle_of(handle).is(py::type::of<c10d::ReduceOp>())) {
     return {at::Tensor(), std::numeric_limits<double>::quiet_NaN()};
   }
@@ -273,8 +278,8 @@ PYBIND11_MODULE(_C, module) {
     add_work(module.ptr());
     add_group(module);
     add_tables(module);
-    add_tuning(module);
     add_costs(module);
+    add_tuning(module);
     add_passes(module);
     add_log(module);
     add_compress(module);
@@ -286,7 +291,7 @@ PYBIND11_MODULE(_C, module) {
     install_profiler();
     py::list names;
     for (const auto& signature : signatures()) names.append(signature.name);
-    module.attr("__all__") = names;  // `from mcr_dl._C import *` is the public operations
+    module.attr("__all__") = names;  // `from mcr_dl._C import *` imports the public operations
   } catch (const ErrorAlreadySet&) {
     throw py::error_already_set();
   }

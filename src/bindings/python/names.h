@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names that Python uses for the enumerators of the core's tables.
+// Python's names for the enumerators of the core's tables.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace mcr::python {
 
-/// The enumerator whose row in the table has the name. Throws InvalidArgument for an unknown one.
+/// The enumerator whose table row has the name. Throws InvalidArgument for an unknown name.
 template <class Enum, class Table>
 Enum named(const Table& table, std::string_view name) {
   std::string known;

@@ -26,7 +26,7 @@ namespace mcr::python {
 
 namespace {
 
-// Shared, so that copying a std::function that holds it needs no GIL; it takes the GIL to let go.
+// Shared, so that copying a std::function that holds it needs no GIL; releasing it takes the GIL.
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* owned) {
             const std::unique_ptr<py::function> owner(owned);
@@ -60,7 +60,7 @@ PassedCall::~PassedCall() {
   deferred_->fail(error.caused_by(std::make_shared<const Cause>()));
 }
 
-// ---- what the call is
+// ---- the values of the call
 
 const Call& PassedCall::call() const {
   if (passage_ != nullptr) return passage_->call;
@@ -112,7 +112,7 @@ py::object PassedCall::output_counts() const {
   return py::cast(std::vector<int64_t>(call().out_counts.begin(), call().out_counts.end()));
 }
 
-// ---- what a pass does with it
+// ---- the actions of a pass
 
 void PassedCall::decide(Fate fate) {
   if (fate_ != Fate::Open || passage_ == nullptr) {
@@ -146,8 +146,9 @@ void PassedCall::replace(Buffer& side, const char* name, const py::object& value
   passage_->plan.owned.push_back(std::make_shared<at::Tensor>(tensor));
 }
 
-// The call's own output goes on to the tensors of a list, or to tensors of another order. What the pass puts into it
-// comes after the operation, so this comes behind the pass's steps, and in front of those of the passes before it.
+// The call's own output is distributed to the tensors of a list, or to tensors in another order. The pass may change
+// that output after the operation, so distribution comes after the pass's steps, but before the steps of earlier
+// passes.
 void PassedCall::distribute_later() {
   auto& plan = passage_->plan;
   Plan last;
@@ -201,13 +202,14 @@ py::object PassedCall::proceed_held() {
     const Unlocked guard;
     try {
       if (group_->closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
-      Plan plan;  // the Work that hold() made has the call's own
+      Plan plan;  // the call's own is in the Work that hold() made
       Passage passage{*group_, slot_ ? &*slot_ : nullptr, held_, plan, true};
-      deferred->fulfil(next_(passage).work);
+      deferred->fulfil(Next(chain_, from_)(passage).work);
     } catch (...) {
       deferred->fail(current_error());
     }
-    if (slot_) slot_->communicator.reset();  // the program may keep this object for long
+    chain_.reset();  // the program may keep this object for long
+    if (slot_) slot_->communicator.reset();
   }
   return py::none();
 }
@@ -231,7 +233,8 @@ py::object PassedCall::hold() {
   decide(Fate::Held);
   if (passage_->slot != nullptr) slot_.emplace(*passage_->slot);
   held_ = passage_->call;
-  chain_ = group_->chain();
+  chain_ = next_.chain();
+  from_ = next_.from();
   deferred_ = std::make_shared<Deferred>();
   if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
   outcome_.work = mcr::hold(*passage_, std::make_unique<DeferredRequest>(deferred_));

@@ -12,22 +12,23 @@
 
 namespace mcr::python {
 
-/// Gives up a reference, on whatever thread; after the interpreter's end it is left alone.
+/// Releases a reference, on any thread; after the interpreter's end it is leaked.
 void let_go(pybind11::object& object);
 
-/// How the exceptions of a pass name it: "pass 'mine' in mpi.all_reduce (group 'default', rank 1 of 4)".
+/// The name of a pass in exceptions: "pass 'mine' in mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string where(const std::string& pass, const Passage& passage);
 
-/// A call as a pass in Python sees it. Every method needs the GIL. Without hold() it is over when handle() returns.
+/// A call as a pass in Python sees it. Every method needs the GIL. Without hold(), it is unusable after handle()
+/// returns.
 class PassedCall {
  public:
   PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next);
   PassedCall(const PassedCall&) = delete;
   PassedCall& operator=(const PassedCall&) = delete;
-  /// A call that is still held fails: nothing can let it go any more.
+  /// If the call is still held it fails: nothing can release it any more.
   ~PassedCall();
 
-  // What the call is. Tensors are views of one dimension on the call's memory, None where this rank has none.
+  // The call's values. Tensors are one-dimensional views of the call's memory, None where this rank has none.
   std::string op() const;
   pybind11::object group() const;
   pybind11::object backend() const;
@@ -43,17 +44,17 @@ class PassedCall {
   pybind11::object output_counts() const;
   int64_t bytes() const;
 
-  // What a pass does with it: one of these, once.
+  // The actions of a pass on the call: one of these, once.
   pybind11::object proceed(const pybind11::object& input, const pybind11::object& output,
                            const pybind11::object& backend);
   pybind11::object done();
   pybind11::object hold();
-  /// A step of the pass that runs when the call has its result, before anybody sees the call complete.
+  /// Adds a step of the pass that runs when the call has its result, before any thread sees the call complete.
   void after(pybind11::function step);
 
-  /// For the chain, when handle() has returned. Throws if the pass has done nothing with the call.
+  /// For the chain, after handle() has returned. Throws if the pass did nothing with the call.
   Outcome outcome(const pybind11::object& returned);
-  /// The Passage is gone.
+  /// Call when the Passage is gone.
   void close() { passage_ = nullptr; }
 
  private:
@@ -69,14 +70,15 @@ class PassedCall {
   std::shared_ptr<Group> group_;
   const std::string pass_;
   Passage* passage_;
-  Next next_;
-  std::size_t earlier_steps_;  // of `after`, which are those of the passes before this one
+  const Next& next_;           // valid until handle() returns
+  std::size_t earlier_steps_;  // number of steps in `after` of the passes before this one
   Fate fate_ = Fate::Open;
   Outcome outcome_;
-  // Of a held call, which outlives handle():
+  // For a held call, which outlives handle():
   Call held_;
-  std::optional<Slot> slot_;  // the candidate it has; a copy, as the group may give it up meanwhile
-  std::shared_ptr<const Chain> chain_;
+  std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
+  std::shared_ptr<const Chain> chain_;  // the chain with which it entered
+  std::size_t from_ = 0;
   std::shared_ptr<Deferred> deferred_;
 };
 

@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,8 +26,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A pass that is a Python object: its handle() gets a PassedCall. It throws nothing but Error, whose cause is the
-// exception of handle(), as the core may keep it for another thread.
+// A pass that is a Python object: its handle() gets a PassedCall. It throws only Error, whose cause is the exception of
+// handle(), as the core may keep the Error for another thread.
 class PythonPass : public Pass {
  public:
   PythonPass(py::object object, std::string name, const std::shared_ptr<Group>& group)
@@ -58,10 +59,10 @@ class PythonPass : public Pass {
  private:
   py::object object_;
   const std::string name_;
-  const std::weak_ptr<Group> group_;  // the group owns its passes
+  const std::weak_ptr<Group> group_;  // weak: the group owns its passes
 };
 
-// A wrong use of a call raises in the pass that makes it.
+// A wrong use of a call raises in the pass that makes the mistake.
 template <class Result, class... Arguments>
 auto checked(Result (PassedCall::*method)(Arguments...)) {
   return [method](PassedCall& call, Arguments... arguments) -> Result {
@@ -138,6 +139,19 @@ py::dict statistics_of(const Fuse& fuse) {
   return result;
 }
 
+Chain passes_of(const Group& group) {
+  const auto chain = group.chain();
+  return chain == nullptr ? Chain{} : *chain;
+}
+
+// The number of the group's newest collective, 0 before the first, and its operation.
+std::pair<int64_t, std::string> place_of(Group& group) {
+  const auto count = group.position().read(std::numeric_limits<int64_t>::max()).collectives;
+  const auto newest = group.position().read(count).newest;
+  if (newest.empty()) return {0, ""};
+  return {newest.back().seq, std::string(row(newest.back().op).name) + (newest.back().vectored ? "v" : "")};
+}
+
 }  // namespace
 
 void add_passes(py::module_& module) {
@@ -156,7 +170,8 @@ void add_passes(py::module_& module) {
       .def("statistics", statistics_of);
   module.def("set_passes",
              [](Group& group, std::vector<std::shared_ptr<Pass>> passes) { group.set_passes(std::move(passes)); });
-  module.def("passes", [](const Group& group) { return group.chain() == nullptr ? Chain{} : *group.chain(); });
+  module.def("passes", passes_of);
+  module.def("place", place_of);
 }
 
 }  // namespace mcr::python

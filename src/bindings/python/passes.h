@@ -5,7 +5,7 @@
 
 namespace mcr::python {
 
-/// The chain of a group from Python's side: setting it, and passes that are Python objects.
+/// Adds a group's chain of passes for Python: setting it, and passes that are Python objects.
 void add_passes(pybind11::module_& module);
 
 }  // namespace mcr::python

@@ -42,10 +42,12 @@ constexpr std::pair<std::string_view, Kind> kKinds[] = {
     {"backend", Kind::Backend},
     {"size_hint", Kind::SizeHint},
     {"codec", Kind::Codec},
+    {"priority", Kind::Priority},
+    {"key", Kind::Key},
     {"device_ids", Kind::Ignored},
 };
 
-// The paper's words for parameters that torch names otherwise.
+// The paper's names for parameters that have other names in torch.
 constexpr std::pair<std::string_view, Kind> kAliases[] = {{"root", Kind::Root}, {"rank", Kind::Root}};
 
 Kind kind_of(std::string_view word) {
@@ -81,7 +83,7 @@ std::size_t index_of(const Signature& signature, Kind kind) {
   return signature.params.size();
 }
 
-// Parameters without a name in the function keep the general ones.
+// Parameters that the function does not name keep their general names.
 void fill(Names& names, const Signature& signature) {
   names.function = signature.name.c_str();
   for (const auto& param : signature.params) {
@@ -118,7 +120,7 @@ void fill(Names& names, const Signature& signature) {
   }
 }
 
-// Parameters that change nothing where they are not given.
+// Parameters that have no effect unless given.
 bool optional(Kind kind) {
   switch (kind) {
     case Kind::Reduction:
@@ -127,6 +129,8 @@ bool optional(Kind kind) {
     case Kind::OutSplits:
     case Kind::Timeout:
     case Kind::SizeHint:
+    case Kind::Priority:
+    case Kind::Key:
     case Kind::Codec:
       return true;
     default:
@@ -149,7 +153,10 @@ Signature parse(std::string_view name, Op op, std::string_view text, std::string
     signature.positional += keyword_only ? 0 : 1;
   }
   signature.params.push_back(parse_param("backend=None", true));
-  if (row(op).extent != Extent::None) signature.params.push_back(parse_param("codec=None", true));
+  if (row(op).extent != Extent::None) {
+    for (const auto* more : {"codec=None", "priority=0", "key=None"})
+      signature.params.push_back(parse_param(more, true));
+  }
   if (index_of(signature, Kind::Timeout) == signature.params.size())
     signature.params.push_back(parse_param("timeout=None", true));
   if (index_of(signature, Kind::AsyncOp) == signature.params.size() && !starts)
@@ -218,7 +225,7 @@ const std::vector<Signature>& signatures() {
       list.push_back(parse(kOps[i].name, static_cast<Op>(i), kOps[i].signature, kOps[i].summary, false));
     }
     for (const auto& s : kSpellings) list.push_back(parse(s.name, s.op, s.signature, s.summary, s.starts));
-    for (auto& signature : list) fill(signature.names, signature);  // which point into it, where it stays
+    for (auto& signature : list) fill(signature.names, signature);  // names point into it; it does not move
     return list;
   }();
   return all;

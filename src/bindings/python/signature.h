@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python signatures of the operations, read from the op table's text once, at import.
+// The Python signatures of the operations, parsed from the op table's text once, at import.
 #pragma once
 
 #include <Python.h>
@@ -13,7 +13,7 @@
 
 namespace mcr::python {
 
-/// What a parameter means. Its name says so; where one name has several meanings the op table adds `:kind`.
+/// The kind of a parameter. Its name determines it; if a name has several kinds, the op table adds `:kind`.
 enum class Kind : uint8_t {
   Tensor,   // read and written in place
   Input,    // one tensor
@@ -24,7 +24,7 @@ enum class Kind : uint8_t {
   Group,
   AsyncOp,
   Root,       // root or peer as a global rank
-  GroupRoot,  // the same as a rank of the group
+  GroupRoot,  // root or peer as a group rank
   Tag,
   InSplits,  // rows of the first dimension
   OutSplits,
@@ -34,14 +34,16 @@ enum class Kind : uint8_t {
   OutDispls,
   Timeout,
   Backend,
-  SizeHint,  // for tuning tables
+  SizeHint,  // selects the entry in tuning tables
+  Priority,
+  Key,
   Codec,
-  Ignored,  // accepted for torch's sake, without effect on the host
+  Ignored,  // accepted for compatibility with torch, ignored on the host
 };
 
 struct Param {
   PyObject* name;    // interned
-  const char* text;  // the same, for messages
+  const char* text;  // the name as text, for errors
   Kind kind;
   std::string default_value;  // Python text; empty if the parameter is required
   bool keyword_only;
@@ -53,29 +55,29 @@ struct Signature {
   std::string summary;
   bool starts;  // always asynchronous
   std::vector<Param> params;
-  int positional = 0;  // how many of them may be given by position
+  int positional = 0;  // how many parameters may be given by position
   Names names{};       // of the function and its parameters
-  // Indexes of the parameters that every call reads first; params.size() where there is none.
+  // Indexes of the parameters that every call reads first; params.size() if the function lacks the parameter.
   std::size_t group = 0, backend = 0, async_op = 0, root = 0, group_root = 0;
   std::vector<uint8_t> required{};  // indexes of the parameters without a default
   struct Rest {
     uint8_t index;
-    bool always;  // the parameter means something also where it is not given
+    bool always;  // the parameter is read even if it is not given
   };
-  std::vector<Rest> rest{};  // the parameters that are read after those above
+  std::vector<Rest> rest{};  // parameters that are read after those above
 };
 
-/// The word that stands for a kind in the op table.
+/// The word for a kind in the op table.
 std::string_view word_of(Kind kind);
 
-/// All public operations: the ops under their own names, then the other spellings.
+/// All public operations: first the ops under their own names, then the other spellings.
 const std::vector<Signature>& signatures();
 
 inline constexpr int kMaxParams = 16;
 
-/// Puts the arguments of a vectorcall in the order of the parameters, null where none was given. A leading str goes to
-/// `backend`; with it, a last positional bool goes to `async_op`, as in the paper's Listing 1. The root may have the
-/// name that it has in the op's own function, or the paper's. Throws ErrorAlreadySet.
+/// Puts the arguments of a vectorcall in the order of the parameters, null where none was given. A leading str is
+/// `backend`; with it, a last positional bool is `async_op`, as in the paper's Listing 1. The root may have its name in
+/// the op's own function, or in the paper. Throws ErrorAlreadySet.
 void arrange(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames, PyObject** slots);
 
 }  // namespace mcr::python

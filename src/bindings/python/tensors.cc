@@ -52,7 +52,8 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
   }
 }
 
-// The Python error in flight as the core's, so that the call's name gets in front of its text. Ctrl-C stays what it is.
+// Turns the Python error in flight into an Error, so that the call's name can be added to its text. Ctrl-C is passed on
+// unchanged.
 [[noreturn]] void raise_as_error() {
   if (PyErr_ExceptionMatches(PyExc_Exception) == 0) throw ErrorAlreadySet{};
   const auto code = PyErr_ExceptionMatches(PyExc_TypeError) != 0 ? ErrorCode::InvalidType : ErrorCode::InvalidArgument;
@@ -63,7 +64,7 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
   throw Error(code, utf8_of(text.get(), "cannot be used"));
 }
 
-// Kept for ever.
+// Kept forever.
 PyObject* function_of_arrays(const char* name) {
   const Owner module(PyImport_ImportModule("mcr_dl._arrays"));
   PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module.get(), name);
@@ -71,7 +72,7 @@ PyObject* function_of_arrays(const char* name) {
   return function;
 }
 
-// NumPy and DLPack objects become tensors on the same memory through mcr_dl._arrays.
+// Turns NumPy and DLPack objects into tensors on their memory, through mcr_dl._arrays.
 at::Tensor from_array(PyObject* object, const char* parameter, Use use) {
   static PyObject* convert = function_of_arrays("as_tensor");
   const Owner tensor(PyObject_CallFunction(convert, "OsO", object, parameter, use == Use::Send ? Py_False : Py_True));
@@ -97,7 +98,7 @@ void check_length(int64_t count, const char* parameter, int expected) {
 
 Buffer buffer_of(const at::Tensor& tensor) { return {tensor.unsafeGetTensorImpl()->mutable_data(), tensor.numel()}; }
 
-// Of a dense tensor: dimensions of one element have no part in it.
+// For a dense tensor: dimensions of one element are ignored.
 std::string layout_of(const at::Tensor& tensor) {
   std::vector<int64_t> sizes, strides;
   for (int64_t i = 0; i < tensor.dim(); ++i) {
@@ -108,7 +109,7 @@ std::string layout_of(const at::Tensor& tensor) {
   return "shape " + text(sizes) + " with strides " + text(strides);
 }
 
-// Communication is not differentiated, and changes leaves as well as tensors of inference mode.
+// Communication is not differentiated, and may change leaves and tensors of inference mode.
 template <class Action>
 auto without_autograd(Action action) {
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -215,7 +216,7 @@ Buffer Tensors::memory(const at::Tensor& tensor, Use use) {
     return buffer_of(tensor);
   }
   const auto guard = stream_guard();
-  // The copy starts with what is there: an operation need not write all of its output.
+  // The copy starts with the present values: an operation need not write all of its output.
   const at::Tensor rows = without_autograd([&] { return tensor.contiguous(); });
   made_.push_back(rows);
   if (use == Use::Receive) received_.emplace_back(tensor, rows);
@@ -241,7 +242,7 @@ void Tensors::describe(Call& call, Plan& plan) {
     without_autograd([&] {
       for (const auto& [tensor, rows] : copies) tensor.copy_(rows);
     });
-    copies.clear();  // gives them up, as KeptTensors::release() does
+    copies.clear();  // releases them, like KeptTensors::release()
   };
 }
 

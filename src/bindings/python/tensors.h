@@ -19,43 +19,43 @@ namespace mcr::python {
 /// Nothing for a type that cannot be communicated.
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
-/// A tensor of one dimension on the same memory, which it does not own.
+/// A one-dimensional tensor on the buffer's memory, without ownership.
 at::Tensor view_of(const Buffer& buffer, DType dtype);
 
-/// Tensors that are kept; most calls have one or two.
+/// Tensors to be kept; most calls have one or two.
 using TensorList = c10::SmallVector<at::Tensor, 2>;
 
 /// How an operation uses a tensor.
 enum class Use : uint8_t {
-  InPlace,  // it works on the memory as it lies, be it row by row or in another dense order (channels_last)
-  Send,     // it reads the elements row by row: of another order it gets a copy
-  Receive,  // it writes the elements row by row: of another order it gets a copy, which describe() sees brought back
+  InPlace,  // works on the memory in place, row by row or in another dense order (channels_last)
+  Send,     // reads the elements row by row: gets a copy of a tensor in another order
+  Receive,  // writes the elements row by row: a tensor in another order gets a copy, which describe() has copied back
 };
 
-/// The tensors of one call, checked one by one and against each other: dense, real memory, one dtype, one device.
+/// The tensors of one call, checked individually and against each other: dense, real memory, one dtype, one device.
 /// Arrays that are not tensors are wrapped without a copy. Errors name the parameter.
 class Tensors {
  public:
-  /// The tensor behind a Python object. The reference holds while this object lives and the caller keeps `object`.
+  /// The tensor behind a Python object. The reference is valid while this object lives and the caller keeps `object`.
   const at::Tensor& get(PyObject* object, const char* parameter, Use use);
-  /// The same for a tensor that the caller keeps.
+  /// Like get() above, for a tensor that the caller keeps.
   const at::Tensor& get(const at::Tensor& tensor, const char* parameter);
   struct List {
     std::vector<Block> blocks;
     std::vector<at::Tensor> tensors;
   };
-  /// The tensors of a list or tuple of `expected` entries.
+  /// The tensors of a list or tuple with `expected` entries.
   List list(PyObject* objects, const char* parameter, int expected, Use use);
   List list(const std::vector<at::Tensor>& tensors, const char* parameter, int expected, Use use);
 
-  /// The memory that the operation gets for a tensor of get(). With the GIL or without.
+  /// The memory that the operation gets for a tensor from get(). With or without the GIL.
   Buffer memory(const at::Tensor& tensor, Use use);
-  /// Takes the factor of a PREMUL_SUM; returns it where it is a number, else NaN.
+  /// Takes the factor of a PREMUL_SUM; returns it if it is a number, else NaN.
   double take_factor(std::pair<at::Tensor, double> factor);
-  /// When all tensors are there: gives the call their element type, device and layout, and a factor in host memory as a
-  /// number; leaves in the plan what the copies of Use::Receive need in the end.
+  /// Call after the last get() and list(): sets the call's element type, device and layout, and a factor in host memory
+  /// as a number; adds to the plan the last steps of the copies of Use::Receive.
   void describe(Call& call, Plan& plan);
-  /// Gives the call a factor in device memory, on the current stream. After describe().
+  /// Sets the call's factor in device memory, on the current stream. After describe().
   void place_factor(Call& call);
 
   static bool is(PyObject* object);
@@ -63,16 +63,16 @@ class Tensors {
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
   c10::Device torch_device() const;
-  /// The stream (a cudaStream_t) that the arrays' own library works on, if they are such arrays.
+  /// The stream (a cudaStream_t) that the arrays' own library uses, if the arrays belong to such a library.
   std::optional<uintptr_t> stream() const { return stream_; }
-  /// Makes that stream the current one for its lifetime.
+  /// Makes that stream current for the guard's lifetime.
   std::optional<StreamGuard> stream_guard() const;
-  /// Appends everything that get() and list() returned, and a factor in device memory, which an operation needs while
-  /// it runs; without the tensor at `left_out`.
+  /// Appends everything that get() and list() returned, except the tensor at `left_out`, and a factor in device memory,
+  /// which the operation needs while it runs.
   void append_all(TensorList& list, const at::Tensor* left_out) const;
 
  private:
-  using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // the caller's tensor, what the operation gets
+  using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // the caller's tensor, the operation's tensor
 
   at::Tensor of_array(PyObject* object, const char* parameter, Use use);
   void check(const at::Tensor& tensor, const char* parameter);
@@ -82,12 +82,12 @@ class Tensors {
   DType dtype_ = DType::Byte;
   Device device_;
   std::optional<uintptr_t> stream_;
-  const std::string* layout_ = nullptr;  // in detail mode: how a tensor of Use::InPlace lies, if not row by row
-  std::list<at::Tensor> made_;           // lists' members and arrays; get() hands out references
+  const std::string* layout_ = nullptr;  // in detail mode: the layout of a tensor of Use::InPlace, if not row by row
+  std::list<at::Tensor> made_;           // members of lists, and arrays; get() returns references to them
   const at::Tensor* direct_[2] = {};     // the caller's own objects
   std::size_t direct_count_ = 0;
   Copies received_;
-  at::Tensor factor_;  // of PREMUL_SUM
+  at::Tensor factor_;  // for PREMUL_SUM
 };
 
 }  // namespace mcr::python

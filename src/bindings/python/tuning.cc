@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/candidate.h"
 #include "bindings/python/names.h"
+#include "bindings/python/objects.h"
 #include "group/group.h"
 
 namespace py = pybind11;
@@ -21,8 +23,8 @@ using Points = std::vector<std::pair<int64_t, int32_t>>;
 using Costs = std::vector<std::tuple<std::string, std::string, std::string, std::string, Points>>;
 using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
 
-// Names of operations as tables have them: an op's, with a "v" for the form with counts of its own per rank. A receive
-// is part of its send.
+// The names of operations in tables: an op's name, with a "v" for the form with counts per rank. A receive is part of
+// its send.
 std::vector<std::pair<std::string, std::pair<Op, bool>>> operations() {
   std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
   for (std::size_t i = 0; i < kOps.size(); ++i) {
@@ -63,7 +65,7 @@ void tune(Group& group, const Costs& costs, const Rules& rules) {
   group.tune(std::move(tuning));
 }
 
-// `nbytes` < 0: not known to all ranks.
+// `nbytes` < 0: the size is not known to all ranks.
 py::dict explain(Group& group, const std::string& operation, int64_t nbytes, const std::string& dtype,
                  const std::string& red, const std::string& device) {
   Call call;
@@ -92,7 +94,7 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   return result;
 }
 
-// Period (0: off), fingerprint of the calls counted, costs.
+// Returns period (0: off), fingerprint of the calls counted, costs.
 std::tuple<int64_t, int64_t, std::vector<int64_t>> refinement(Group& group) {
   const auto* found = group.selector().refinement();
   if (found == nullptr) return {};
@@ -131,6 +133,10 @@ std::vector<std::pair<int64_t, std::size_t>> ranges(const std::vector<Points>& g
 
 void add_tuning(py::module_& module) {
   py::type group = module.attr("Group");
+  py::setattr(group, "_cost_model",
+              py::cpp_function(
+                  [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
+                  py::is_method(group), py::arg("device") = "cpu"));
   py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
@@ -148,6 +154,17 @@ void add_tuning(py::module_& module) {
         return names;
       },
       "Names of the operations as tuning tables and benchmarks have them: the ops, and their vectored forms with a v.");
+  py::class_<Candidate>(module, "Candidate", "What the name of a candidate says, in any spelling.")
+      .def(py::init([](const py::str& text) { return Candidate::parse(utf8_of(text.ptr(), "")); }), py::arg("text"))
+      .def_property_readonly("name", &Candidate::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
+      .def_readonly("backend", &Candidate::backend, "Without the variant too: mpi, stripe(gloo,mpi).")
+      .def_readonly("parts", &Candidate::parts, "The backends that an algorithm over several is made of.")
+      .def_readonly("variant", &Candidate::variant, "p2p, 67; empty for the backend's own choice.")
+      .def_readonly("codec", &Candidate::codec, "bf16; empty for none.")
+      .def("__str__", &Candidate::text);
+  module.def(
+      "canonical", [](const py::str& name) { return canonical(utf8_of(name.ptr(), "")); }, py::arg("name"),
+      "The one spelling of a candidate's name; what is no such name stays as it is.");
   module.def(
       "dtype_class",
       [](const std::string& dtype) {

@@ -5,7 +5,7 @@
 
 namespace mcr::python {
 
-/// What Python's side of tuning needs: giving a group its cost curves and rules, asking it for its choice, comparing
+/// Adds what the Python part of tuning needs: setting a group's cost curves and rules, querying its choices, comparing
 /// curves.
 void add_tuning(pybind11::module_& module);
 

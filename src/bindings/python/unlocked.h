@@ -8,7 +8,7 @@
 
 namespace mcr::python {
 
-/// Runs `body` without the GIL; the core's errors become Python's.
+/// Runs `body` without the GIL; the core's errors become Python exceptions.
 template <class Body>
 decltype(auto) unlocked(Body body) {
   try {

@@ -53,6 +53,7 @@ py::dict dict_of(const Entered& entered) {
   call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
   call["bytes"] = bytes_or_none(entered.bytes);
   call["layout"] = text_or_none(entered.layout);
+  call["priority"] = entered.priority;
   call["backend"] = text_or_none(entered.backend);
   call["async"] = entered.asynchronous;
   call["caller"] = text_or_none(entered.caller);
@@ -60,7 +61,7 @@ py::dict dict_of(const Entered& entered) {
   return call;
 }
 
-// `from`: by label, the first collective that is of interest.
+// `from`: by label, the first collective of interest.
 py::list positions(const std::map<std::string, int64_t>& from) {
   py::list result;
   for (const auto& position : Position::all()) {
@@ -125,14 +126,14 @@ py::list pending(std::size_t most) {
   return result;
 }
 
-// Looked for ten times a second, so Python objects are made of what is found alone.
+// Called ten times a second, so only overdue Works become Python objects.
 py::list overdue(double grace) {
-  constexpr std::size_t kMost = 1000;  // of each backend
+  constexpr std::size_t kMost = 1000;  // per backend
   const auto now = steady_clock::now();
   auto late = unlocked([&] {
     auto works = Registry::instance().watched(kMost);
     std::erase_if(works, [&](const auto& work) {
-      const auto age = work->observed(now);  // starts the clock of an operation that is new
+      const auto age = work->observed(now);  // starts the clock of a new operation
       const auto limit = work->context().limit;
       return work->completed() || limit.count() <= 0 || seconds(age - limit) <= grace;
     });
@@ -143,23 +144,24 @@ py::list overdue(double grace) {
   return result;
 }
 
-// Waits that poll end, and so do calls of libraries that let go of their callers.
+// Ends waits that poll, and calls that the library can abort.
 void give_up(Group& group) {
   for (auto& slot : group.slots()) slot.communicator->give_up();
 }
 
-// In a forked process: the libraries' threads are not there to end what is freed.
+// For a forked process: the libraries' threads, which would have to end the freed objects' operations, do not exist
+// there.
 void keep_for_ever(std::shared_ptr<Group> group) {
   static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
   kept.push_back(std::move(group));
 }
 
-// ---- libraries that end the process: gloo does, on a thread of its own, where ranks have made different calls
+// ---- libraries that end the process: gloo does, on a thread of its own, if ranks have made different calls
 
 std::terminate_handler usual_end = nullptr;
 constexpr auto kVerdict = std::chrono::milliseconds(1500);  // until the ranks' calls have been compared
 
-// The other ranks would see a lost connection before they know why.
+// Otherwise the other ranks would see a lost connection before they know why.
 [[noreturn]] void end_with_reason() {
   const auto deadline = steady_clock::now() + kVerdict;
   while (!Stop::requested() && steady_clock::now() < deadline)
@@ -181,8 +183,8 @@ std::optional<double> since_interrupt() {
 
 int exit_code = 0;
 
-// The process ends with this code, whatever Python ends with. Runs when the interpreter is gone; the handlers that were
-// registered earlier do not run.
+// Makes the process end with this code, regardless of Python's own exit code. Runs after the interpreter has ended;
+// exit handlers that were registered earlier do not run.
 void fail_at_exit(int code) {
   exit_code = code;
   std::atexit([] {

@@ -5,7 +5,7 @@
 
 namespace mcr::python {
 
-/// What mcr_dl.watch reads and does: positions, activities, operations under way; how they are ended.
+/// Adds what mcr_dl.watch reads and does: positions, activities, running operations, and ways to end them.
 void add_watch(pybind11::module_& module);
 
 }  // namespace mcr::python

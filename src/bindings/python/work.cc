@@ -34,14 +34,14 @@ struct WorkObject {
 
 PyTypeObject* type = nullptr;
 
-// Memory of objects that are gone, for the next ones. Guarded by the GIL.
+// The memory of destroyed objects, for reuse. Guarded by the GIL.
 constexpr std::size_t kSpare = 64;
 std::array<WorkObject*, kSpare> spare;
 std::size_t spares = 0;
 
 const std::shared_ptr<Work>& of(PyObject* self) { return reinterpret_cast<WorkObject*>(self)->work; }
 
-// Runs a method's body; C++ exceptions become Python's.
+// Runs a method's body and turns C++ exceptions into Python exceptions.
 template <class Body>
 PyObject* method(Body body) noexcept {
   try {
@@ -61,7 +61,7 @@ PyObject* object(Value&& value) {
 
 // ---- waiting
 
-// The time limit of wait(), in its only parameter; nothing for the work's own.
+// The timeout of wait(), its only parameter; nothing: the Work's own.
 std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
   const bool known = named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") == 0;
@@ -82,7 +82,7 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
 
 PyObject* wait_for(const std::shared_ptr<Work>& owner, std::optional<milliseconds> limit) {
   if (!owner->over() || owner->failed()) {
-    const auto work = owner;  // this object may go while other threads run
+    const auto work = owner;  // this object may be destroyed while other threads run
     const Unlocked guard;
     wait(*work, limit.value_or(work->limit()), check_signals);
   }
@@ -113,9 +113,9 @@ PyObject* is_success(PyObject* self, PyObject*) {
   return method([&] { return PyBool_FromLong(polled(self) && !of(self)->failed() ? 1 : 0); });
 }
 
-// ---- what became of it
+// ---- results
 
-// The Python exception of a failed work, made but not raised.
+// The Python exception of a failed Work, created but not raised.
 PyObject* exception(PyObject* self, PyObject*) {
   return method([&] {
     if (!of(self)->failed()) return Py_NewRef(Py_None);
@@ -153,13 +153,13 @@ PyObject* stream(PyObject* self, PyObject*) {
   });
 }
 
-// On the caller's thread if the work is complete, so that its future is too.
+// Runs on the caller's thread if the Work is complete, so that its future is complete too.
 void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
   if (work->completed()) {
     callback();
     return;
   }
-  // Shared, so that copying the std::function needs no GIL; emptied under the GIL by the one call.
+  // Shared, so that copying the std::function needs no GIL; its only run empties it under the GIL.
   auto owned = std::make_shared<py::function>(std::move(callback));
   const Unlocked guard;
   auto& completions = Completions::instance();
@@ -200,7 +200,7 @@ PyObject* represent(PyObject* self) {
 
 void deallocate(PyObject* self) {
   auto* object = reinterpret_cast<WorkObject*>(self);
-  object->work->handle() = nullptr;  // before code runs that may ask for it
+  object->work->handle() = nullptr;  // first: the code below may ask for it
   if (object->weak_references != nullptr) PyObject_ClearWeakRefs(self);
   object->work.~shared_ptr();
   if (spares < kSpare) {

@@ -14,15 +14,15 @@ namespace mcr::python {
 /// Adds the class to the module.
 void add_work(PyObject* module);
 
-/// The Python object that stands for the Work, the same one as long as it lives; None for null. A new reference.
+/// The Python object for the Work, one object as long as it lives; None for null. A new reference.
 PyObject* wrap(std::shared_ptr<Work> work);
 
-/// The Work behind a Python object; null for every other object.
+/// The Work behind a Python object; null for any other object.
 std::shared_ptr<Work> work_of(PyObject* object);
 
 }  // namespace mcr::python
 
-/// Works as arguments and results of pybind11's functions: every source that has such a function includes this.
+/// Converts Works in arguments and results of pybind11 functions: every source with such a function includes this.
 template <>
 struct pybind11::detail::type_caster<std::shared_ptr<mcr::Work>> {
   PYBIND11_TYPE_CASTER(std::shared_ptr<mcr::Work>, const_name("Work"));

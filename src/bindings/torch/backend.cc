@@ -20,7 +20,7 @@ namespace {
 
 using c10d::OpType;
 
-// torch's lists are as long as the devices that a rank once had several of.
+// torch's lists have one entry per device of a rank, from times when a rank had several.
 template <class Value>
 Value& single(std::vector<Value>& values, const char* name) {
   if (values.size() == 1) return values.front();
@@ -34,7 +34,7 @@ void expect_equal_lengths(std::size_t outputs, std::size_t inputs) {
                                               ", got " + std::to_string(outputs));
 }
 
-// Older torch does not tell it.
+// Older torch has no such name.
 template <class Options>
 std::string name_in(const Options& options) {
   if constexpr (requires { options.group_name; }) {
@@ -44,14 +44,14 @@ std::string name_in(const Options& options) {
   }
 }
 
-// A hook of this rank alone must not change the form of its calls.
+// A hook that only this rank has must not change the form of its calls.
 void run_hook(std::function<void()> hook, const TorchCall& call) {
   HookRuns runs(std::move(hook), 1);
   runs.run(call.what());
   if (const auto error = runs.error()) std::rethrow_exception(error);
 }
 
-// What needs the runtime rather than the group.
+// Calls that need the runtime, not only the group.
 py::object runtime(const char* function) { return py::module_::import("mcr_dl._torch_groups").attr(function); }
 
 }  // namespace
@@ -73,7 +73,7 @@ std::unique_ptr<TorchCall> TorchBackend::call(Op op, milliseconds timeout) {
   return std::make_unique<TorchCall>(*group_, op, timeout);
 }
 
-// What runs when a call that begins now is complete; null without a hook.
+// The action to run when a call that begins now is complete; null without a hook.
 std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
   if (onCompletionHook_ == nullptr) return nullptr;
   using Clock = decltype(c10d::WorkInfo::timeStarted)::clock;  // differs between versions of torch
@@ -212,7 +212,7 @@ TorchBackend::TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at:
   return issue(call, OpType::_ALLGATHER_BASE, opts.asyncOp);
 }
 
-// outputs[rank][i] is what rank's i-th input becomes here.
+// outputs[rank][i] is the output for input i of that rank.
 TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs,
                                                              const c10d::AllgatherOptions& opts) {
   TensorLists turned(inputs.size());  // outlives the calls
@@ -331,7 +331,7 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_
 
 void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   if (hasHooks()) throw Error(ErrorCode::InvalidArgument, "mcr: the group has a hook on completion already");
-  // Shared, as copies of torch's own change a Python object's count of references without the GIL.
+  // Shared: copying torch's own function would change a Python reference count without the GIL.
   onCompletionHook_ = [shared = std::make_shared<const std::decay_t<decltype(hook)>>(std::move(hook))](auto info) {
     (*shared)(std::move(info));
   };
@@ -411,10 +411,10 @@ void add_torch_backend(py::module_& module) {
            }),
            py::arg("group"), py::arg("backends"))
       .def_property_readonly("group", &TorchBackend::group)
-      // What torch binds for its own backends one by one.
+      // torch binds these for each of its own backends.
       .def("get_error", &TorchBackend::getError)
       .def("_set_default_timeout", &TorchBackend::setTimeout, py::arg("timeout"))
-      // torch asks this of ranks that are left out of a new group, for NCCL's sake.
+      // torch calls this on ranks that are left out of a new group, for NCCL's sake.
       .def("perform_nocolor_split", [](TorchBackend&, const py::object&) {});
 }
 

@@ -16,11 +16,11 @@
 
 namespace mcr::python {
 
-/// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has run to its end when its
-/// method returns, which then returns null, as torch's own backends do. From any thread; what is between
-/// startCoalescing() and endCoalescing() belongs to one. Where the group's calls are uniform, such a call is the
-/// library's own blocking one; in a group of any form it is started and polled, as other ranks may have it
-/// asynchronous.
+/// torch's backend "mcr": every method is a call on the group. A call with asyncOp=false has ended when its method
+/// returns, and the method returns null, as torch's own backends do. From any thread; the calls between
+/// startCoalescing() and endCoalescing() come from one thread. If the group's calls are uniform, such a call is the
+/// library's own blocking call; in a group of any form it is started and polled, as other ranks may make it
+/// asynchronously.
 class TorchBackend final : public c10d::Backend {
  public:
   using TorchWorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -31,8 +31,8 @@ class TorchBackend final : public c10d::Backend {
   struct Options final : c10d::Backend::Options {
     explicit Options(std::vector<std::string> names, std::optional<bool> uniform = std::nullopt)
         : c10d::Backend::Options("mcr"), backends(std::move(names)), uniform(uniform) {}
-    std::vector<std::string> backends;  // what is underneath, in order of preference; empty: as the default group
-    std::optional<bool> uniform;        // whether a call has one form on all ranks; none: MCR_DL_UNIFORM decides
+    std::vector<std::string> backends;  // the backends used, in order of preference; empty: those of the default group
+    std::optional<bool> uniform;        // whether a call has one form on all ranks; not set: MCR_DL_UNIFORM decides
   };
 
   TorchBackend(std::shared_ptr<Group> group, c10::intrusive_ptr<Options> options);
@@ -47,7 +47,8 @@ class TorchBackend final : public c10d::Backend {
 
   TorchWorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
   TorchWorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
-  /// Runs to its end, whatever asyncOp says: how much there is to move is known only when the ranks have told.
+  /// Always runs to its end, regardless of asyncOp: the amount of data is known only when all ranks have reported
+  /// theirs.
   TorchWorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
   TorchWorkPtr allreduce_coalesced(TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   TorchWorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
@@ -85,9 +86,9 @@ class TorchBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts);
-  /// Ends the group, and with the default group the runtime. A second time: nothing.
+  /// Ends the group, and with the default group the runtime. A second call does nothing.
   void shutdown() override;
-  /// The same without waiting for what is under way, which then fails where the library can make it fail.
+  /// Like shutdown(), but does not wait for running operations, which then fail if the library can abort them.
   void abort() override;
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 std::atomic<std::thread::id> blocking_thread;
 
-// Threads of torch that hold no GIL have no function of the program to name.
+// Threads of torch without the GIL have no function of the program to name.
 void note_site() {
   Position::call_site() = nullptr;
   if (PyGILState_Check() != 0) note_caller();
@@ -38,7 +38,7 @@ void TorchCall::block_in_this_thread() noexcept {
   blocking_thread.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
-// Errors name the call, as those of our own functions do.
+// Errors name the call, as in the functions of mcr_dl.
 template <class Action>
 auto TorchCall::named(Action action) {
   try {
@@ -82,7 +82,7 @@ TorchCall& TorchCall::out(const TensorList& list, const char* name) {
 }
 
 TorchCall& TorchCall::reduction(const c10d::ReduceOp& op) {
-  call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // one order: types.h
+  call_.red = static_cast<RedOp>(static_cast<uint8_t>(op.op_));  // the orders are equal: types.h
   if (call_.red == RedOp::PREMUL_SUM) call_.factor = tensors_.take_factor(premul_factor(op));
   return *this;
 }

@@ -13,27 +13,27 @@
 
 namespace mcr::python {
 
-/// One call of torch's on its way to the dispatch. The tensors and lists that it is given stay where they are until it
-/// has been started or run. Works with and without the GIL.
+/// One torch call on its way to dispatch. The tensors and lists passed in must stay valid until the call has been
+/// started or run. Works with and without the GIL.
 class TorchCall {
  public:
   using TensorList = std::vector<at::Tensor>;
 
   TorchCall(Group& group, Op op, std::chrono::milliseconds timeout);
 
-  /// From now on this thread alone runs calls inside the libraries; those of other threads are started and polled. A
-  /// library that lets one thread in at a time would else keep one thread waiting for a call that another, behind it,
-  /// has to make first. Programs have equal threads on all ranks.
+  /// From now on only this thread runs calls inside the libraries; calls of other threads are started and polled.
+  /// Otherwise, in a library that admits one thread at a time, a thread could block in a call while the call that must
+  /// come first waits in another thread. Programs have equal threads on all ranks.
   static void block_in_this_thread() noexcept;
 
-  /// Names are literals.
+  /// Names must be literals.
   TorchCall& in(const at::Tensor& tensor, const char* name = "input");
   TorchCall& out(const at::Tensor& tensor, const char* name = "output");
   /// One tensor per rank.
   TorchCall& in(const TensorList& list, const char* name);
   TorchCall& out(const TensorList& list, const char* name);
   TorchCall& reduction(const c10d::ReduceOp& op);
-  /// The root or peer as a rank of the group.
+  /// The root or peer as a group rank.
   TorchCall& root(int64_t rank, const char* name = "root");
   TorchCall& any_source();
   TorchCall& tag(int tag);
@@ -42,12 +42,12 @@ class TorchCall {
   /// Elements per rank of the output.
   TorchCall& out_counts(std::vector<int64_t> counts);
 
-  /// Both throw Error; nothing is sent then.
+  /// Both throw Error, before anything is sent.
   void run();
   std::shared_ptr<Work> start();
 
   Group& group() { return group_; }
-  /// How errors name the call.
+  /// The call's name in errors.
   std::string what() const;
   bool is_root() const { return call_.root == group_.rank(); }
 
@@ -65,7 +65,7 @@ class TorchCall {
   Tensors tensors_;
   const at::Tensor* in_ = nullptr;
   const at::Tensor* out_ = nullptr;
-  const TensorList* results_ = nullptr;  // a list in place of out_
+  const TensorList* results_ = nullptr;  // a list instead of out_
 };
 
 }  // namespace mcr::python

@@ -12,12 +12,12 @@ namespace mcr::python {
 
 namespace {
 
-// A thread that has had nothing to do for so long ends; the first is kept.
+// A thread that is idle this long ends; the first is kept.
 constexpr std::chrono::seconds kPatience{2};
 
 }  // namespace
 
-// Never destroyed: its threads are ended by the process.
+// Never destroyed: its threads end with the process.
 Completions& Completions::instance() {
   static auto& completions = *std::unique_ptr<Completions>(new Completions).release();
   return completions;
@@ -25,7 +25,7 @@ Completions& Completions::instance() {
 
 Completions::Completions() {
   std::thread(&Completions::serve, this).detach();
-  idle_ = 1;  // (it cannot end so soon)
+  idle_ = 1;  // (the thread cannot end so soon)
 }
 
 void Completions::run(std::function<void()> action) {
@@ -36,7 +36,7 @@ void Completions::run(std::function<void()> action) {
     std::thread(&Completions::serve, this).detach();
     ++idle_;
   } catch (const std::system_error&) {
-    wake_.notify_one();  // the system grants no more threads: the present ones run it later
+    wake_.notify_one();  // if the system grants no more threads, the present ones run it later
   }
 }
 
@@ -58,7 +58,7 @@ void Completions::serve() {
     } catch (...) {
       report_unraisable("mcr_dl: callback of a future");
     }
-    action = nullptr;  // what it has kept may need a lock of its own to end
+    action = nullptr;  // the objects that it holds may need a lock of their own to end
     lock.lock();
     --busy_;
     ++idle_;

@@ -10,19 +10,19 @@
 
 namespace mcr::python {
 
-/// Threads on which futures are completed, and so the callbacks run that torch and its users have attached to them.
-/// A callback may wait for another operation's future, so this is not the work of the threads that complete operations,
-/// and there are always more threads than callbacks that wait, as far as the system grants them.
+/// Threads that complete futures and thus run the callbacks that torch and its users have attached. A callback may wait
+/// for another operation's future, so the threads that complete operations must not run it, and there are always more
+/// threads than waiting callbacks, as far as the system grants them.
 class Completions {
  public:
-  /// Starts the first thread: throws std::system_error where the system grants none. Call it before an operation's
+  /// Starts the first thread. Throws std::system_error if the system grants none. Call it before an operation's
   /// completion relies on run().
   static Completions& instance();
 
-  /// Runs the action soon, in the order of the calls as far as no action waits. An exception in it is reported and goes
-  /// no further.
+  /// Runs the action soon, in the order of the calls as long as no action waits. An exception in it is reported and not
+  /// propagated.
   void run(std::function<void()> action);
-  /// Waits until all of them have run or the time has passed; true if none is left. Without the GIL.
+  /// Waits until all actions have run or the time has passed; true if none is left. Without the GIL.
   bool drain(std::chrono::milliseconds limit);
 
  private:
@@ -31,7 +31,7 @@ class Completions {
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::deque<std::function<void()>> actions_;  // the rest guarded by mutex_ too
+  std::deque<std::function<void()>> actions_;  // this and all below guarded by mutex_
   std::size_t idle_ = 0;
   std::size_t busy_ = 0;
 };

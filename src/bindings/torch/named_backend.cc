@@ -15,7 +15,7 @@ namespace mcr::python {
 
 namespace {
 
-// torch hands such objects on to the threads of a backward pass, which is what a block around one needs.
+// torch passes such objects on to the threads of a backward pass, so a block around one applies to them.
 using Objects = at::impl::ThreadLocalPythonObjects;
 const std::string kKey = "mcr_dl.use";
 
@@ -34,7 +34,7 @@ Group::Slot* NamedBackend::slot(Group& group) {
   return name.is_none() ? nullptr : backend_slot(group, name.ptr());
 }
 
-// Returns the name before; None stands for no name.
+// Returns the previous name; None means no name.
 py::object NamedBackend::set(const py::object& name) {
   auto before = current();
   Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));

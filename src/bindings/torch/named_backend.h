@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend that mcr_dl.use() names for the calls of a block.
+// The backend that mcr_dl.use() names for the calls inside a block.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,13 +11,13 @@
 
 namespace mcr::python {
 
-/// It belongs to a thread, and to those on which autograd works for it.
+/// Applies to a thread, and to the threads on which autograd works for it.
 class NamedBackend {
  public:
-  /// False on all threads: the usual case, which costs one load.
+  /// False if no thread has one: the usual case, which costs one load.
   static bool any() noexcept { return blocks_.load(std::memory_order_relaxed) != 0; }
-  /// What this thread's calls on the group shall use; null: the group's choice. Throws as for a backend that a call
-  /// names.
+  /// The candidate for this thread's calls on the group; null: the group's choice. Throws like a call that names the
+  /// backend.
   static Group::Slot* slot(Group& group);
 
   static void add(pybind11::module_& module);

@@ -36,7 +36,7 @@ class TorchProfiler : public Profiler {
 }  // namespace
 
 void install_profiler() {
-  // Leaked on purpose: calls may come until the very end.
+  // Never destroyed: calls may come until the very end.
   static auto& profiler = *std::make_unique<TorchProfiler>().release();
   Profiler::install(profiler);
 }

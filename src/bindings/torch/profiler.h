@@ -3,7 +3,7 @@
 
 namespace mcr::python {
 
-/// From now on torch.profiler shows what backends are given, as mcr_dl.all_reduce[mpi].
+/// From now on torch.profiler shows the calls that backends get, as mcr_dl.all_reduce[mpi].
 void install_profiler();
 
 }  // namespace mcr::python

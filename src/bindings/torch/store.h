@@ -8,7 +8,7 @@
 
 namespace mcr::python {
 
-/// torch's store as the core's.
+/// Adapts torch's store to the core's interface.
 class TorchStore final : public Store {
  public:
   explicit TorchStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}

@@ -22,7 +22,7 @@ using c10::ivalue::Future;
 
 constexpr std::chrono::milliseconds kSlice{100};
 
-// The streams on which the operations end; empty unless all of them are a device's and have been given to it.
+// The streams on which the operations end; empty unless all of them have been enqueued on a device.
 std::vector<c10::Stream> streams_of(const TorchWork::Parts& parts) {
   std::vector<c10::Stream> streams;
   for (const auto& part : parts) {
@@ -33,7 +33,7 @@ std::vector<c10::Stream> streams_of(const TorchWork::Parts& parts) {
   return streams;
 }
 
-// The first error among them, or the hook's; null if there is none.
+// The first error of the parts, or the hook's; null if there is none.
 std::exception_ptr error_of(const TorchWork::Parts& parts, const HookRuns* hook_runs) {
   for (const auto& part : parts) {
     try {
@@ -170,7 +170,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
 
 bool TorchWork::on_streams() const { return !streams_of(parts_).empty(); }
 
-// Whoever has waited finds the future complete too, as with torch's own works.
+// After a wait the future is complete too, as with torch's own works.
 void TorchWork::wait_for_future() {
   c10::intrusive_ptr<Future> future;
   {
@@ -208,7 +208,7 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
     return future;
   }
   auto& completions = Completions::instance();
-  // (That the parts own their callbacks, and these the parts, ends with the last of them.)
+  // (The parts own their callbacks and these own the parts, but only until the last part is complete.)
   for (const auto& part : parts_) part->set_awaited();
   when_done([finish, &completions] { completions.run(finish); });
   return future;

@@ -15,8 +15,8 @@
 
 namespace mcr::python {
 
-/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception;
-/// where no caller asks for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
+/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception; if
+/// no caller asks for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
 class HookRuns {
  public:
   HookRuns(std::function<void()> hook, std::size_t runs) : hook_(std::move(hook)), left_(runs) {}
@@ -33,14 +33,14 @@ class HookRuns {
 
  private:
   const std::function<void()> hook_;
-  mutable std::mutex mutex_;  // guards all below
+  mutable std::mutex mutex_;  // guards all members below
   mutable std::condition_variable done_;
   std::size_t left_;
   std::optional<Error> failure_;
   mutable bool told_ = false;
 };
 
-/// What torch gets for one or several started operations of ours. From any thread, with or without the GIL.
+/// torch's Work for one or several started operations of the core. From any thread, with or without the GIL.
 class TorchWork final : public c10d::Work {
  public:
   using Parts = c10::SmallVector<std::shared_ptr<mcr::Work>, 1>;
@@ -48,11 +48,11 @@ class TorchWork final : public c10d::Work {
     int rank;
     c10d::OpType type;
     uint64_t sequence = 0;
-    bool blocks_host = false;  // wait() returns when the operation is complete, also where it runs on a stream
+    bool blocks_host = false;  // wait() returns when the operation is complete, even if it runs on a stream
     bool timed = false;
   };
 
-  /// `hook`: called when a part is complete, once for each; null for none.
+  /// `hook`: called when a part is complete, once for each; may be null.
   TorchWork(Parts parts, Context context, std::function<void()> hook);
 
   bool isCompleted() override;
@@ -61,17 +61,17 @@ class TorchWork final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
-  /// Zero: for as long as each operation's own time limit grants.
+  /// Zero: wait as long as each operation's own timeout.
   bool wait(std::chrono::milliseconds timeout) override;
   void blockCurrentStream() { synchronize(); }  // no override: torch before 2.9 has none
-  /// One operation cannot be stopped: throws.
+  /// A single operation cannot be stopped: throws.
   void abort() override;
-  /// Gets the result tensors, or the error. That of operations on a device's streams has its value at once, and whoever
-  /// takes it makes its stream wait.
+  /// Gets the result tensors, or the error. For operations on a device's streams the future has its value at once, and
+  /// taking the value makes the current stream wait.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   /// Gets the number of the WorkResult.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  /// Milliseconds from the start to the moment when the host saw the end; throws unless timing was enabled before.
+  /// Milliseconds from the start until the host saw the end; throws unless timing was enabled before.
   float getDuration() const override;
   uint64_t getSequencenumber() const override { return context_.sequence; }
 

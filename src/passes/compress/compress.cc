@@ -10,10 +10,10 @@ namespace mcr {
 
 namespace {
 
-// Below every library's largest tag; more messages than that are not under way between two ranks.
+// Below every library's largest tag. Fewer messages than this are in flight between two ranks.
 constexpr uint32_t kTags = 1U << 14;
 
-// Why a call that names a codec cannot have it.
+// Why a call that names a codec cannot use it.
 std::string objection(const Call& call, const Coding& coding) {
   const std::string codec = "codec '" + coding.text + "': ";
   if (!row(call.op).is(kCompressible))
@@ -37,7 +37,7 @@ std::string objection(const Call& call, const Coding& coding) {
 
 }  // namespace
 
-// That of a call which says how it wants to be compressed.
+// The codec of a call that names one.
 const Codec* Compress::named(const Passage& passage) const {
   const auto& call = passage.call;
   if (call.coding->codec == nullptr) return nullptr;
@@ -50,7 +50,7 @@ const Codec* Compress::named(const Passage& passage) const {
   throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
 }
 
-// Null: the call passes on as it is.
+// Null: the call goes on unchanged.
 const Codec* Compress::codec_of(const Passage& passage) const {
   const auto& call = passage.call;
   const bool asked = call.coding != nullptr && call.coding->automatic;
@@ -86,8 +86,8 @@ const Codec* Compress::measured(Op op, DType dtype, const std::string& candidate
   return codec != nullptr && codec->accepts(dtype) ? codec : nullptr;
 }
 
-// That of the call that carries the data, by its encoded size, which all ranks know where they know the call's. With a
-// codec that was chosen because it was measured, the backend that it was measured on.
+// The backend for the call that carries the data, chosen by the encoded size, which all ranks know if they know the
+// call's. If the codec was chosen by measurement: the backend on which it was measured.
 Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automatic) const {
   if (passage.slot != nullptr) return *passage.slot;
   if (automatic) {
@@ -115,71 +115,48 @@ std::shared_ptr<Residual> Compress::residual_of(const Passage& passage, const Co
   }
 }
 
-// Messages have no order beyond that of their sizes: each of them has an executor of its own.
-std::shared_ptr<Executor> Compress::executor_of(const Passage& passage, const Codec& codec) {
-  if (row(passage.call.op).is(kPeer))
-    return codec.fixed() ? nullptr : std::make_shared<Executor>(false, &passage.slot->backend.progress);
-  const std::lock_guard lock(mutex_);
-  auto& executor = executors_[passage.slot->backend.name];
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, &passage.slot->backend.progress);
-  return executor;
-}
-
 Outcome Compress::handle(Passage& passage, const Next& next) {
   const auto* coding = passage.call.coding;
   const Codec* codec = codec_of(passage);
   const bool automatic = defaults_.automatic && (coding == nullptr || coding->automatic);
-  passage.call.coding = nullptr;  // later passes must not find it
-  // A message without elements is a message still.
+  passage.call.coding = nullptr;  // consumed: later passes must not see it
+  // A message without elements is still sent.
   const bool nothing = row(passage.call.op).is(kPeer) && passage.call.out.count == 0;
   if (codec == nullptr || nothing) return next(passage);
   auto residual = residual_of(passage, coding);
   passage.slot = &slot_of(passage, *codec, automatic);
-  const auto* slot = shadow_->find(passage.slot->name);
-  if (slot == nullptr) throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
+  if (!stages_->serves(*passage.slot)) {
+    throw refusal(passage, ErrorCode::NotInitialized, "the group has given up the backend");
+  }
   passage.trail.codec = &codec->name();
-  Compressed compressed(passage.call, passage.group.rank(), passage.group.size(), *codec, std::move(residual));
-  return run(passage, next, compressed, *slot);
+  const auto schedule = Schedule::make();
+  Compressed compressed(*schedule, passage.call, passage.group.rank(), passage.group.size(), *codec,
+                        std::move(residual));
+  return run(passage, next, compressed, schedule);
 }
 
-Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed, Slot slot) {
-  const auto schedule = std::make_shared<Schedule>();
-  compressed.build(*schedule, messages_.fetch_add(1, std::memory_order_relaxed) % kTags);
+Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
+                      const std::shared_ptr<Schedule>& schedule) {
+  compressed.build(messages_.fetch_add(1, std::memory_order_relaxed) % kTags);
   if (compressed.single() && !passage.asynchronous) return run_single(passage, next, compressed, schedule);
-  const auto start_on_shadow = [this_shadow = shadow_, slot](const std::shared_ptr<Schedule>& memory, Call call) {
-    Plan plan;
-    plan.owned.push_back(memory);
-    auto own = slot;  // a copy keeps its communicator, which the group may give up meanwhile
-    return start(*this_shadow, &own, call, plan);
-  };
-  // The schedule outlives the run that calls this.
-  const auto later = [start_on_shadow, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
-    requests.push_back(request_of(start_on_shadow(memory.lock(), task.call)));
-  };
-  const auto first = [&](const Task& task, Requests& requests) {
+  auto requests = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {
     Plan plan;
     plan.owned.push_back(schedule);
     Call call = task.call;
     Passage exchange{passage.group, passage.slot, call, plan, true};
-    requests.push_back(request_of(next(exchange).work));
-  };
-  const auto executor = executor_of(passage, compressed.codec());
-  const auto run = std::make_shared<Run>(schedule, later);
-  if (executor == nullptr) {
-    run->begin(first);
-  } else {
-    executor->submit(run, first);
-  }
+    started.push_back(request_of(next(exchange).work));
+  });
   passage.trail.sent_bytes = compressed.sent_bytes();
-  // The data leaves from memory of its own: the caller does not wait until the receiver has the size and asks for it.
-  if (compressed.sends_sizes_first()) start_on_shadow(schedule, compressed.sized_data());
-  const auto held = hold(passage, requests_of(executor, run), nullptr);
+  // The data is sent from memory of its own, so that the caller does not wait until the receiver has got the size and
+  // posts its receive.
+  if (compressed.sends_sizes_first()) stages_->start_now(passage, compressed.sized_data(), schedule);
+  const auto held = hold(passage, std::move(requests), nullptr);
   if (passage.asynchronous) return {held};
   wait(*held, held->limit(), passage.interrupt);
   return {nullptr, held->source()};
 }
 
-// A blocking call of one exchange stays a blocking call.
+// A blocking call with a single exchange stays a blocking call.
 Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& compressed,
                              const std::shared_ptr<Schedule>& schedule) {
   bool exchanged = false;
@@ -198,17 +175,9 @@ Outcome Compress::run_single(Passage& passage, const Next& next, Compressed& com
     passage.plan.conclude();
     return {nullptr, source};
   } catch (const Error& error) {
-    if (!exchanged) throw;  // it names the call already
+    if (!exchanged) throw;  // the text names the call already
     throw refusal(passage, error);
   }
-}
-
-bool Compress::settle(std::chrono::nanoseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  const std::lock_guard lock(mutex_);
-  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
-    return entry.second->settle(deadline - std::chrono::steady_clock::now());
-  });
 }
 
 }  // namespace mcr

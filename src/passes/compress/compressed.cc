@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -16,40 +17,63 @@ std::byte* at(void* data, int64_t offset, DType dtype) {
   return static_cast<std::byte*>(data) + offset * size_of(dtype);
 }
 
-// The parts of an all_reduce, as even as they can be with all but the last of one size.
-std::vector<int64_t> shares(int64_t count, int size) {
-  const int64_t each = share(count, size);
-  std::vector<int64_t> result;
-  for (int i = 0; i < size; ++i) result.push_back(std::clamp(count - i * each, int64_t{0}, each));
-  return result;
-}
-
-// All ranks' contributions to this rank's part, combined in rank order in the type that the codec sees.
-class Combination {
+// All ranks' contributions to this rank's part, combined in rank order in the codec's type. If a contribution cannot be
+// decoded, the error is kept, since this rank must still make its next exchange: the others make it.
+class Sum {
  public:
-  Combination(const Parcels& parcels, DType dtype, RedOp red)
-      : coded_(coded_type(dtype)), count_(parcels.count(0)), sum_(count_ * size_of(coded_)) {
-    parcels.decode(0, sum_.get(), coded_);
-    const Scratch other(count_ * size_of(coded_));
-    for (std::size_t i = 1; i < parcels.parts(); ++i) {
-      parcels.decode(i, other.get(), coded_);
-      combine(sum_.get(), other.get(), count_, coded_, red == RedOp::AVG ? RedOp::SUM : red);
+  Sum(Schedule& schedule, const Parcels& parcels, DType dtype, RedOp red)
+      : parcels_(parcels), coded_(coded_type(dtype)), red_(red), all_(buffer(schedule)), one_(buffer(schedule)) {}
+
+  // Adds the tasks that compute it; returns the last one.
+  Schedule::Id build(Schedule& schedule, Schedule::Id exchanged) {
+    auto last = decode(schedule, 0, all_, exchanged);
+    for (std::size_t i = 1; i < parcels_.parts(); ++i) {
+      last = decode(schedule, i, one_, last);
+      last = schedule.combine(all_, one_, coded_, red_ == RedOp::AVG ? RedOp::SUM : red_, {last});
     }
-    if (red == RedOp::AVG) divide(sum_.get(), count_, coded_, static_cast<int64_t>(parcels.parts()));
+    return last;
   }
 
-  const void* data() const { return sum_.get(); }
+  // Call after the tasks have run. Throws the first error.
+  const void* data() {
+    if (failure_) throw Error(*failure_);
+    if (red_ == RedOp::AVG) divide(all_.data, all_.count, coded_, static_cast<int64_t>(parcels_.parts()));
+    return all_.data;
+  }
   DType dtype() const { return coded_; }
+  const Buffer& buffer() const { return all_; }
 
-  void store(void* out, DType dtype) const {
-    if (dtype != coded_) return narrow(reinterpret_cast<const float*>(sum_.get()), count_, dtype, out);
-    if (count_ != 0) std::memcpy(out, sum_.get(), static_cast<std::size_t>(count_ * size_of(dtype)));
+  void store(void* out, DType dtype) {
+    const void* sum = data();
+    if (dtype != coded_) return narrow(static_cast<const float*>(sum), all_.count, dtype, out);
+    if (all_.count != 0) std::memcpy(out, sum, static_cast<std::size_t>(all_.count * size_of(dtype)));
   }
 
  private:
-  DType coded_;
-  int64_t count_;
-  Scratch sum_;
+  Buffer buffer(Schedule& schedule) const {
+    const int64_t count = parcels_.count(0);
+    return {schedule.scratch(count * size_of(coded_)), count};
+  }
+
+  Schedule::Id decode(Schedule& schedule, std::size_t i, const Buffer& to, Schedule::Id after) {
+    Call operands;
+    operands.dtype = coded_;
+    operands.out = to;
+    const auto decode_one = [this, i, to](Schedule&) {
+      try {
+        if (!failure_) parcels_.decode(i, to.data, coded_);
+      } catch (...) {
+        failure_ = current_error();
+      }
+    };
+    return schedule.decode(operands, decode_one, {after});
+  }
+
+  const Parcels& parcels_;
+  const DType coded_;
+  const RedOp red_;
+  const Buffer all_, one_;
+  std::optional<Error> failure_;
 };
 
 void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void* out, DType dtype) {
@@ -62,8 +86,10 @@ void decode_parts(const Parcels& parcels, std::span<const int64_t> displs, void*
 
 }  // namespace
 
-Compressed::Compressed(const Call& call, int rank, int size, const Codec& codec, std::shared_ptr<Residual> residual)
-    : call_(call),
+Compressed::Compressed(Schedule& schedule, const Call& call, int rank, int size, const Codec& codec,
+                       std::shared_ptr<Residual> residual)
+    : schedule_(schedule),
+      call_(call),
       rank_(rank),
       size_(size),
       codec_(codec),
@@ -76,42 +102,52 @@ Parcels Compressed::parcels(Counts counts) const {
   return {codec_, call_.dtype, std::move(counts), even_ ? place() : 0};
 }
 
-// The largest part of a call whose parts differ by the size of the last one at most: of one size on all ranks, so that
-// places of it make a call without counts.
+// The largest part of a call whose parts differ at most in the last one. Equal on all ranks, so that parts padded to
+// this size make a call without counts.
 int64_t Compressed::place() const {
   if (call_.op == Op::all_reduce) return share(call_.out.count, size_);
   if (call_.op == Op::all_gather) return call_.in.count;
   return call_.op == Op::all_to_all ? call_.in.count / size_ : call_.out.count;
 }
 
+// The parts of an all_reduce: equal sizes, except at the end.
+Compressed::Counts Compressed::shares() const {
+  const int64_t each = share(call_.out.count, size_);
+  auto result = counts(size_, each);
+  for (int i = 0; i < size_; ++i) {
+    result[static_cast<std::size_t>(i)] = std::clamp(call_.out.count - i * each, int64_t{0}, each);
+  }
+  return result;
+}
+
 Compressed::Counts Compressed::in_counts() const {
-  if (call_.op == Op::all_reduce) return shares(call_.out.count, size_);
-  if (call_.op == Op::all_gather) return {call_.in.count};
-  if (call_.vectored) return {call_.in_counts.begin(), call_.in_counts.end()};
-  return Counts(static_cast<std::size_t>(size_), call_.in.count / size_);
+  if (call_.op == Op::all_reduce) return shares();
+  if (call_.op == Op::all_gather) return counts(1, call_.in.count);
+  if (call_.vectored) return counts(call_.in_counts);
+  return counts(size_, call_.in.count / size_);
 }
 
 Compressed::Counts Compressed::out_counts() const {
-  const auto size = static_cast<std::size_t>(size_);
-  if (call_.op == Op::all_reduce) return Counts(size, in_counts()[static_cast<std::size_t>(rank_)]);
-  if (call_.op == Op::reduce_scatter) return Counts(size, call_.out.count);
-  if (call_.vectored) return {call_.out_counts.begin(), call_.out_counts.end()};
-  return Counts(size, call_.op == Op::all_gather ? call_.in.count : call_.out.count / size_);
+  if (call_.op == Op::all_reduce) return counts(size_, in_counts()[static_cast<std::size_t>(rank_)]);
+  if (call_.op == Op::reduce_scatter) return counts(size_, call_.out.count);
+  if (call_.vectored) return counts(call_.out_counts);
+  return counts(size_, call_.op == Op::all_gather ? call_.in.count : call_.out.count / size_);
 }
 
 bool Compressed::sends() const { return (row(call_.op).is(kRooted) && call_.root == rank_) || call_.op == Op::send; }
 
 void Compressed::lay_out() {
-  transfer_ = std::make_shared<Transfer>(carrier_of(call_.op), call_, !even_, sends());
+  auto* block = schedule_.block();
+  transfer_ = &schedule_.make_object<Transfer>(carrier_of(call_.op), call_, !even_, block, sends());
   if (row(call_.op).extent == Extent::Same && call_.op != Op::all_reduce) {
-    transfer_->out.emplace(parcels({call_.out.count}));
+    transfer_->out.emplace(parcels(counts(1, call_.out.count)));
     return;
   }
   transfer_->in.emplace(parcels(in_counts()));
   transfer_->out.emplace(parcels(out_counts()));
   if (call_.op != Op::all_reduce) return;
-  result_ = std::make_shared<Transfer>(Op::all_gather, call_, !even_);
-  result_->in.emplace(parcels({transfer_->out->count(0)}));
+  result_ = &schedule_.make_object<Transfer>(Op::all_gather, call_, !even_, block);
+  result_->in.emplace(parcels(counts(1, transfer_->out->count(0))));
   result_->out.emplace(parcels(in_counts()));
 }
 
@@ -120,29 +156,27 @@ int64_t Compressed::sent_bytes() const {
   return transfer_->sent_bytes() + (result_ == nullptr ? 0 : result_->in->bytes());
 }
 
-void Compressed::build(Schedule& schedule, int64_t number) {
-  schedule.own(transfer_);
-  schedule.own(result_);
+void Compressed::build(int64_t number) {
+  Id exchanged = exchange(*transfer_, number, encode());
+  if (call_.op == Op::all_reduce) exchanged = exchange(*result_, 0, combine(exchanged));
+  if (call_.op != Op::send) decode(exchanged);
+}
+
+// No later task reads the caller's tensors, so input and output may share memory.
+Compressed::Id Compressed::encode() const {
   Call operands = call_;
   operands.in = operands.in.data == nullptr ? call_.out : call_.in;
   operands.out = {};
-  const Id encoded = schedule.encode(operands, encoder());
-  Id exchanged = exchange(schedule, transfer_, number, encoded);
-  if (call_.op == Op::all_reduce) exchanged = exchange(schedule, result_, 0, combine(schedule, exchanged));
-  if (call_.op != Op::send) decode(schedule, exchanged);
-}
-
-// Encoding leaves the caller's tensors alone from here on, so that input and output may be the same memory.
-std::function<void(Schedule&)> Compressed::encoder() const {
   if (!transfer_->in) {
-    return [transfer = transfer_, out = call_.out, dtype = call_.dtype, sends = sends()](Schedule&) {
-      if (sends) transfer->out->encode(0, out.data, dtype);
-    };
+    return schedule_.encode(operands,
+                            [transfer = transfer_, out = call_.out, dtype = call_.dtype, sends = sends()](Schedule&) {
+                              if (sends) transfer->out->encode(0, out.data, dtype);
+                            });
   }
   const bool reduces = call_.op == Op::all_reduce;
-  auto displs = reduces ? Counts() : Counts(call_.in_displs.begin(), call_.in_displs.end());
-  return [transfer = transfer_, data = reduces ? call_.out.data : call_.in.data, dtype = call_.dtype,
-          displs = std::move(displs), residual = residual_](Schedule&) {
+  auto displs = counts(reduces ? std::span<const int64_t>() : call_.in_displs);
+  auto encode = [transfer = transfer_, data = reduces ? call_.out.data : call_.in.data, dtype = call_.dtype,
+                 displs = std::move(displs), residual = residual_](Schedule&) {
     auto& in = *transfer->in;
     int64_t next = 0;
     for (std::size_t i = 0; i < in.parts(); ++i) {
@@ -151,59 +185,58 @@ std::function<void(Schedule&)> Compressed::encoder() const {
       next += in.count(i);
     }
   };
+  return schedule_.encode(operands, std::move(encode));
 }
 
-// Calls that depend on sizes are set when the sizes are there.
-Compressed::Id Compressed::exchange(Schedule& schedule, const std::shared_ptr<Transfer>& transfer, int64_t number,
-                                    Id encoded) const {
-  if (codec_.fixed()) return schedule.issue(transfer->data_call(), {encoded});
+// Calls that depend on sizes are set when the sizes have arrived.
+Compressed::Id Compressed::exchange(Transfer& transfer, int64_t number, Id encoded) const {
+  if (codec_.fixed()) return schedule_.issue(transfer.data_call(), {encoded});
   Call like;
-  like.op = transfer->op;
-  const Id first = static_cast<Id>(schedule.tasks().size()) + 1;
-  const auto prepare = [transfer, number, first](Schedule& made) { made.set_call(first, transfer->size_call(number)); };
-  const Id issued = schedule.issue(like, {schedule.encode(like, prepare, {encoded})});
+  like.op = transfer.op;
+  const Id first = static_cast<Id>(schedule_.tasks().size()) + 1;
+  const auto prepare = [&transfer, number, first](Schedule& made) { made.set_call(first, transfer.size_call(number)); };
+  const Id issued = schedule_.issue(like, {schedule_.encode(like, prepare, {encoded})});
   if (sends_sizes_first()) return issued;
-  const auto sized = [transfer, data = issued + 2](Schedule& made) {
-    transfer->take_sizes(made.source());
-    made.set_call(data, transfer->data_call());
+  const auto sized = [&transfer, data = issued + 2](Schedule& made) {
+    transfer.take_sizes(made.source());
+    made.set_call(data, transfer.data_call());
   };
-  return schedule.issue(like, {schedule.encode(like, sized, {issued})});
+  return schedule_.issue(like, {schedule_.encode(like, sized, {issued})});
 }
 
-// What fails here must not keep this rank from the next call: the others make it.
-Compressed::Id Compressed::combine(Schedule& schedule, Id exchanged) const {
+// A failure here becomes a decoding failure on every rank.
+Compressed::Id Compressed::combine(Id exchanged) const {
+  auto& sum = schedule_.make_object<Sum>(schedule_, *transfer_->out, call_.dtype, call_.red);
+  const Id summed = sum.build(schedule_, exchanged);
   Call operands;
-  operands.dtype = call_.dtype;
-  operands.in = {transfer_->out->data(), transfer_->out->count(0) * size_};
-  const auto combined = [transfer = transfer_, result = result_, dtype = call_.dtype, red = call_.red,
-                         residual = residual_](Schedule&) {
+  operands.dtype = sum.dtype();
+  operands.in = sum.buffer();
+  auto encode = [&sum, result = result_, residual = residual_](Schedule&) {
     auto& part = *result->in;
     try {
-      const Combination sum(*transfer->out, dtype, red);
       part.encode(0, sum.data(), sum.dtype(), residual == nullptr ? nullptr : residual->owned.data());
     } catch (...) {
       part.fail(0, current_error().what());
     }
   };
-  return schedule.decode(operands, combined, {exchanged});
+  return schedule_.encode(operands, std::move(encode), {summed});
 }
 
-void Compressed::decode(Schedule& schedule, Id exchanged) const {
+void Compressed::decode(Id exchanged) const {
   Call operands = call_;
   operands.in = {};
   if (call_.op == Op::reduce_scatter) {
-    const auto store = [transfer = transfer_, out = call_.out, dtype = call_.dtype, red = call_.red](Schedule&) {
-      Combination(*transfer->out, dtype, red).store(out.data, dtype);
-    };
-    schedule.decode(operands, store, {exchanged});
+    auto& sum = schedule_.make_object<Sum>(schedule_, *transfer_->out, call_.dtype, call_.red);
+    const Id summed = sum.build(schedule_, exchanged);
+    const auto store = [&sum, out = call_.out, dtype = call_.dtype](Schedule&) { sum.store(out.data, dtype); };
+    schedule_.copy_by(call_.out, sum.buffer(), sum.dtype(), store, {summed});
     return;
   }
-  const auto last = result_ != nullptr ? result_ : transfer_;
-  const auto decode = [last, out = call_.out, dtype = call_.dtype,
-                       displs = Counts(call_.out_displs.begin(), call_.out_displs.end())](Schedule&) {
+  const auto* last = result_ != nullptr ? result_ : transfer_;
+  auto decode = [last, out = call_.out, dtype = call_.dtype, displs = counts(call_.out_displs)](Schedule&) {
     decode_parts(*last->out, displs, out.data, dtype);
   };
-  schedule.decode(operands, decode, {exchanged});
+  schedule_.decode(operands, std::move(decode), {exchanged});
 }
 
 }  // namespace mcr

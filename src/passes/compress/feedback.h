@@ -12,19 +12,19 @@
 
 namespace mcr {
 
-/// What encoding has lost of the parts of one tensor, to be added the next time. One thread at a time uses it: the
-/// caller's for the first phase, the one that drives the sequence for the second.
+/// The encoding losses of the parts of one tensor, to be added the next time. Used by one thread at a time: the
+/// caller's for the first phase, the thread that drives the schedule for the second.
 struct Residual {
   int64_t count = 0;
   DType dtype = DType::Float;
-  std::vector<double> sent;   // of this rank's tensor
-  std::vector<double> owned;  // of the part of the result that this rank combines
+  std::vector<double> sent;   // for this rank's tensor
+  std::vector<double> owned;  // for the part of the result that this rank combines
 };
 
-/// The residuals of a group, by the name that the calls give.
+/// The residuals of a group, by the name given in calls.
 class Feedback {
  public:
-  /// The residual of that name, zero at first. Throws InvalidArgument if it is of another count or type.
+  /// The residual with that name, zero at first. Throws InvalidArgument if its count or type differs.
   std::shared_ptr<Residual> find(const std::string& name, int64_t count, DType dtype, int64_t owned);
   void reset();
 

@@ -16,7 +16,7 @@ void add(T* values, const double* residual, int64_t count) {
   for (int64_t i = 0; i < count; ++i) values[i] = static_cast<T>(values[i] + residual[i]);
 }
 
-// What is not finite would stay in the residual for ever.
+// Values that are not finite would stay in the residual forever.
 template <class T>
 void keep_loss(const T* wanted, const T* got, double* residual, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -32,18 +32,21 @@ void visit(DType coded, Visitor visitor) {
 
 }  // namespace
 
-Parcels::Parcels(const Codec& codec, DType dtype, std::vector<int64_t> counts, int64_t place)
-    : codec_(codec), coded_(coded_type(dtype)), counts_(std::move(counts)) {
-  std::vector<int64_t> sizes(counts_.size());
-  std::transform(counts_.begin(), counts_.end(), sizes.begin(), [&](int64_t count) {
+Parcels::Parcels(const Codec& codec, DType dtype, Counts counts, int64_t place)
+    : codec_(codec),
+      coded_(coded_type(dtype)),
+      counts_(std::move(counts)),
+      sizes_(counts_.size(), counts_.get_allocator()),
+      places_(counts_.get_allocator()) {
+  std::ranges::transform(counts_, sizes_.begin(), [&](int64_t count) {
     return place + count == 0 ? 0 : codec.capacity(place != 0 ? place : count, coded_);
   });
-  lay_out(sizes);
+  lay_out();
 }
 
-void Parcels::lay_out(std::span<const int64_t> sizes) {
-  sizes_.assign(sizes.begin(), sizes.end());
+void Parcels::lay_out() {
   places_.clear();
+  places_.reserve(sizes_.size());
   bytes_ = 0;
   for (const auto size : sizes_) {
     places_.push_back(bytes_);
@@ -61,7 +64,8 @@ void Parcels::expect(std::span<const int64_t> sizes) {
                       std::to_string(counts_[i]) + " elements, got " + std::to_string(sizes[i]));
     }
   }
-  lay_out(sizes);
+  sizes_.assign(sizes.begin(), sizes.end());
+  lay_out();
 }
 
 void Parcels::encode(std::size_t i, const void* data, DType dtype, double* residual) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,36 +13,39 @@
 
 namespace mcr {
 
-/// Encoded parts of a tensor in one buffer: what a call sends to, or has received from, each rank.
+/// Encoded parts of a tensor in one buffer: what a call sends to each rank, or has received from it.
 class Parcels {
  public:
-  /// Room for parts of these counts; all places have room for `place` elements, if that is not 0.
-  Parcels(const Codec& codec, DType dtype, std::vector<int64_t> counts, int64_t place = 0);
+  using Counts = std::pmr::vector<int64_t>;
 
-  /// Encodes part `i` from elements of `dtype`. With a residual, that is added before and what is lost is left in it.
+  /// Reserves room for parts of these counts; if `place` is not 0, for `place` elements per part. The lists use the
+  /// allocator of `counts`.
+  Parcels(const Codec& codec, DType dtype, Counts counts, int64_t place = 0);
+
+  /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost.
   void encode(std::size_t i, const void* data, DType dtype, double* residual = nullptr);
-  /// Decodes part `i` to elements of `dtype`: the tensor's type, or the one that the codec sees.
+  /// Decodes part `i` to elements of `dtype`: the tensor's type, or the codec's.
   void decode(std::size_t i, void* data, DType dtype) const;
-  /// Makes part `i` one that fails to decode, on every rank, with this text.
+  /// Makes part `i` fail to decode, on every rank, with this text.
   void fail(std::size_t i, const std::string& text);
-  /// The sizes that the senders have told: the parts lie one behind the other now.
+  /// Sets the sizes received from the senders, and repacks the parts contiguously.
   void expect(std::span<const int64_t> sizes);
 
   std::byte* data() const { return memory_.get(); }
   std::size_t parts() const { return counts_.size(); }
   int64_t count(std::size_t i) const { return counts_[i]; }
-  /// Bytes of all places, with what is unused.
+  /// Size of the whole buffer, including unused room.
   int64_t bytes() const { return bytes_; }
-  const std::vector<int64_t>& sizes() const { return sizes_; }    // bytes of each part
-  const std::vector<int64_t>& places() const { return places_; }  // where it begins
+  const Counts& sizes() const { return sizes_; }    // bytes of each part
+  const Counts& places() const { return places_; }  // offset of each part
 
  private:
   std::byte* data_of(std::size_t i) const { return memory_.get() + places_[i]; }
-  void lay_out(std::span<const int64_t> sizes);
+  void lay_out();
 
   const Codec& codec_;
   const DType coded_;
-  std::vector<int64_t> counts_, sizes_, places_;
+  Counts counts_, sizes_, places_;
   int64_t bytes_ = 0;
   Scratch memory_;
 };

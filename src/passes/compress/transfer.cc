@@ -9,16 +9,16 @@ namespace {
 
 constexpr int64_t kWord = sizeof(int64_t);
 
-Buffer bytes_of(const std::vector<int64_t>& words) {
+Buffer bytes_of(const Parcels::Counts& words) {
   return {const_cast<int64_t*>(words.data()), static_cast<int64_t>(words.size()) * kWord};
 }
 
 }  // namespace
 
-Transfer::Transfer(Op op, const Call& like, bool vectored, bool sends)
-    : op(op), like_(like), vectored_(vectored), sends_(sends) {}
+Transfer::Transfer(Op op, const Call& like, bool vectored, std::pmr::memory_resource* block, bool sends)
+    : op(op), like_(like), vectored_(vectored), sends_(sends), told_(block), heard_(block) {}
 
-// All that the calls have in common.
+// The values that all calls share.
 Call Transfer::call() const {
   Call made;
   made.op = op;
@@ -33,7 +33,7 @@ Call Transfer::data_call() {
   Call made = call();
   made.out = {out->data(), out->bytes()};
   if (!in) {
-    // Of a message whose size has gone before: a tag that no other message between the two has.
+    // For a message sent after its size: a tag that no other message between the two ranks has.
     if (peer() && !heard_.empty()) made.tag = static_cast<int>(heard_.back());
     if (sends_) made.out.count = out->sizes().front();
     return made;
@@ -59,7 +59,7 @@ Call Transfer::size_call(int64_t number) {
     heard_.resize(out->parts());
     made.in = bytes_of(told_);
   } else {
-    heard_ = out->sizes();  // what counts, where this rank sends; else it is overwritten
+    heard_ = out->sizes();  // the sizes to send; on a receiver they are overwritten
     if (peer()) heard_.push_back(number);
   }
   made.out = bytes_of(heard_);

@@ -11,7 +11,7 @@ namespace mcr {
 
 namespace {
 
-// The part of a held call that a backend would do: it is complete when the call that carries it is.
+// The backend's part of a held call: complete when the call that carries it is.
 class Fused final : public DeferredRequest {
  public:
   Fused(std::shared_ptr<FuseStream> stream, std::shared_ptr<FusePart> part)
@@ -29,7 +29,7 @@ class Fused final : public DeferredRequest {
 };
 
 bool fusible(const Call& call) {
-  // One that names a codec is for the pass that compresses, as it is.
+  // A call that names a codec goes unchanged to the compression pass.
   return row(call.op).is(kFusible) && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
 }
 
@@ -45,7 +45,7 @@ Fuse::Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits
   }
 }
 
-// A call that names no backend goes to the one that is best for a full buffer: every rank knows how large that is.
+// A call that names no backend goes to the best one for a full buffer, whose size every rank knows.
 Slot* Fuse::slot_of(const Passage& passage) {
   if (passage.slot != nullptr) return shadow_->find(passage.slot->name);
   Call full = passage.call;
@@ -61,7 +61,7 @@ std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
 }
 
 Outcome Fuse::handle(Passage& passage, const Next& next) {
-  // No company will come while this thread is in a blocking call.
+  // While this thread is in a blocking call, no further calls will join.
   if (!passage.asynchronous && Continuation::any()) {
     for (const auto& [backend, stream] : streams_) stream->hurry();
   }

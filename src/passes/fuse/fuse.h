@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor fusion (MCR-DL paper, section V-E): small asynchronous collectives of one kind travel in one buffer.
+// Tensor fusion (MCR-DL paper, section V-E): combines small asynchronous collectives of one kind in one buffer.
 #pragma once
 
 #include <chrono>
@@ -15,11 +15,11 @@
 namespace mcr {
 
 /// Holds small asynchronous all_reduce, broadcast, all_gather and reduce_scatter calls until their buffer is full, one
-/// of them has waited long enough, somebody waits for one, or a blocking call comes. All other calls go on at once.
+/// of them has waited long enough, a thread waits for one, or a blocking call comes. All other calls go on at once.
 class Fuse : public Pass {
  public:
-  /// The fused calls run on `shadow`, a group of the same ranks and candidates with communicators of its own, in an
-  /// order that the ranks agree on (FuseStream). `limits` has an entry for every backend of the group.
+  /// The fused calls run on `shadow`, a group with the same ranks and candidates but communicators of its own, in an
+  /// order on which the ranks agree (FuseStream). `limits` has an entry for every backend of the group.
   Fuse(std::shared_ptr<Group> shadow, const std::map<std::string, FuseLimits>& limits);
 
   std::string_view name() const override { return "fuse"; }

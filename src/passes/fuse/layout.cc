@@ -10,7 +10,7 @@ namespace {
 
 using Lease = std::shared_ptr<std::byte[]>;
 
-// Where the blocks of the calls lie in the fused buffer: one after the other, `rounds` times.
+// The blocks of the calls in the fused buffer: one after the other, `rounds` times.
 struct Layout {
   std::vector<Block> blocks;  // of the calls; block r of a call follows block r - 1
   int rounds;
@@ -23,7 +23,7 @@ struct Layout {
   }
   int64_t bytes() const { return elements() * size_of(dtype); }
 
-  template <class Copy>  // copy(place in the fused buffer, place in the call's, bytes)
+  template <class Copy>  // copy(address in the fused buffer, address in the call's, bytes)
   void each(std::byte* fused, Copy copy) const {
     for (int round = 0; round < rounds; ++round) {
       for (const auto& block : blocks) {
@@ -35,7 +35,7 @@ struct Layout {
   }
 };
 
-// Blocks per rank on the side that has them: `count` is of one round.
+// Blocks per rank, on the side that has them: `count` is for one round.
 Layout layout(std::span<const Call> calls, Buffer Call::* side, int rounds) {
   Layout made{{}, rounds, calls.front().dtype};
   for (const auto& call : calls) made.blocks.push_back({(call.*side).data, (call.*side).count / rounds});

@@ -13,12 +13,12 @@
 
 namespace mcr {
 
-/// The memory that fused calls use again and again. A lease goes back when its last owner lets go, never earlier;
-/// buffers have one size and are never resized. Thread-safe; leases may outlive the pool.
+/// Reusable memory for fused calls. A lease returns when its last owner releases it, never earlier; buffers have one
+/// size and are never resized. Thread-safe; leases may outlive the pool.
 class FusePool {
  public:
   explicit FusePool(int64_t bytes) : state_(std::make_shared<State>()) { state_->bytes = bytes; }
-  /// A buffer of at least so many bytes. More than the pool's size is allocated for this one use.
+  /// A buffer of at least `bytes`. A request above the pool's buffer size is allocated for this use only.
   std::shared_ptr<std::byte[]> lease(int64_t bytes);
 
  private:
@@ -30,8 +30,8 @@ class FusePool {
   std::shared_ptr<State> state_;
 };
 
-/// One call that does the work of all `calls`, which are of one kind. Its input is filled in; the plan's last steps
-/// put the results where the calls want them.
+/// Makes one call that does the work of all `calls`, which are of one kind. Its input is filled in; the plan's last
+/// steps copy the results to the outputs of the calls.
 Call fuse_calls(std::span<const Call> calls, int rank, int size, FusePool& pool, Plan& plan);
 
 }  // namespace mcr

@@ -10,13 +10,13 @@ namespace mcr {
 
 namespace {
 
-// Equal numbers mean: one collective can do the work of both. Equal on all ranks, as all of it is.
-int64_t kind_of(const Call& call, const Slot& slot) {
+// Calls of equal kinds can be done by one collective. Equal on all ranks, as all inputs are.
+FuseKind kind_of(const Call& call, const Slot& slot) {
   int64_t number = call.root;
   number = (number << 8) | static_cast<int64_t>(call.op);
   number = (number << 8) | static_cast<int64_t>(call.dtype);
   number = (number << 8) | static_cast<int64_t>(call.red);
-  return (number << 8) | slot.variant;
+  return {call.priority, (number << 8) | slot.variant};
 }
 
 // The calls are no longer held: `carrier` does them, or they have failed.
@@ -109,8 +109,8 @@ bool FuseStream::due() const {
   return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
 }
 
-// False: nothing more can be done now, and this thread is the driver no longer. That ends under the lock under which
-// it was seen, so that what another thread wants by then is not overlooked.
+// False: nothing more can be done now, and this thread is no longer the driver. It stops being the driver under the
+// lock under which it found nothing to do, so that no later request of another thread is missed.
 bool FuseStream::step() {
   if (const auto agreed = agreement_.poll()) {
     flush(*agreed);
@@ -123,7 +123,7 @@ bool FuseStream::step() {
   }
   const int64_t number = made();
   const Slot& first = held_.front()->slot;
-  // Rounds go by the backend itself, as ranks may hold calls of different variants.
+  // Rounds use the backend without a variant, as ranks may hold calls of different variants.
   const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
   lock.unlock();
   agreement_.propose(number, slot);
@@ -151,15 +151,17 @@ void FuseStream::flush(int64_t agreed) {
   if (held_.empty()) set_pending(false);
 }
 
-// The buffers of the calls up to `agreed`, which are no longer held then. Buffers fill up in the order of the calls,
-// each kind its own; the rest goes in the order of the kinds' numbers. Changes nothing if it throws.
+// Removes the calls up to `agreed` from held_ and returns their buffers. Buffers fill up in the order of the calls, one
+// per kind. They go by priority; within a priority full buffers come first, then the rest in the order of the kinds'
+// numbers. Changes nothing if it throws.
 std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   const auto end = held_.begin() + (agreed - flushed_);
   std::vector<Parts> full;
-  std::map<int64_t, Parts> open;
-  std::map<int64_t, int64_t> filled;
+  std::map<FuseKind, Parts> open;
+  std::map<FuseKind, int64_t> filled;
   for (auto part = held_.begin(); part != end; ++part) {
-    const auto kind = (*part)->kind, bytes = fuse_bytes((*part)->call);
+    const auto kind = (*part)->kind;
+    const int64_t bytes = fuse_bytes((*part)->call);
     if (filled[kind] + bytes > limits_.buffer_bytes && !open[kind].empty()) {
       full.push_back(std::exchange(open[kind], {}));
       filled[kind] = 0;
@@ -168,21 +170,22 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
     open[kind].push_back(*part);
   }
   for (auto& [kind, parts] : open) full.push_back(std::move(parts));
+  std::ranges::stable_sort(full, {}, [](const Parts& parts) { return parts.front()->kind.priority; });
   for (const auto& parts : full) {
     ++statistics_.flushes;
     for (const auto& part : parts) {
       statistics_.bytes += fuse_bytes(part->call);
       bytes_.find(part->kind)->second -= fuse_bytes(part->call);
     }
-    statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind), parts.back()->number);
+    statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind.number), parts.back()->number);
   }
   held_.erase(held_.begin(), end);
   flushed_ = agreed;
   return full;
 }
 
-// All calls in the buffer get an error. Returns it if only this rank has it: then the other ranks have issued calls
-// that this rank has not, and no call may follow on these communicators.
+// On an error, all calls in the buffer get it. Returns it if only this rank has it: then the other ranks have issued
+// calls that this rank has not, and no call may follow on these communicators.
 std::optional<Error> FuseStream::send(const Parts& parts) {
   std::shared_ptr<Work> carrier;
   std::optional<Error> failure, local;
@@ -190,7 +193,7 @@ std::optional<Error> FuseStream::send(const Parts& parts) {
     carrier = carry(parts);
   } catch (const Error& error) {
     failure = error;
-    if (error.cause() != nullptr) local = error;  // a user's function has raised
+    if (error.cause() != nullptr) local = error;  // raised by a user's function
   } catch (...) {
     failure = local = current_error();
   }
@@ -211,7 +214,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   return start(*shadow_, &slot, call, plan);
 }
 
-// The ranks cannot agree on flushes any more: all held calls fail, and later ones are refused. The driver's last act.
+// The ranks can no longer agree on flushes: all held calls fail, and later ones are refused. The driver's last action.
 void FuseStream::break_off(const Error& error) {
   agreement_.reset();
   std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts who communicates: calls of torch.distributed's functions, and records of mcr_dl's log."""
+"""Counts the calls of each library: calls of torch.distributed's functions, and records of mcr_dl's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as torch_dist
 import mcr_dl
 from mcr_dl import _C
 
-faulthandler.dump_traceback_later(max(float(os.environ["JOB_SECONDS"]) - 5, 1))  # where it hangs
+faulthandler.dump_traceback_later(max(float(os.environ["JOB_SECONDS"]) - 5, 1))  # shows where it hangs
 
 torch_calls: Counter[str] = Counter()
 _NAMES = {row["name"] for row in _C.signatures()} | {
@@ -37,7 +37,7 @@ def _counted(name: str, function: Any) -> Any:
 
 
 def watch_torch() -> None:
-    """Count from now on; before anybody keeps a function of torch.distributed for himself."""
+    """Count from now on; call this before a module keeps a reference to a function of torch.distributed."""
     for module in (torch_dist, torch_dist.distributed_c10d):
         for name in _NAMES:
             if hasattr(module, name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of deepspeed.comm on our object, each result checked."""
+"""Every function of deepspeed.comm on mcr_dl's object, each result checked."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def scatters() -> None:
 
 
 def messages() -> None:
-    """Sends and receives round a ring."""
+    """Sends and receives around a ring."""
     size, rank = dist.get_world_size(), dist.get_rank()
     after, before = (rank + 1) % size, (rank - 1) % size
     received = torch.zeros(4)
@@ -172,7 +172,7 @@ def objects_and_barriers() -> None:
 
 
 def groups() -> None:
-    """A group in another order than the ranks', asked about, used and ended."""
+    """A group in another order than the ranks', queried, used and ended."""
     size, rank = dist.get_world_size(), dist.get_rank()
     assert dist.comm.cdb.get_backend() in [*mcr_dl.get_backends(), "mcr"]
     assert dist.get_all_ranks_from_group(dist.get_world_group()) == list(range(size))
@@ -191,7 +191,7 @@ def groups() -> None:
 
 
 def switches() -> None:
-    """What DeepSpeed turns off is off, until it is turned on."""
+    """Operations that DeepSpeed turns off stay off until they are turned on."""
     from deepspeed.comm.torch import backward_comm_off
 
     backward_comm_off(True)
@@ -216,7 +216,7 @@ CHECKS: list[Callable[[], None]] = [
 
 
 def check_all() -> list[str]:
-    """Run them; their names."""
+    """Run all checks; returns their names."""
     for check in CHECKS:
         check()
     return [check.__name__ for check in CHECKS]

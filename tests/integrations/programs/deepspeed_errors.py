@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with install(), on one rank: ``deepspeed_errors.py FOLDER``."""
+"""Errors of install(), on one rank: ``deepspeed_errors.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import mcr_dl
 
 
 def text_of(function: Callable[[], Any]) -> str:
-    """The message of the error that it raises."""
+    """The text of the error that the function raises."""
     try:
         function()
     except mcr_dl.InvalidArgumentError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains with DeepSpeed: ``deepspeed_job.py HOW CASES FOLDER``; HOW is gloo (DeepSpeed's own), mcr or install.
 
-Every case is a function; what it returns goes to FOLDER/<rank>.json together with who carried its calls.
+Every case is a function; its result goes to FOLDER/<rank>.json together with the library that carried its calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEPS, BATCH, WIDTH, CLASSES = 6, 4, 32, 8
 
 
 def config(**extra: Any) -> dict[str, Any]:
-    """DeepSpeed's configuration, without what it would have to compile."""
+    """DeepSpeed's configuration, without parts that it would have to compile."""
     adam = {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}}
     size = int(os.environ["WORLD_SIZE"])
     base = {"train_batch_size": BATCH * size, "train_micro_batch_size_per_gpu": BATCH, "steps_per_print": 10**9}
@@ -89,7 +89,7 @@ def moe() -> dict[str, Any]:
     """Expert parallelism over all ranks, with ZeRO 1 for the dense part."""
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
-    torch.manual_seed(1 + dist.get_rank())  # DeepSpeed broadcasts what is not an expert
+    torch.manual_seed(1 + dist.get_rank())  # DeepSpeed broadcasts everything except experts
     model = Experts(dist.get_world_size())
     groups = split({"params": list(model.parameters()), "name": "all"})
     engine, *_ = deepspeed.initialize(
@@ -128,7 +128,7 @@ def logger() -> dict[str, Any]:
 
 
 def again() -> dict[str, Any]:
-    """Everything ends, and starts anew."""
+    """Everything ends, and starts again."""
     deepspeed.comm.destroy_process_group()
     ended = not deepspeed.comm.is_initialized()
     start()
@@ -141,7 +141,7 @@ def start() -> None:
 
 
 def measured(case: str) -> dict[str, Any]:
-    """The case's result, who carried it, and how long it took."""
+    """The case's result, the library that carried it, and its time."""
     begin = time.monotonic()
     counting.torch_calls.clear()
     mcr_dl.reset_log()
@@ -160,7 +160,7 @@ def direct() -> dict[str, Any]:
     return {"done": deepspeed_calls.check_all()}
 
 
-if HOW == "gloo":  # its own kernel for inference alone: minutes of compiling that nothing here uses
+if HOW == "gloo":  # its own kernel, used only for inference, would compile for minutes
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
 if HOW == "install":
     mcr_dl.deepspeed.install(os.environ.get("INSTALL_BACKENDS"))

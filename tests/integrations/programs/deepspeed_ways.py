@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program gets our object: ``deepspeed_ways.py WAY FOLDER``; it imports mcr_dl late."""
+"""Ways in which a program gets mcr_dl's object: ``deepspeed_ways.py WAY FOLDER``; it imports mcr_dl late."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ def data() -> TensorDataset:
 
 
 def perceptron() -> nn.Module:
-    """Equal weights on all ranks only after the framework has seen to it."""
+    """The weights become equal on all ranks only through the framework."""
     torch.manual_seed(RANK)
     return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
 def accelerate() -> dict[str, Any]:
-    """Hugging Face Accelerate, which takes the process group that is there."""
+    """Hugging Face Accelerate, which uses the existing process group."""
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
 

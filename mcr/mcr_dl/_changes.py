@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that all ranks of a group make together, between two calls: its passes, its topology, its tables.
+
+Every rank brings its value and the number of collectives that it has issued on the group. Both go through the store,
+because a rank may call this at a point where a collective of the group would not meet the other ranks' collectives. The
+last rank to arrive decides for all, so that either all ranks make the change or none does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, _agreement, _runtime, watch
+from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
+
+_SHORTEST, _LONGEST = 0.0001, 0.1  # seconds between two checks for the answer: a tenth of the elapsed time
+_PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
+_CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
+_ERRORS = {kind.__name__: kind for kind in (InvalidArgumentError, InvalidTypeError, CollectiveTimeoutError)}
+
+Decide = Callable[[list[Any]], Any]
+
+
+def agree(
+    group: _C.Group,
+    what: str,
+    value: Any,
+    decide: Decide | None = None,
+    *,
+    problem: Exception | None = None,
+    anywhere: bool = False,
+) -> Any:
+    """Give every rank of a group the result of ``decide`` on the ranks' values (JSON's types, in rank order).
+
+    All ranks of the group call this after the same collective of the group, with the same ``what``: the function that
+    the user called. ``decide`` must depend on the values alone, as it runs on any rank; without ``decide``, the values
+    may differ. ``problem`` is the error that keeps this rank from giving a value. ``anywhere``: the ranks may have made
+    different collectives.
+
+    A rank with a problem raises it; the others raise an error that names the rank. Every rank raises
+    InvalidArgumentError, with one text, if the ranks do not make the same change, are not at the same point, or
+    ``decide`` raises it; and CollectiveTimeoutError if a rank does not arrive within the group's timeout. Later changes
+    are not affected.
+    """
+    made, operation = _C.place(group)
+    mine = {
+        "what": what,
+        "place": None if anywhere else [made, operation],
+        "value": value,
+        "problem": None if problem is None else [_class_of(problem), str(problem)],
+    }
+    decide = decide or (lambda _: None)
+    answer = _Meeting(group, what, decide).answer(mine) if group.size() > 1 else _answer_of(group, decide, [mine])
+    if problem is not None:
+        raise problem
+    if "error" in answer:
+        kind, text = answer["error"]
+        raise _ERRORS[kind](text)
+    return answer["value"]
+
+
+def _class_of(error: Exception) -> str:
+    name = type(error).__name__
+    return name if name in _ERRORS else InvalidArgumentError.__name__
+
+
+# ---- from the ranks' values to the answer
+
+
+def _answer_of(group: _C.Group, decide: Decide, values: list[Any]) -> dict[str, Any]:
+    try:
+        for rank, each in enumerate(values):
+            if each["problem"] is not None:
+                kind, text = each["problem"]
+                return {"error": [kind, f"rank {rank}: {text}"]}
+        _compare(group, values)
+        return {"value": decide([each["value"] for each in values])}
+    except McrError as error:
+        return {"error": [_class_of(error), str(error)]}
+    except Exception as error:  # the others wait for an answer, whatever happens here
+        return {"error": [InvalidArgumentError.__name__, f"rank {group.rank()}: {type(error).__name__}: {error}"]}
+
+
+def _compare(group: _C.Group, values: list[Any]) -> None:
+    """Raise InvalidArgumentError for the first rank that makes another change than rank 0, or at another point."""
+    first = values[0]
+    for rank, each in enumerate(values):
+        if each["what"] != first["what"]:
+            message = (
+                f"{first['what']}: expected all ranks of group {group.name()!r} to make the same change, got "
+                f"{first['what']} on rank 0 and {each['what']} on rank {rank}; make it in the same place on all ranks"
+            )
+            raise InvalidArgumentError(message)
+        if each["place"] is not None and each["place"][0] != first["place"][0]:
+            message = (
+                f"{each['what']}: expected all ranks of group {group.name()!r} to call it after the same collective, "
+                f"got {_place_text(first)} on rank 0 and {_place_text(each)} on rank {rank}; "
+                "move it to the same place on all ranks"
+            )
+            raise InvalidArgumentError(message)
+
+
+def _place_text(value: dict[str, Any]) -> str:
+    made, operation = value["place"]
+    return f"after collective {made} ({operation})" if made else "before the first one"
+
+
+# ---- exchange over the store
+
+
+@dataclass
+class _Meeting:
+    """One change at the store: each rank's value, the number of arrived ranks, and the answer, which one rank writes.
+
+    All changes of the group share one key per rank for the values: a rank writes its next value only after it has read
+    the answer to the last change or has given up. The counter and the answer are deleted when all ranks have arrived at
+    the next change.
+    """
+
+    group: _C.Group
+    what: str
+    decide: Decide
+
+    def __post_init__(self) -> None:
+        current = _runtime.state()
+        members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
+        self._turn = current.count(f"change {members}")
+        self._store: Any = torch_dist.PrefixStore(f"change/{members}", current.store)
+
+    def answer(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer that all ranks get."""
+        self._store.set(f"value/{self.group.rank()}", _agreement.encode({"turn": self._turn, **mine}))
+        if self._store.add(f"come/{self._turn}", 1) == self.group.size():
+            self._finish(self._decided())
+            if self._turn > 0:
+                self._store.delete_key(f"come/{self._turn - 1}")
+                self._store.delete_key(f"answer/{self._turn - 1}")
+        elif not self._appears(self.group.timeout.total_seconds()):
+            if self._store.add(f"come/{self._turn}", _CLOSED) < _CLOSED + self.group.size():
+                self._finish({"error": [CollectiveTimeoutError.__name__, self._late()]})
+            elif not self._appears(_PATIENCE):
+                raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
+        text = self._store.get(f"answer/{self._turn}")
+        answer: dict[str, Any] = _agreement.decode(text, f"{self._name()}: the answer")
+        return answer
+
+    def _name(self) -> str:
+        return f"{self.what} (group {self.group.name()!r})"
+
+    def _finish(self, answer: dict[str, Any]) -> None:
+        self._store.set(f"answer/{self._turn}", _agreement.encode(answer))
+
+    def _appears(self, limit: float) -> bool:
+        """Whether an answer appears within ``limit`` seconds. Polls: a wait in the store would block other threads."""
+        begin = time.monotonic()
+        while not self._store.check([f"answer/{self._turn}"]):
+            passed = time.monotonic() - begin
+            if passed > limit:
+                return False
+            time.sleep(min(max(passed / 10, _SHORTEST), _LONGEST))
+        return True
+
+    def _values(self) -> list[Any]:
+        """The values by rank; None for a rank that has not arrived at this change."""
+        keys = [f"value/{rank}" for rank in range(self.group.size())]
+        there = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
+        found = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
+        values = [_agreement.decode(found[key], key) if key in found else {"turn": -1} for key in keys]
+        return [value if value["turn"] == self._turn else None for value in values]
+
+    def _decided(self) -> dict[str, Any]:
+        values = self._values()
+        if None in values:  # a rank was interrupted while it waited
+            text = f"{self._name()}: expected all ranks to wait for the others, got another change on rank "
+            return {"error": [InvalidArgumentError.__name__, f"{text}{values.index(None)}"]}
+        return _answer_of(self.group, self.decide, values)
+
+    def _late(self) -> str:
+        ranks = [rank for rank, value in enumerate(self._values()) if value is None]
+        who = watch.ranks_text([self.group.ranks[rank] for rank in ranks]) if ranks else "some ranks"
+        seconds = self.group.timeout.total_seconds()
+        text = f"{self._name()} timed out: {who} did not come within the timeout of {seconds * 1000:.0f} ms"
+        made, _ = _C.place(self.group)
+        return watch.explain(text, self.group._label, made, True, True)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of a group: communicators for the parts of its schedules that are issued after the call has returned."""
+
+from __future__ import annotations
+
+from mcr_dl import _C, _runtime
+from mcr_dl.tuning import choice
+
+
+def make(group: _C.Group) -> None:
+    """Give a group the communicators for its schedules' late Issues, if it has none. Collective over its members.
+
+    They belong to a group ``<name>/stage`` of the same ranks, on the host libraries.
+    """
+    if group._has_stages():
+        return
+    current = _runtime.state()
+    name = f"{group.name()}/stage"
+    hosts = [backend for backend in group.backends if group._streams(backend) is None]
+    stage = _C.Group(name, list(group.ranks), group.rank(), group.timeout)
+    _runtime.connect(stage, hosts)
+    if current.candidates is not None:
+        choice.keep_candidates(stage, current.candidates)
+    if current.knowledge is not None:
+        choice.tune(stage, current.knowledge)
+    current.groups[name] = stage
+    current.shadows.setdefault(group.name(), []).append(name)
+    group._set_stages([stage])

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The costs of schedules' tasks: the tuning table's measurements, and the host's own work as measured here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from mcr_dl import _C, _agreement, _changes, _groups
+from mcr_dl._errors import InvalidArgumentError
+
+_SIZES = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]  # bytes
+_ROUNDS = 5
+_ELEMENT = {"float32": 4, "bfloat16": 2, "int32": 4}  # one type of each class
+
+_Task = tuple[str, str, str]
+
+
+def _tasks(codecs: Iterable[str]) -> list[_Task]:
+    """Kind, element type and codec of the timed tasks."""
+    plain = [("copy", "float32", ""), *(("combine", dtype, "") for dtype in _ELEMENT)]
+    return plain + [(kind, "float32", codec) for codec in codecs for kind in ("encode", "decode")]
+
+
+def _times(task: _Task) -> list[int]:
+    """Nanoseconds of a task at each size, on this rank."""
+    kind, dtype, codec = task
+    counts = [size // _ELEMENT[dtype] for size in _SIZES]
+    return [statistics.median_low(_C.time_task(kind, count, dtype, codec, _ROUNDS)) for count in counts]
+
+
+def _medians(values: list[Any]) -> list[list[int]]:
+    """The lower median over the ranks of each time."""
+    _agreement.require_equal("cost_model: tasks", [value["tasks"] for value in values])
+    by_task = zip(*(value["times"] for value in values), strict=True)
+    return [[statistics.median_low(times) for times in zip(*ranks, strict=True)] for ranks in by_task]
+
+
+def cost_model(group: _groups.Group = None, codecs: Iterable[str] = ()) -> _C.CostModel:
+    """The costs of a group's calls and of the host's tasks, for ``simulate()``: a collective, equal on all ranks.
+
+    Calls cost what the agreed tuning table says of each candidate; a candidate without measurements has no cost.
+    Copies, combinations and the named codecs are timed on every rank for a few tenths of a second; the costs are the
+    medians over the ranks. On each rank, candidates of one backend share a resource with the backend's name, and the
+    host's tasks share one named ``thread``.
+
+    Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown.
+    """
+    where = _groups._group(group)
+    tasks = _tasks(codecs)
+    mine: dict[str, Any] = {"tasks": [list(task) for task in tasks]}
+    problem: Exception | None = None
+    try:
+        mine["times"] = [_times(task) for task in tasks]
+    except InvalidArgumentError as error:
+        problem = InvalidArgumentError(f"cost_model: {error}")
+    agreed = _changes.agree(where, "cost_model", mine, _medians, problem=problem, anywhere=True)
+    model = where._cost_model()
+    thread = model.add_resource("thread", slots=1)
+    for (kind, dtype, codec), times in zip(tasks, agreed, strict=True):
+        types = "any" if kind == "copy" else _C.dtype_class(dtype)
+        points = list(zip(_SIZES, times, strict=True))
+        model.add_cost(kind, codec, types=types, demands=[(thread, 0)], points=points)
+    return model

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/candidate.h"
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+constexpr std::string_view kStripe = "stripe";
+
+[[noreturn]] void wrong(const std::string& expected, std::string_view text) {
+  throw Error(ErrorCode::InvalidArgument, "expected " + expected + ", got '" + std::string(text) + "'");
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\n\r\f\v";
+  const auto begin = std::min(text.find_first_not_of(kSpace), text.size());
+  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  for (;;) {
+    const auto end = std::min(text.find(separator), text.size());
+    pieces.push_back(trimmed(text.substr(0, end)));
+    if (end == text.size()) return pieces;
+    text.remove_prefix(end + 1);
+  }
+}
+
+// Returns "67" for "67" and for "067".
+std::string percent(std::string_view share, std::string_view first, std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(share.data(), share.data() + share.size(), value);
+  if (error != std::errc() || end != share.data() + share.size() || value < 1 || value > 99) {
+    wrong("a share of 1 to 99 percent for " + std::string(first) + " in place of '" + std::string(share) + "'", text);
+  }
+  return std::to_string(value);
+}
+
+// From two names, and a share if there is a third piece.
+Candidate striped(const std::vector<std::string_view>& pieces, std::string_view text) {
+  if (pieces.size() != 2 && pieces.size() != 3) {
+    wrong("two backends, as stripe(gloo,mpi), and at most a share of the first, as stripe(gloo,mpi,67)", text);
+  }
+  Candidate result;
+  for (const auto part : {pieces[0], pieces[1]}) {
+    if (part.empty() || part.find_first_of(":+|,() \t") != std::string_view::npos) {
+      wrong("the name of a backend in place of '" + std::string(part) + "'", text);
+    }
+    result.parts.emplace_back(part);
+  }
+  if (pieces[0] == pieces[1]) wrong("two different backends", text);
+  result.backend = stripe_of(pieces[0], pieces[1]);
+  if (pieces.size() == 3) result.variant = percent(pieces[2], pieces[0], text);
+  return result;
+}
+
+Candidate call_of(std::string_view name, std::string_view text) {
+  const auto open = name.find('(');
+  if (trimmed(name.substr(0, open)) != kStripe) wrong("stripe(FIRST,SECOND)", text);
+  const auto close = std::min(name.find(')'), name.size());
+  if (close + 1 < name.size()) wrong("nothing behind ')'", text);
+  if (close == name.size()) wrong("')' at the end", text);
+  return striped(split(name.substr(open + 1, close - open - 1), ','), text);
+}
+
+Candidate without_codec(std::string_view name, std::string_view text) {
+  if (name.find('(') != std::string_view::npos) return call_of(name, text);
+  const auto colon = std::min(name.find(':'), name.size());
+  auto pieces = split(name.substr(0, colon), '+');
+  const auto variant = trimmed(name.substr(std::min(colon + 1, name.size())));
+  if (colon < name.size() && variant.empty()) wrong("a variant behind ':'", text);
+  if (pieces.size() > 2) wrong("two backends, as stripe(gloo,mpi)", text);
+  if (pieces.size() == 2) {
+    if (!variant.empty()) pieces.push_back(variant);
+    return striped(pieces, text);
+  }
+  if (pieces[0].empty()) wrong("the name of a backend", text);
+  if (name.find(')') != std::string_view::npos) wrong("'(' before ')', as in stripe(gloo,mpi)", text);
+  return {std::string(pieces[0]), {}, std::string(variant), {}};
+}
+
+}  // namespace
+
+Candidate Candidate::parse(std::string_view text) {
+  const auto bar = std::min(text.find('|'), text.size());
+  auto result = without_codec(trimmed(text.substr(0, bar)), text);
+  result.codec = trimmed(text.substr(std::min(bar + 1, text.size())));
+  if (bar < text.size() && result.codec.empty()) wrong("a codec behind '|'", text);
+  return result;
+}
+
+std::string Candidate::name() const { return variant.empty() ? backend : variant_of(backend, variant); }
+
+std::string canonical(std::string_view name) {
+  try {
+    return Candidate::parse(name).text();
+  } catch (const Error&) {
+    return std::string(name);
+  }
+}
+
+std::string variant_of(std::string_view backend, std::string_view variant) {
+  std::string name(backend);
+  if (!name.ends_with(')')) return name + ":" + std::string(variant);
+  name.pop_back();
+  return name + "," + std::string(variant) + ")";
+}
+
+std::string stripe_of(std::string_view first, std::string_view second) {
+  return std::string(kStripe) + "(" + std::string(first) + "," + std::string(second) + ")";
+}
+
+}  // namespace mcr

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of candidates. No other file parses them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mcr {
+
+/// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
+/// with 67 % for the first, each optionally with a codec: "mpi|bf16".
+struct Candidate {
+  std::string backend;             // without variant and codec: "mpi", "stripe(gloo,mpi)"
+  std::vector<std::string> parts;  // the backends that an algorithm over several uses: "gloo", "mpi"
+  std::string variant;             // "p2p", "67"; empty for the backend's own choice
+  std::string codec;               // empty for none
+
+  /// Accepts current and earlier spellings: "gloo+mpi:67" is stripe(gloo,mpi,67). Throws InvalidArgument with the
+  /// expected form. Parsing does not check that the backends, the variant and the codec exist.
+  static Candidate parse(std::string_view text);
+  /// The name without the codec.
+  std::string name() const;
+  std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }
+};
+
+/// The canonical spelling of a candidate's name. Text that is not a candidate's name is returned unchanged.
+std::string canonical(std::string_view name);
+
+/// The name of a backend's variant.
+std::string variant_of(std::string_view backend, std::string_view variant);
+
+/// The name of the backend that splits messages over two others.
+std::string stripe_of(std::string_view first, std::string_view second);
+
+}  // namespace mcr

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/stages.h"
+
+#include <algorithm>
+
+#include "base/pool.h"
+#include "engine/dispatch.h"
+
+namespace mcr {
+
+namespace {
+
+// Starts a call on a stage. Its Work keeps only the memory alive, not the group: a library's thread that releases the
+// last reference must not destroy the group.
+std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory) {
+  Plan plan;
+  plan.owned.push_back(std::move(memory));
+  return start(stage, &slot, call, plan);
+}
+
+// A copy keeps the communicator, which the group may remove meanwhile.
+Slot slot_on(Group& stage, const Passage& passage) {
+  const auto* slot = stage.find(passage.slot->name);
+  if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
+  return *slot;
+}
+
+}  // namespace
+
+Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(groups)) {
+  if (groups_.empty()) throw Error(ErrorCode::InvalidArgument, "stages: expected at least one group, got none");
+}
+
+bool Stages::serves(const Slot& slot) const {
+  return std::ranges::all_of(groups_, [&](const auto& stage) { return stage->find(slot.name) != nullptr; });
+}
+
+Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
+  std::vector<Slot> slots;
+  for (const auto& stage : groups_) slots.push_back(slot_on(*stage, passage));
+  // The schedule outlives the run that calls this.
+  return [slots = std::move(slots), groups = groups_, memory = std::weak_ptr(schedule)](const Task& task,
+                                                                                        Requests& requests) {
+    const auto stage = (task.stage - 1) % groups.size();
+    requests.push_back(request_of(start_on(*groups[stage], slots[stage], task.call, memory.lock())));
+  };
+}
+
+Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first) {
+  if (!schedule->late()) {
+    auto run = make_pooled<Run>(schedule);
+    run->begin(first);
+    return requests_of(nullptr, std::move(run));
+  }
+  const auto run = make_pooled<Run>(schedule, later(passage, schedule));
+  auto executor = executor_of(passage);
+  executor->submit(run, first);
+  return requests_of(std::move(executor), run);
+}
+
+void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
+  auto& stage = *groups_.front();
+  start_on(stage, slot_on(stage, passage), call, std::move(memory));
+}
+
+// A message depends only on its peer, so no other call waits for it.
+std::shared_ptr<Executor> Stages::executor_of(const Passage& passage) {
+  auto& backend = passage.slot->backend;
+  const auto stages = static_cast<uint32_t>(groups_.size());
+  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false, &backend.progress, stages);
+  const std::lock_guard lock(mutex_);
+  auto& executor = executors_[backend.name];
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages);
+  return executor;
+}
+
+bool Stages::settle(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const std::lock_guard lock(mutex_);
+  return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
+    return entry.second->settle(deadline - std::chrono::steady_clock::now());
+  });
+}
+
+}  // namespace mcr

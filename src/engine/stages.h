@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/executor.h"
+#include "engine/pass.h"
+
+namespace mcr {
+
+/// The targets of the late Issues of a group's schedules: groups with this group's ranks and backends on which nothing
+/// else is issued, and for each backend the executor that keeps the Issues in order. The k-th late Issue of a schedule
+/// goes to stage k modulo the number of stages. Thread-safe.
+class Stages {
+ public:
+  /// Throws InvalidArgument if `groups` is empty.
+  explicit Stages(std::vector<std::shared_ptr<Group>> groups);
+
+  /// Whether the stages have the candidate's backend: the group may have removed it.
+  bool serves(const Slot& slot) const;
+  /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the requests
+  /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.
+  Requests submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first = nullptr);
+  /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
+  /// `memory` is kept until the call is complete.
+  void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
+  /// Waits until no late Issue is pending; false if the time runs out first. Under the rules of Pass::settle().
+  bool settle(std::chrono::nanoseconds limit);
+
+ private:
+  Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;
+  std::shared_ptr<Executor> executor_of(const Passage& passage);
+
+  const std::vector<std::shared_ptr<Group>> groups_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
+};
+
+}  // namespace mcr

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/candidate.h"
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace mcr;
+
+namespace {
+
+struct Spelling {
+  std::string_view given, text, backend, variant, codec;
+  std::size_t parts = 0;
+};
+
+const std::vector<Spelling> kSpellings = {
+    {"mpi", "mpi", "mpi", "", ""},
+    {" mpi ", "mpi", "mpi", "", ""},
+    {"mpi:p2p", "mpi:p2p", "mpi", "p2p", ""},
+    {"mpi|bf16", "mpi|bf16", "mpi", "", "bf16"},
+    {"mpi:p2p | zfp:rate=8,x=1", "mpi:p2p|zfp:rate=8,x=1", "mpi", "p2p", "zfp:rate=8,x=1"},
+    {"stripe(gloo,mpi)", "stripe(gloo,mpi)", "stripe(gloo,mpi)", "", "", 2},
+    {"stripe(gloo,mpi,67)", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", "", 2},
+    {" stripe ( gloo , mpi , 067 ) ", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", "", 2},
+    {"stripe(gloo,mpi,1)|bf16", "stripe(gloo,mpi,1)|bf16", "stripe(gloo,mpi)", "1", "bf16", 2},
+    {"gloo+mpi", "stripe(gloo,mpi)", "stripe(gloo,mpi)", "", "", 2},
+    {"gloo+mpi:67", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", "", 2},
+    {"gloo+mpi:67|int8:block=64", "stripe(gloo,mpi,67)|int8:block=64", "stripe(gloo,mpi)", "67", "int8:block=64", 2},
+};
+
+std::string error_of(std::string_view text) {
+  try {
+    Candidate::parse(text);
+  } catch (const Error& error) {
+    CHECK(error.code() == ErrorCode::InvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST(every_spelling_has_one_canonical_form) {
+  for (const auto& [given, text, backend, variant, codec, parts] : kSpellings) {
+    const auto candidate = Candidate::parse(given);
+    CHECK(candidate.text() == text && candidate.backend == backend);
+    CHECK(candidate.variant == variant && candidate.codec == codec && candidate.parts.size() == parts);
+    CHECK(canonical(given) == text && canonical(text) == text);
+    CHECK(Candidate::parse(candidate.name()).text() == candidate.name());
+  }
+}
+
+TEST(a_wrong_spelling_says_what_was_expected) {
+  const std::vector<std::pair<std::string_view, std::string_view>> wrong = {
+      {"", "expected the name of a backend"},
+      {":p2p", "expected the name of a backend"},
+      {"mpi:", "expected a variant behind ':'"},
+      {"mpi|", "expected a codec behind '|'"},
+      {"stripe", "no error"},  // might be a backend's name
+      {"strip(gloo,mpi)", "expected stripe(FIRST,SECOND), got 'strip(gloo,mpi)'"},
+      {"(gloo,mpi)", "expected stripe(FIRST,SECOND)"},
+      {"gloo,mpi)", "expected '(' before ')'"},
+      {"gloo):67", "expected '(' before ')'"},
+      {"a,b+c", "expected the name of a backend in place of 'a,b'"},
+      {"stripe(gloo,mpi", "expected ')' at the end"},
+      {"stripe(gloo,mpi):67", "expected nothing behind ')'"},
+      {"stripe()", "expected two backends, as stripe(gloo,mpi)"},
+      {"stripe(gloo)", "expected two backends, as stripe(gloo,mpi)"},
+      {"stripe(gloo,mpi,67,1)", "expected two backends, as stripe(gloo,mpi)"},
+      {"stripe(gloo,)", "expected the name of a backend in place of ''"},
+      {"stripe(gloo,mpi:p2p)", "expected the name of a backend in place of 'mpi:p2p'"},
+      {"stripe(gloo,gloo)", "expected two different backends"},
+      {"stripe(gloo,mpi,0)", "expected a share of 1 to 99 percent for gloo in place of '0'"},
+      {"stripe(gloo,mpi,100)", "expected a share of 1 to 99 percent for gloo in place of '100'"},
+      {"stripe(gloo,mpi,67%)", "expected a share of 1 to 99 percent for gloo in place of '67%'"},
+      {"gloo+", "expected the name of a backend in place of ''"},
+      {"gloo+mpi+null", "expected two backends, as stripe(gloo,mpi)"},
+      {"gloo+mpi:half", "expected a share of 1 to 99 percent for gloo in place of 'half'"},
+  };
+  for (const auto& [text, expected] : wrong) {
+    CHECK(error_of(text).starts_with(expected));
+    if (expected != "no error") CHECK(canonical(text) == text);
+  }
+}
+
+TEST(names_of_variants) {
+  CHECK(variant_of("mpi", "p2p") == "mpi:p2p");
+  CHECK(variant_of("stripe(gloo,mpi)", "67") == "stripe(gloo,mpi,67)");
+  CHECK(stripe_of("gloo", "mpi") == "stripe(gloo,mpi)");
+}

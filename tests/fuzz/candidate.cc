@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names of candidates, as calls, variables, tables and command lines have them.
+#include "base/candidate.h"
+
+#include "base/error.h"
+#include "bytes.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
+  using namespace mcr;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  try {
+    const auto found = Candidate::parse(text);
+    PROMISE(!found.backend.empty() && (found.parts.empty() || found.parts.size() == 2));
+    // Its spelling says the same, and is the only one.
+    const auto again = Candidate::parse(found.text());
+    PROMISE(again.text() == found.text() && again.name() == found.name() && again.backend == found.backend);
+    PROMISE(again.parts == found.parts && again.variant == found.variant && again.codec == found.codec);
+    PROMISE(canonical(text) == found.text());
+  } catch (const Error& error) {
+    PROMISE(error.code() == ErrorCode::InvalidArgument && canonical(text) == text);
+  }
+  return 0;
+}

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that the ranks of a group make together, at one point in its calls and at different ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+import mcr_dl
+from mcr_dl import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.passes import Compress, Fuse, Log, PassedCall
+from ranks import session
+from ranks.expect import expect
+from ranks.passes import Handler
+
+_NEVER = 60_000_000  # microseconds
+
+
+def _made(backend: str, count: int, group: Any, value: float = 1.0) -> tuple[torch.Tensor, Any]:
+    tensor = torch.full((count,), value)
+    return tensor, mcr_dl.all_reduce(tensor, group=group, backend=backend, async_op=True)
+
+
+def _last() -> bool:
+    return mcr_dl.get_rank() == mcr_dl.get_world_size() - 1
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "set_passes": lambda group: mcr_dl.set_passes([], group),
+    "refine": lambda group: mcr_dl.refine(0.1, group),
+    "refine_step": mcr_dl.refine_step,
+    "set_topology": lambda group: mcr_dl.set_topology(
+        {
+            "format": "mcr-dl topology",
+            "version": 1,
+            "dimensions": [{"name": "line", "size": mcr_dl.get_world_size(group)}],
+        },
+        group,
+    ),
+}
+
+
+def elsewhere(backend: str, change: str) -> str:
+    """The last rank makes the change a collective too late: returns its error. Then all make it at one point."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    group = mcr_dl.new_group()
+    mcr_dl.set_passes([Fuse(hold_microseconds=_NEVER)], group)
+    mcr_dl.all_reduce(torch.ones(1), group=group, backend=backend)
+    early = _made(backend, 4, group) if _last() else None
+    error = expect(InvalidArgumentError, lambda: CHANGES[change](group), "to call it after the same collective")
+    assert mcr_dl.get_passes(group) == ["fuse"]
+    tensor, work = early or _made(backend, 4, group)
+    second, other = _made(backend, 4, group)
+    assert not work.is_completed()  # it is held: the old passes are still in use
+    for each in (work, other):
+        each.wait()
+    assert tensor.tolist() == second.tolist() == [float(size)] * 4
+    CHANGES[change](group)
+    assert mcr_dl.get_passes(group) == ([] if change == "set_passes" else ["fuse"])
+    tensor, work = _made(backend, 4, group)
+    work.wait()
+    assert tensor.tolist() == [float(size)] * 4
+    mcr_dl.destroy_process_group(group)
+    return str(error)
+
+
+def others() -> str:
+    """The last rank makes another change at the same point: returns the error. Then all ranks make both."""
+    session.start()
+    group = mcr_dl.new_group()
+    first, second = CHANGES["set_passes"], CHANGES["refine"]
+    error = expect(InvalidArgumentError, lambda: (second if _last() else first)(group))
+    for change in (first, second):
+        change(group)
+    mcr_dl.all_reduce(torch.ones(1), group=group)
+    mcr_dl.destroy_process_group(group)
+    return str(error)
+
+
+def wrong_on_one() -> tuple[str, str]:
+    """One rank's list is invalid: the error of every rank, class and text."""
+    session.start()
+    try:
+        mcr_dl.set_passes([3] if _last() else ["fuse"])  # type: ignore[list-item]
+    except mcr_dl.McrError as error:
+        return type(error).__name__, str(error)
+    raise AssertionError("expected an error")
+
+
+def late(backend: str) -> tuple[str, float]:
+    """The last rank comes after the timeout: the text on each rank, and the elapsed time. The group stays usable."""
+    session.start()
+    group = mcr_dl.new_group(timeout=timedelta(seconds=2))
+    current = mcr_dl._runtime.state()
+    store = mcr_dl.PrefixStore(f"late/{current.count('late')}", current.store)
+    begin = time.monotonic()
+    if _last():
+        for rank in range(mcr_dl.get_world_size() - 1):
+            store.get(str(rank))
+    error = expect(CollectiveTimeoutError, lambda: mcr_dl.set_passes(["fuse"], group), "timed out")
+    taken = time.monotonic() - begin
+    if not _last():
+        store.set(str(mcr_dl.get_rank()), "")
+    assert mcr_dl.get_passes(group) == []
+    mcr_dl.set_passes(["fuse"], group)
+    tensor, work = _made(backend, 4, group)
+    work.wait()
+    assert tensor.tolist() == [float(mcr_dl.get_world_size())] * 4
+    mcr_dl.destroy_process_group(group)
+    return str(error), taken
+
+
+# ---- with pending calls
+
+
+class _Keeper:
+    """A pass that holds asynchronous calls until the program releases them."""
+
+    def __init__(self) -> None:
+        self.held: list[PassedCall] = []
+
+    def handle(self, call: PassedCall) -> Any:
+        if not call.async_op:
+            return call.proceed()
+        self.held.append(call)
+        return call.hold()
+
+
+def _seen(names: list[str]) -> Handler:
+    def handle(call: PassedCall) -> Any:
+        names.append(call.op)
+        return call.proceed()
+
+    return Handler(handle)
+
+
+def in_flight(backend: str) -> None:
+    """Large pending calls, fused ones and a call that a pass holds, while the chain changes repeatedly."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    group = mcr_dl.new_group()
+    keeper, behind = _Keeper(), list[str]()
+    mcr_dl.register_pass(keeper, "keeper")
+    mcr_dl.register_pass(_seen(behind), "behind")
+    fuse = Fuse(hold_microseconds=_NEVER)
+    made = []
+    for chain in ([], ["keeper", "behind"], [fuse], [fuse, Compress("bf16", smallest=0)], [Log(), fuse], [], [fuse]):
+        mcr_dl.set_passes(chain, group)
+        made += [_made(backend, count, group) for count in (3, 1 << 18)]
+        assert mcr_dl.get_passes(group) == [each if isinstance(each, str) else each.name for each in chain]
+    mcr_dl.set_passes([], group)
+    mcr_dl.all_reduce(torch.ones(1), group=group, backend=backend)
+    assert len(keeper.held) == 2
+    assert behind == []
+    for call in keeper.held:
+        call.proceed()
+    assert behind == ["all_reduce"] * 2  # through the chain with which they began
+    for tensor, work in made:
+        work.wait()
+        assert tensor.tolist() == [float(size)] * len(tensor)
+    mcr_dl.destroy_process_group(group)
+
+
+def beside_another_group(backend: str, changes: int) -> None:
+    """A thread makes calls on another group while the chain of this one changes, with calls on it."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    mine, its = mcr_dl.new_group(), mcr_dl.new_group()
+    mcr_dl.set_passes([Fuse(hold_microseconds=200)], its)
+    failures: list[BaseException] = []
+
+    def calls() -> None:
+        try:
+            for _ in range(4 * changes):
+                made = [_made(backend, count, its) for count in (5, 5000, 7)]
+                for tensor, work in made:
+                    work.wait()
+                    assert tensor.tolist() == [float(size)] * len(tensor)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    for number in range(changes):
+        mcr_dl.set_passes([["log"], [Fuse(hold_microseconds=_NEVER), "compress"], []][number % 3], mine)
+        made = [_made(backend, count, mine) for count in (5, 5000)]
+        if number % 2:
+            for _, work in made:
+                work.wait()
+    thread.join()
+    assert not failures, failures
+    mcr_dl.set_passes([], mine)
+    mcr_dl.synchronize()
+    for group in (mine, its):
+        mcr_dl.destroy_process_group(group)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost models of groups, on one rank."""
+
+from __future__ import annotations
+
+import mcr_dl
+from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.tuning.costs import cost_model
+from ranks import session
+from ranks.expect import expect
+
+_COUNT = 1 << 16  # elements: 256 KiB
+
+
+def _ends(model: _C.CostModel, size: int) -> dict[str, int]:
+    """Nanoseconds of an all_reduce on mpi, one cut in halves over gloo and mpi, and one that travels as bf16."""
+    wholes = {
+        "mpi": ([_C.Schedule.striped("all_reduce", _COUNT, "float32", 0, size)] * size, ["mpi", "mpi"], ""),
+        "halves": ([_C.Schedule.striped("all_reduce", _COUNT, "float32", 500, size)] * size, ["gloo", "mpi"], ""),
+        "bf16": (
+            [_C.Schedule.compressed("all_reduce", _COUNT, "float32", "bf16", rank, size) for rank in range(size)],
+            ["mpi"],
+            "bf16",
+        ),
+    }
+    ends = {}
+    for name, (schedules, parts, codec) in wholes.items():
+        jobs = [_C.Job(each, rank, [(part, 0) for part in parts], codec) for rank, each in enumerate(schedules)]
+        ends[name] = _C.simulate(model, jobs, [list(range(size))], together=True)["end"]
+    return ends
+
+
+def agreed(path: str) -> dict[str, int]:
+    """The model of a table, simulated."""
+    session.stop()
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=path)
+    try:
+        return _ends(cost_model(codecs=["bf16"]), mcr_dl.get_world_size())
+    finally:
+        mcr_dl.finalize()
+
+
+def refused() -> None:
+    """One rank's codec is unknown, or differs from the others': an error on all ranks, and the group stays usable."""
+    session.start()
+    rank = mcr_dl.get_rank()
+    expect(InvalidArgumentError, lambda: cost_model(codecs=["no_such"] * rank), "no_such" if rank else "cost_model")
+    expect(InvalidArgumentError, lambda: cost_model(codecs=["bf16" if rank == 0 else "int8"]), "cost_model", "int8")
+    cost_model()

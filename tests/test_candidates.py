@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of candidates: the canonical spelling and older ones, wherever a name is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from mcr_dl import _C, InvalidArgumentError, _backends, _dimensions
+from mcr_dl.bench import _arguments
+from mcr_dl.bench.mix import Part, parse_mix
+from mcr_dl.tuning import rules, table
+from mcr_dl.tuning._journal import Journal, Plan, Unit
+from mcr_dl.tuning._model import content
+from tables import HOST, SOFTWARE, curve, make, scale, winner
+
+# Name, its canonical spelling, backend, variant, codec.
+SPELLINGS = [
+    ("mpi", "mpi", "mpi", "", ""),
+    ("mpi:p2p", "mpi:p2p", "mpi", "p2p", ""),
+    ("mpi|bf16", "mpi|bf16", "mpi", "", "bf16"),
+    ("mpi:p2p|int8:block=64", "mpi:p2p|int8:block=64", "mpi", "p2p", "int8:block=64"),
+    ("gloo+mpi", "stripe(gloo,mpi)", "stripe(gloo,mpi)", "", ""),
+    ("gloo+mpi:67", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", ""),
+    ("gloo+mpi|bf16", "stripe(gloo,mpi)|bf16", "stripe(gloo,mpi)", "", "bf16"),
+    ("stripe(gloo,mpi)", "stripe(gloo,mpi)", "stripe(gloo,mpi)", "", ""),
+    (" stripe( gloo, mpi, 67 ) ", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", ""),
+    ("stripe(gloo,mpi,67)|bf16", "stripe(gloo,mpi,67)|bf16", "stripe(gloo,mpi)", "67", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("name", "spelling", "backend", "variant", "codec"), SPELLINGS)
+def test_spellings(name: str, spelling: str, backend: str, variant: str, codec: str) -> None:
+    """The parts of a name."""
+    found = _C.Candidate(name)
+    assert (str(found), found.backend, found.variant, found.codec) == (spelling, backend, variant, codec)
+    assert found.name == spelling.partition("|")[0]
+    assert found.parts == (["gloo", "mpi"] if "stripe" in backend else [])
+    assert _C.canonical(name) == _C.canonical(spelling) == spelling
+    assert _backends.is_known(name) == (not variant and not codec)
+
+
+@pytest.mark.parametrize("name", ["", "strip(gloo,mpi)", "stripe(gloo,mpi", "gloo+gloo", "gloo+mpi:100", "\ud800("])
+def test_wrong_spellings(name: str) -> None:
+    """They are an error, and not a backend's name."""
+    with pytest.raises(InvalidArgumentError, match=r"expected .*, got"):
+        _C.Candidate(name)
+    assert not _backends.is_known(name)
+    if name.isascii():
+        assert _C.canonical(name) == name
+
+
+def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commas in parentheses do not separate; the error names the wrong part, with the variable that it comes from."""
+    wanted = ["mpi", "gloo", "stripe(gloo,mpi)"]
+    for text in ("mpi,gloo,stripe(gloo,mpi)", "mpi, gloo ,Stripe(gloo, mpi)", "cpu:mpi,gloo,gloo+mpi,stripe(gloo,mpi)"):
+        assert _backends.parse_for_group(text) == wanted
+        monkeypatch.setenv("MCR_DL_BACKENDS", text)
+        assert _backends.parse_for_group(None) == wanted
+    assert _backends.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
+    for text, message in (
+        ("mpi,gloo,stripe(gloo,mpi", r"MCR_DL_BACKENDS: expected '\)' at the end, got 'stripe\(gloo'"),
+        ("mpi,gloo,stripe(gloo,mip)", r"MCR_DL_BACKENDS: .* unknown name 'mip' in 'stripe\(gloo,mip\)'"),
+        ("mpi,gloo,stripe(gloo,mpi,67)", r"expected a backend, .* stripe\(gloo,mpi\), got 'stripe\(gloo,mpi,67\)'"),
+        ("mpi|bf16", "expected a backend, .* mpi, got 'mpi|bf16'"),
+        ("tpu:mpi", "expected 'cpu:<name>' or 'cuda:<name>', got 'tpu:mpi'"),
+    ):
+        monkeypatch.setenv("MCR_DL_BACKENDS", text)
+        with pytest.raises(InvalidArgumentError, match=message):
+            _backends.parse_for_group(None)
+
+
+def test_arguments() -> None:
+    """--backends of the commands, and --mix."""
+    given = "all,mpi:p2p,gloo+mpi:67,stripe(gloo,mpi,67),stripe(gloo,mpi)"
+    assert _arguments.candidate_names(given) == ("all", "mpi:p2p", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)")
+    for text, message in (
+        ("stripe(gloo,mip)", "'mip' in"),
+        ("stripe(gloo)", "two backends"),
+        ("mpi|bf16", "without a codec"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            _arguments.candidate_names(text)
+    striped = Part("all_reduce", 1 << 20, "stripe(gloo,mpi,67)")
+    assert parse_mix("all_reduce:1M@stripe(gloo,mpi,67)+barrier:1@mpi") == (striped, Part("barrier", 1, "mpi"))
+    with pytest.raises(InvalidArgumentError, match=r"expected a share of 1 to 99 percent .*character 15"):
+        parse_mix("all_reduce:1M@stripe(gloo,mpi,0)")
+
+
+def test_rules() -> None:
+    """Either spelling; an error points at the candidate."""
+    backends = ["gloo", "mpi", "stripe(gloo,mpi)"]
+    for name in ("gloo+mpi:67", "stripe(gloo,mpi,67)"):
+        (rule,) = rules.parse(f"all_reduce:0-64k:{name}", backends)
+        assert rule.candidate == "stripe(gloo,mpi,67)"
+    for name, message in (
+        ("stripe(gloo,mpi,0)", "character 14: expected a share"),
+        ("stripe(mpi,gloo)", "one of the backends in use"),
+        ("mpi|bf16", "without a codec"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            rules.parse(f"all_reduce:*:{name}#barrier:*:mpi", backends)
+
+
+def test_dimensions() -> None:
+    """A topology names the backend of a dimension."""
+    backends = ["gloo", "mpi", "stripe(gloo,mpi)"]
+    for name in ("gloo+mpi", "stripe(gloo,mpi)"):
+        document = {"dimensions": [{"name": "rail", "size": 2, "backend": name}]}
+        _dimensions.check_backends(document, backends)
+        grid = _dimensions.grid_of(document, 2)
+        assert grid is not None
+        assert grid.dimensions[0][-1] == "stripe(gloo,mpi)"
+    with pytest.raises(InvalidArgumentError, match="expected one of gloo, mpi, stripe"):
+        _dimensions.check_backends({"dimensions": [{"name": "a", "backend": "mpi+gloo"}]}, backends)
+
+
+# ---- stored names
+
+OLD, NEW = ("gloo+mpi", "gloo+mpi:67"), ("stripe(gloo,mpi)", "stripe(gloo,mpi,67)")
+
+
+def _table(striped: tuple[str, str]) -> table.Table:
+    whole, share = striped
+    software = replace(SOFTWARE, backends={**SOFTWARE.backends, whole: "messages cut over gloo and mpi"})
+    curves = (curve("mpi", 1, 10), curve(whole, 2, 5), curve(share, 3, 4))
+    out = (table.Exclusion("barrier", "float32", share, "no progress for 30 s"),)
+    parts = {"curves": curves, "winners": (winner((0, "mpi"), (40, share)),), "excluded": out}
+    return replace(make(scale(2, **parts)), software=software)
+
+
+def _save_as_is(made: table.Table, path: Path) -> None:
+    path.write_text(json.dumps({**content(made), "checksum": made.digest}))
+
+
+def test_a_table_of_an_older_version(tmp_path: Path) -> None:
+    """It is read with current names, does not count as edited, and is written with them."""
+    path = tmp_path / "t.json"
+    _save_as_is(_table(OLD), path)
+    old = path.read_text()
+    assert OLD[1] in old
+    found = table.read(path)
+    assert found == _table(NEW)
+    assert not [line for line in table.check(found, HOST) if "checksum" in line]
+    table.write(found, path)
+    assert "gloo+mpi" not in path.read_text()
+    assert table.read(path).checksum == found.checksum != json.loads(old)["checksum"]
+    path.write_text(old.replace('"n": 20', '"n": 21'))
+    assert [line for line in table.check(table.read(path), HOST) if "checksum" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("stripe(gloo,mpi)", r"got a second one"),
+        ("stripe(gloo,gloo)", r"curves\[0\].candidate: expected two different backends"),
+        ("gloo+mpi:00", r"curves\[0\].candidate: expected a share of 1 to 99"),
+        ("stripe(gloo)", r"curves\[0\].candidate: expected a text like"),
+    ],
+)
+def test_wrong_names_in_a_table(tmp_path: Path, name: str, message: str) -> None:
+    """One candidate in two spellings, and names that no spelling allows."""
+    _save_as_is(_table(OLD), tmp_path / "t.json")
+    document = json.loads((tmp_path / "t.json").read_text())
+    document["scales"][0]["curves"][0]["candidate"] = name
+    (tmp_path / "t.json").write_text(json.dumps(document))
+    with pytest.raises(InvalidArgumentError, match=message):
+        table.read(tmp_path / "t.json")
+
+
+def test_a_journal_of_an_older_version(tmp_path: Path) -> None:
+    """mcr-tune --resume continues with it."""
+    new = Plan(2, ("gloo", "mpi", NEW[0]), (Unit("all_reduce", "float32", (65536,)),), 1.0, 0.025, codecs=("bf16",))
+    journal = Journal(tmp_path / "journal")
+    times = {"bytes": 65536, "n": 3, "min_us": 1.0, "median_us": 1.0, "p99_us": 1.0}
+    where = {"operation": "all_reduce", "dtype": "float32"}
+    lines = [{"event": "sample", **where, "candidate": each, **times} for each in (*OLD, "gloo+bf16", "gloo+mpi+bf16")]
+    lines += [{"event": "excluded", **where, "candidate": "mpi+bf16", "reason": "wrong"}]
+    lines += [{"event": "step", **where, "bytes": 65536, "phase": "time", "candidates": list(OLD)}]
+    plan = {**asdict(new), "backends": ["gloo", "mpi", OLD[0]]}
+    journal.path.write_text("".join(json.dumps(each) + "\n" for each in [plan, *lines]))
+    progress = journal.resume(new)
+    assert [each["candidate"] for each in progress.samples] == [*NEW, "gloo|bf16", "stripe(gloo,mpi)|bf16"]
+    assert progress.out("all_reduce") == {"mpi|bf16"}
+    assert progress.step is not None
+    assert progress.step["candidates"] == list(NEW)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes that the ranks of a group make together: at one point in its calls, or an error on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import Pools
+from ranks import changes, session
+
+real = pytest.mark.parametrize("backend", session.BACKENDS)
+sizes = pytest.mark.parametrize("size", [2, 3])
+
+
+@sizes
+@pytest.mark.parametrize("change", changes.CHANGES)
+def test_a_change_in_different_places(pools: Pools, size: int, change: str) -> None:
+    """Every rank gets one error, which names the collectives; the group keeps its old passes and continues."""
+    texts = pools.get("processes", size).run(changes.elsewhere, "gloo", change)
+    assert len(set(texts)) == 1
+    assert f"{change}: expected all ranks of group " in texts[0]
+    assert (
+        f"got after collective 1 (all_reduce) on rank 0 and after collective 2 (all_reduce) on rank {size - 1}; move it"
+        in texts[0]
+    )
+
+
+def test_a_change_in_different_places_on_mpi(pools: Pools) -> None:
+    assert len(set(pools.get("processes", 2).run(changes.elsewhere, "mpi", "set_passes"))) == 1
+
+
+@sizes
+def test_different_changes(pools: Pools, size: int) -> None:
+    texts = pools.get("processes", size).run(changes.others)
+    assert len(set(texts)) == 1
+    assert f"to make the same change, got set_passes on rank 0 and refine on rank {size - 1}" in texts[0]
+
+
+def test_a_list_that_is_wrong_on_one_rank(pools: Pools) -> None:
+    """The other ranks' error names that rank."""
+    text = "passes: expected a name or a pass of mcr_dl.passes, got 3"
+    wrong = "InvalidTypeError"
+    answers = pools.get("processes", 3).run(changes.wrong_on_one)
+    assert answers == [(wrong, f"rank 2: {text}"), (wrong, f"rank 2: {text}"), (wrong, text)]
+
+
+@sizes
+def test_a_rank_that_does_not_come(pools: Pools, size: int) -> None:
+    """All ranks get one text at the timeout, even the late one; it says who is missing and where that rank is."""
+    answers = pools.get("processes", size).run(changes.late, "gloo")
+    assert len({text for text, _ in answers}) == 1
+    text = answers[0][0]
+    assert text.startswith("set_passes (group ")
+    assert f"rank {size - 1} did not come within the timeout of 2000 ms" in text
+    assert "Where the ranks are" in text
+    assert all(taken >= 1.9 for _, taken in answers[:-1])
+
+
+@sizes
+@real
+def test_calls_under_way(pools: Pools, size: int, backend: str) -> None:
+    pools.get("processes", size).run(changes.in_flight, backend)
+
+
+@sizes
+@real
+def test_calls_of_another_group(pools: Pools, size: int, backend: str) -> None:
+    pools.get("processes", size).run(changes.beside_another_group, backend, 12)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost models from tuning tables: equal numbers on all ranks, and the simulated times of schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tables
+from harness import Pools
+from mcr_dl.tuning import table
+from mcr_dl.tuning.table import Curve, Sample
+from ranks import costs
+
+_SIZES = (1 << 10, 1 << 16, 1 << 20)
+
+
+def _curve(operation: str, types: str, candidate: str, us_per_kib: float) -> Curve:
+    samples = tuple(Sample(size, 10, *[1 + us_per_kib * size / 1024] * 3) for size in _SIZES)
+    return Curve(operation, types, "float32", candidate, samples)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_model_of_the_table(pools: Pools, tmp_path: Path, world: int) -> None:
+    """All ranks get one model. A striped call takes as long as its slower half, a compressed one longer than both of
+    its exchanges of a quarter of the bytes."""
+    curves = [
+        _curve("all_reduce", "float", "mpi", 1),
+        _curve("all_reduce", "float", "gloo", 3),
+        _curve("all_to_all", "any", "mpi", 1),
+        _curve("all_gather", "any", "mpi", 1),
+    ]
+    path = tmp_path / "table.json"
+    table.write(tables.make(tables.scale(ranks=world, curves=tuple(curves))), path)
+    answers = pools.get("processes", world).run(costs.agreed, str(path))
+    assert all(answer == answers[0] for answer in answers)
+    ends = answers[0]
+    assert 240_000 < ends["mpi"] < 270_000
+    assert 1.4 < ends["halves"] / ends["mpi"] < 1.6
+    assert ends["bf16"] > 100_000
+
+
+def test_refused(pools: Pools) -> None:
+    """Codecs that differ, or that are unknown on one rank, are an error on all ranks."""
+    pools.get("processes", 2).run(costs.refused)
