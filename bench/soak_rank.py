@@ -151,11 +151,11 @@ class _Run:
                 return place
             self.cases[place] = _draw(self.common, self.drawn, self.world, self.settings.gloo)
         self.drawn += 1
-        self.settle(self.templates[place])
+        self.synchronize(self.templates[place])
         self.templates[place] = _template(self.cases[place])
         return place
 
-    def settle(self, template: _Template | None) -> None:
+    def synchronize(self, template: _Template | None) -> None:
         if template is not None and template in self.pending:
             self.pending.remove(template)
             template.finish()
@@ -170,7 +170,7 @@ class _Run:
         if template is None:
             return
         position.note(f"call {number}: {case}; {len(self.pending)} unfinished")
-        self.settle(template)
+        self.synchronize(template)
         template.start()
         self.counts["checked"] += 1
         if template.works:

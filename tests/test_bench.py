@@ -198,10 +198,10 @@ class Scripted:
 class Recorded:
     """A call that records when it is made."""
 
-    def __init__(self, name: str, log: list[str], apart: bool = False, settles: bool = False) -> None:
+    def __init__(self, name: str, log: list[str], apart: bool = False, waits: bool = False) -> None:
         self.messages = 1
         self.meet = (lambda: log.append("meet")) if apart else None
-        self.settle = (lambda: log.append("settle")) if settles else None
+        self.synchronize = (lambda: log.append("synchronize")) if waits else None
         self.call = lambda: log.append(name)
 
 
@@ -213,9 +213,9 @@ def _measure(control: Scripted, log: list[str], apart: bool = False) -> dict[str
 def test_a_device_is_done_when_the_clock_starts_and_stops() -> None:
     """Each batch is between two waits for the device, without waits between its calls."""
     log: list[str] = []
-    calls = {name: Recorded(name, log, settles=True) for name in "ab"}
+    calls = {name: Recorded(name, log, waits=True) for name in "ab"}
     timing.measure(calls, Scripted(0.01, lambda _: 300.0), 1.0, 0.025)
-    batches = " ".join(log).split("settle")
+    batches = " ".join(log).split("synchronize")
     assert len(batches) % 2 == 1
     assert all(set(inside.split()) in ({"a"}, {"b"}) for inside in batches[1::2])
     assert max(len(inside.split()) for inside in batches[1::2]) > 1

@@ -96,9 +96,9 @@ def test_the_host_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _machine(monkeypatch, 1, 1, 2, (2, 28, 3))
     _device.take("cpu")
     assert (fake.taken, _shared()) == (-1, {})
-    assert _device.settle("cpu") is None
+    assert _device.synchronize("cpu") is None
     assert (_device.count("cpu"), _device.ranks_per_device("cpu")) == (0, 1)
-    wait = _device.settle("cuda")
+    wait = _device.synchronize("cuda")
     assert wait is not None
     wait()
     assert fake.waits == 1

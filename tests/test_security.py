@@ -112,15 +112,15 @@ def test_agreement(value: str | bytes) -> None:
     store = torch_dist.HashStore()
     store.set("key/1", value)
     with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
-        _agreement.settle(store, 0, 2, "key", 1, lambda values: values)
+        _agreement.agree(store, 0, 2, "key", 1, lambda values: values)
     with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
-        _agreement.settle(store, 1, 2, "key", 1, lambda values: values)
+        _agreement.agree(store, 1, 2, "key", 1, lambda values: values)
 
 
 def test_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_agreement, "_LARGEST", 1000)
     with pytest.raises(InvalidArgumentError, match="expected at most 1000 bytes, got 1002"):
-        _agreement.settle(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
+        _agreement.agree(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
     assert _documents.parse("1", "it", limit=1) == 1
 
 

@@ -84,7 +84,7 @@ def agree(current: _State) -> int | None:
         "chunk": _chunk(),
     }
     store = torch_dist.PrefixStore("init", current.store)
-    answer = _agreement.settle(store, current.launch.rank, current.launch.size, "devices", mine, _decide)
+    answer = _agreement.agree(store, current.launch.rank, current.launch.size, "devices", mine, _decide)
     return None if answer is None else int(answer)
 
 

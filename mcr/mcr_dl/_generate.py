@@ -211,7 +211,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
     ),
     "Pass": (
         "@property def name(self) -> str:",
-        "def _settle(self, limit: timedelta) -> bool:",
+        "def _synchronize(self, limit: timedelta) -> bool:",
     ),
     "PythonPass(Pass)": ("def __init__(self, handler: Any, name: str, group: Group) -> None:",),
     "LogPass(Pass)": ("def __init__(self, group: Group, ops: list[str] | None) -> None:",),

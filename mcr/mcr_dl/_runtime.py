@@ -339,7 +339,7 @@ def _agree(current: _State, tuning_table: str | os.PathLike[str] | None) -> None
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": _dimensions.own()}
     decide = _dimensions.decider(choice.decider(tuning_table, current.backends), current.backends)
-    answer = _agreement.settle(store, rank, size, "facts", facts, decide)
+    answer = _agreement.agree(store, rank, size, "facts", facts, decide)
     current.grid = _dimensions.grid_of(answer.pop("topology"), size)
     current.knowledge = choice.knowledge_of(answer, current.backends)
     if current.knowledge.crowded[rank]:
@@ -355,7 +355,7 @@ def _make_world(current: _State) -> _C.Group:
     if launch.size > 1:
         store = torch_dist.PrefixStore("init", current.store)
         decide = choice.common_candidates
-        common = _agreement.settle(store, launch.rank, launch.size, "candidates", world.candidates, decide)
+        common = _agreement.agree(store, launch.rank, launch.size, "candidates", world.candidates, decide)
         current.candidates = common
         choice.keep_candidates(world, common)
     if current.knowledge is not None:
@@ -373,7 +373,7 @@ def _connect_world(world: _C.Group, current: _State) -> None:
             connect(world, [name])
         except (BackendUnavailableError, BackendError) as error:
             problem = str(error)
-        problems = _agreement.settle(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
+        problems = _agreement.agree(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
         told = _startup.problem_of(problems)
         if not told:
             continue
@@ -408,7 +408,7 @@ def end_group(group: _C.Group) -> None:
     from mcr_dl.passes import chain
 
     end_dimensions(group)
-    chain.settle(group)
+    chain.synchronize(group)
     forget_group(group)
 
 

@@ -29,7 +29,7 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> t
         name: asdict(_backends.condition(name, size, named=bool(wanted))) for name in wanted or _backends.REAL
     }
     facts = {"named": ",".join(wanted) or "auto", "conditions": conditions}
-    answer = _agreement.settle(store, rank, size, "backends", facts, _decide)
+    answer = _agreement.agree(store, rank, size, "backends", facts, _decide)
     if answer["failed"]:
         raise BackendUnavailableError(answer["failed"])
     for text in answer["left_out"]:

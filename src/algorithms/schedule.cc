@@ -60,8 +60,10 @@ Schedule::Id Schedule::issue(const Call& call, After after, uint8_t part) {
   return id;
 }
 
-bool Schedule::poll(Id id) {
-  const auto& step = steps_[tasks_[id].function];
+bool Schedule::poll(Id id) { return run_step(tasks_[id]); }
+
+bool Schedule::run_step(const Task& task) {
+  const auto& step = steps_[task.function];
   return step.run(step.function, *this);
 }
 
@@ -83,8 +85,7 @@ void Schedule::compute(Id id) {
     case Task::Kind::Wait:
       throw Error(ErrorCode::InvalidArgument, "schedule: expected a task that is computed, got an Issue or a Wait");
   }
-  const auto& step = steps_[task.function];
-  step.run(step.function, *this);
+  run_step(task);
 }
 
 }  // namespace mcr

@@ -149,6 +149,7 @@ class Schedule {
   static Call operands(Buffer out, Buffer in, DType dtype);
   Id add(Task::Kind kind, const Call& call, After after);
   Id add(Task::Kind kind, const Call& call, After after, Step step);
+  bool run_step(const Task& task);
 
   template <class Function>
   Step step(Function function) {

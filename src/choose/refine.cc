@@ -129,7 +129,7 @@ std::vector<int64_t> Refinement::costs() const {
   return result;
 }
 
-void Refinement::settle(Bucket& bucket, std::span<const int64_t> agreed) {
+void Refinement::restart(Bucket& bucket, std::span<const int64_t> agreed) {
   for (std::size_t i = 0; i < agreed.size(); ++i) {
     if (agreed[i] != kUnknown) bucket.series[i].count = 0;
   }

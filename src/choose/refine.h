@@ -80,7 +80,7 @@ class Refinement {
   /// The buckets in the order in which they were created. Not concurrently with next().
   std::span<const std::unique_ptr<Bucket>> buckets() const { return order_; }
   /// Forgets the times that have been used: those of candidates that have a cost in `agreed`.
-  static void settle(Bucket& bucket, std::span<const int64_t> agreed);
+  static void restart(Bucket& bucket, std::span<const int64_t> agreed);
 
  private:
   Bucket& bucket_of(const Call& call, int64_t bytes);

@@ -288,7 +288,7 @@ std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
     changes.push_back({bucket->call.op, bucket->call.vectored, bucket->call.size_hint, choose(bucket->call).name, {}});
     if (std::count(costs.begin(), costs.end(), Refinement::kUnknown) > static_cast<std::ptrdiff_t>(width) - 2) continue;
     update(*bucket, costs);
-    Refinement::settle(*bucket, costs);
+    Refinement::restart(*bucket, costs);
   }
   {
     std::lock_guard lock(mutex_);

@@ -54,7 +54,7 @@ class Simulator {
     for (uint32_t job = 0; job < jobs_.size(); ++job) {
       if (--jobs_left_[job].first == 0) schedule_release(job);
     }
-    while (settle() && advance()) {
+    while (process() && advance()) {
     }
     for (const auto& node : nodes_) {
       if (node.state != State::Done) never_ends(node);
@@ -240,7 +240,7 @@ class Simulator {
   }
 
   // Processes everything that happens now; false if nothing is left to wait for.
-  bool settle() {
+  bool process() {
     for (bool changed = true; changed;) {
       changed = false;
       while (!releases_.empty() && releases_.begin()->first <= now_) {

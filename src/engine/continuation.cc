@@ -44,7 +44,7 @@ void Continuation::set_pending(bool now) {
   }
 }
 
-bool Continuation::settle(std::chrono::nanoseconds limit) {
+bool Continuation::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     hurry();

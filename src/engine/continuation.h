@@ -19,7 +19,7 @@ class Continuation : public std::enable_shared_from_this<Continuation> {
   /// Issues what it can now; never waits. From any thread.
   virtual void hurry() = 0;
   /// Calls hurry() until nothing is pending; false if the time runs out first.
-  bool settle(std::chrono::nanoseconds limit);
+  bool synchronize(std::chrono::nanoseconds limit);
 
   static bool any() noexcept { return count_.load(std::memory_order_relaxed) != 0; }
   /// Waits until nothing is pending. Throws Timeout.

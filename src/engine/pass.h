@@ -69,7 +69,7 @@ class Pass {
   virtual Outcome handle(Passage& passage, const Next& next) = 0;
   /// Flushes: issues the held calls and waits until none is held; false if the time runs out first. All ranks call it
   /// at the same point in the order of calls, from one thread.
-  virtual bool settle(std::chrono::nanoseconds limit) {
+  virtual bool synchronize(std::chrono::nanoseconds limit) {
     static_cast<void>(limit);
     return true;
   }

@@ -74,11 +74,11 @@ std::shared_ptr<Executor> Stages::executor_of(const Passage& passage) {
   return executor;
 }
 
-bool Stages::settle(std::chrono::nanoseconds limit) {
+bool Stages::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::lock_guard lock(mutex_);
   return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
-    return entry.second->settle(deadline - std::chrono::steady_clock::now());
+    return entry.second->synchronize(deadline - std::chrono::steady_clock::now());
   });
 }
 

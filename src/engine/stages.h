@@ -30,8 +30,8 @@ class Stages {
   /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
-  /// Waits until no late Issue is pending; false if the time runs out first. Under the rules of Pass::settle().
-  bool settle(std::chrono::nanoseconds limit);
+  /// Waits until no late Issue is pending; false if the time runs out first. Under the rules of Pass::synchronize().
+  bool synchronize(std::chrono::nanoseconds limit);
 
  private:
   Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;

@@ -78,7 +78,7 @@ void compressed(int size, const std::function<void(Group&)>& body) {
     const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
     group.set_passes({pass});
     body(group);
-    CHECK(pass->settle(std::chrono::seconds(10)));
+    CHECK(pass->synchronize(std::chrono::seconds(10)));
     group.set_passes({});
   });
 }

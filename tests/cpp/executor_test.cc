@@ -143,7 +143,7 @@ TEST(late_issues_keep_their_order_on_whichever_thread) {
   }
   one.join();
   other.join();
-  CHECK(issued == kRuns && executor->settle(10s));
+  CHECK(issued == kRuns && executor->synchronize(10s));
 }
 
 TEST(a_task_may_throw_anything) {

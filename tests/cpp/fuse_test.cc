@@ -83,7 +83,7 @@ TEST(a_full_buffer_goes) {
   for (auto& floats : data) works.push_back(one.start(call(Op::all_reduce, floats)));
   // Nothing waits. The progress thread may flush too, and then finds more calls than the full buffer's.
   while (one.pass->statistics().flushes < 2) std::this_thread::yield();
-  CHECK(one.pass->settle(10s) && one.log.calls.empty());
+  CHECK(one.pass->synchronize(10s) && one.log.calls.empty());
   CHECK(std::all_of(works.begin(), works.end(), [](const auto& work) { return work->wait_for(10s); }));
   for (const auto& fused : one.fused.calls) CHECK(fused.out.count <= 8);
   const auto seen = one.pass->statistics();
@@ -94,7 +94,7 @@ TEST(a_buffer_never_holds_more_than_its_size) {
   One one(limits(40));
   std::vector<Floats> data{Floats(6), Floats(6), Floats(3)};  // 24, 24, 12 bytes
   for (auto& floats : data) one.start(call(Op::all_reduce, floats));
-  CHECK(one.pass->settle(10s));
+  CHECK(one.pass->synchronize(10s));
   int64_t sum = 0;
   for (const auto& fused : one.fused.calls) {
     CHECK(fused.out.count <= 10);
@@ -112,7 +112,7 @@ TEST(the_least_priority_goes_first) {
     held.priority = priorities[i];
     one.start(held);
   }
-  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 3);
+  CHECK(one.pass->synchronize(10s) && one.fused.calls.size() == 3);
   CHECK(one.fused.calls[0].out.count == 2 && one.fused.calls[1].out.count == 8 && one.fused.calls[2].out.count == 5);
 }
 
@@ -168,7 +168,7 @@ TEST(only_like_goes_with_like) {
   Call integers = call(Op::all_reduce, data);
   integers.dtype = DType::Int;
   for (const auto& each : {call(Op::all_reduce, data), maximum, integers, call(Op::broadcast, data)}) one.start(each);
-  CHECK(one.pass->settle(10s) && one.fused.calls.size() == 4);
+  CHECK(one.pass->synchronize(10s) && one.fused.calls.size() == 4);
 }
 
 TEST(a_failed_flush_fails_its_calls_alone) {

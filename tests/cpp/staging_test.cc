@@ -40,7 +40,7 @@ void staged(int size, const std::function<void(Group&)>& body) {
     group.set_staging(std::make_shared<Staging>(stages, kChunk));
     body(group);
     simulated::finish(simulated::current());
-    CHECK(stages->settle(10s));
+    CHECK(stages->synchronize(10s));
   });
 }
 

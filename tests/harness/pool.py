@@ -109,7 +109,9 @@ class Pool:
 
     def _report(self, function: Callable[..., Any], answers: dict[int, tuple[bool, Any]], limit: float) -> str:
         lines = [f"{function.__module__}.{function.__name__} on {self} (limit {limit:.0f} s)"]
-        positions = self.positions([rank for rank in range(self.size) if rank not in answers])
+        missing = [rank for rank in range(self.size) if rank not in answers]
+        positions = self.positions(missing)
+        self._native_stacks(missing)
         for rank in range(self.size):
             if rank in positions:
                 lines.append(f"--- rank {rank} did not answer; it is at:\n{positions[rank]}")
@@ -119,6 +121,18 @@ class Pool:
                 lines.append(f"--- rank {rank} failed; {answers[rank][1]}")
         log = self.log()
         return "\n".join([*lines, f"--- the ranks' output:\n{log}" if log else ""])
+
+    def _native_stacks(self, ranks: list[int]) -> None:
+        """Append the native stacks of these ranks to the file that MCR_TEST_STACKS names; needs gdb."""
+        if "MCR_TEST_STACKS" not in os.environ:
+            return
+        with open(os.environ["MCR_TEST_STACKS"], "a") as file:
+            subprocess.run(["ss", "-tnpmoi"], stdout=file, stderr=file, check=False)
+            subprocess.run(["cat", "/proc/net/netstat"], stdout=file, stderr=file, check=False)
+            for rank in ranks:
+                print(f"--- rank {rank} of {self}", file=file, flush=True)
+                command = ["gdb", "-batch", "-p", str(self._pids[rank]), "-ex", "thread apply all bt"]
+                subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=120, check=False)
 
     def positions(self, ranks: list[int]) -> dict[int, str]:
         """Where each of these ranks is: its last note and the stacks of its threads."""

@@ -49,7 +49,7 @@ def share(rank: int) -> None:
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
 
 
-def settle(kind: str) -> Callable[[], object] | None:
+def synchronize(kind: str) -> Callable[[], object] | None:
     """A function that waits until the current device has finished; None where calls end when they return."""
     if kind == "cpu":
         return None

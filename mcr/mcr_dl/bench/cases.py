@@ -162,7 +162,7 @@ class Prepared:
     """A call on this rank that can be made again and again.
 
     ``call()`` makes one and returns when it has ended on the CPU; on a device it may still be running, until
-    ``settle()`` (None on the CPU) returns. ``messages`` is how many messages it passes in sequence (2 in a ping-pong);
+    ``synchronize()`` (None on the CPU) returns. ``messages`` is how many messages it passes in sequence (2 in a ping-pong);
     ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else None.
     """
 
@@ -175,7 +175,7 @@ class Prepared:
         self.tensors = tensors or _allocate(case, self.part)
         self.messages = 2 if self.row.peer else 1
         self.meet: Callable[[], object] | None = partial(_C.barrier, candidate, group) if self.row.rooted else None
-        self.settle = _device.settle(torch.device(case.device).type)
+        self.synchronize = _device.synchronize(torch.device(case.device).type)
         self._starters: list[Callable[[], _C.Work]] = []
         self.call: Callable[[], object] = self._bind_peer() if self.row.peer else self._bind_collective()
         self._salt = 0

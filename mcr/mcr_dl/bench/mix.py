@@ -89,11 +89,11 @@ class _Calls:
     """The calls that `timing.measure` times. Ranks may leave them apart, so each batch begins with a barrier."""
 
     def __init__(
-        self, call: Callable[[], object], meet: Callable[[], object], settle: Callable[[], object] | None
+        self, call: Callable[[], object], meet: Callable[[], object], synchronize: Callable[[], object] | None
     ) -> None:
         self.call = call
         self.meet: Callable[[], object] | None = meet
-        self.settle = settle
+        self.synchronize = synchronize
         self.messages = 1
 
 
@@ -140,7 +140,7 @@ def run_mix(
     }
     calls |= {"in turn": partial(_in_turn, prepared), "together": partial(_at_once, prepared)}
     meet = partial(_C.barrier, parts[0].candidate, group)
-    timed = {name: _Calls(call, meet, prepared[0].settle) for name, call in calls.items()}
+    timed = {name: _Calls(call, meet, prepared[0].synchronize) for name, call in calls.items()}
     result = measure(timed, control, budget_seconds, confidence)
     alone = tuple(result[str(index)] for index in range(len(parts)))
     return MixResult(tuple(parts), alone, result["in turn"], result["together"], wrong)

@@ -51,13 +51,13 @@ class Timed(Protocol):
     `meet` synchronizes the ranks before a batch, if ranks may leave a call before others have entered it. It is the
     candidate's own barrier: with one that sleeps, the scheduler would put both ranks on one core for a while.
 
-    `settle` waits for the device on which the calls of a batch may still be running; None: they have ended.
+    `synchronize` waits for the device on which the calls of a batch may still be running; None: they have ended.
     """
 
     call: Callable[[], object]
     messages: int
     meet: Callable[[], object] | None
-    settle: Callable[[], object] | None
+    synchronize: Callable[[], object] | None
 
 
 class TorchControl:
@@ -158,18 +158,18 @@ class _Batch:
 
 def _run(timed: Timed, batch: _Batch) -> float:
     """Time a batch of calls on this rank, until the last one has ended on its device: µs per message."""
-    call, settle = timed.call, timed.settle
+    call, synchronize = timed.call, timed.synchronize
     if batch.lead:
         call()
     if timed.meet is not None:
         timed.meet()
-    if settle is not None:
-        settle()
+    if synchronize is not None:
+        synchronize()
     begin = perf_counter_ns()
     for _ in repeat(None, batch.calls):
         call()
-    if settle is not None:
-        settle()
+    if synchronize is not None:
+        synchronize()
     return (perf_counter_ns() - begin) / (1000 * batch.calls * timed.messages)
 
 
@@ -184,7 +184,7 @@ def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
         agreed = control.maximum(local)
         for index, (name, each) in enumerate(timed.items()):
             taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
-            target = share * (_BATCH_APART_US if each.meet or each.settle else _BATCH_US)
+            target = share * (_BATCH_APART_US if each.meet or each.synchronize else _BATCH_US)
             calls = min(_LONGEST_BATCH, max(1, math.ceil(target / taken)))
             batches[name] = _Batch(calls, taken < _LEAD_US)
     return batches

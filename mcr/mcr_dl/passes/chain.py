@@ -16,7 +16,7 @@ from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
 
-_SETTLE = timedelta(seconds=30)
+_SYNCHRONIZE_LIMIT = timedelta(seconds=30)
 
 
 class Shadow(Protocol):
@@ -138,25 +138,25 @@ def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: b
     if made is None:
         made = _runtime.make_group(name, list(group.ranks), group.backends, group.timeout, passes=False)
         current.shadows.setdefault(group.name(), []).append(name)
-    settle(made)
+    synchronize(made)
     _put(made, after if rest else [])
     return made
 
 
-def settle(group: _C.Group) -> None:
+def synchronize(group: _C.Group) -> None:
     """Wait until no pass of the group holds a call. All ranks of the group call this."""
     for station in _C.passes(group):
-        if not station._settle(_SETTLE):
-            held = f"it still holds calls after the timeout of {_SETTLE}"
+        if not station._synchronize(_SYNCHRONIZE_LIMIT):
+            held = f"it still holds calls after the timeout of {_SYNCHRONIZE_LIMIT}"
             message = f"pass '{station.name}' of group '{group.name()}' timed out: {held}"
             raise CollectiveTimeoutError(message)
 
 
-def _settle_together(group: _C.Group) -> None:
-    """As ``settle``; all ranks learn whether every rank has succeeded."""
+def _synchronize_together(group: _C.Group) -> None:
+    """As ``synchronize``; all ranks learn whether every rank has succeeded."""
     problem: Exception | None = None
     try:
-        settle(group)
+        synchronize(group)
     except CollectiveTimeoutError as error:
         problem = error
     _changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
@@ -195,7 +195,7 @@ def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Grou
     where = _groups._group(group)
     specifications = _agree(where, passes)
     if _C.passes(where):
-        _settle_together(where)
+        _synchronize_together(where)
     _put(where, specifications)
 
 

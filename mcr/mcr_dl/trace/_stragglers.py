@@ -49,7 +49,7 @@ def exchange(records: Iterable[Record]) -> Match:
     """Match this rank's records with those of all other ranks: every rank of the job calls this."""
     current = _runtime.state()
     store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
-    rows = _agreement.settle(store, current.launch.rank, current.launch.size, "records", mine(records), match)
+    rows = _agreement.agree(store, current.launch.rank, current.launch.size, "records", mine(records), match)
     return {(group, instance, seq): (least, rank) for group, instance, seq, least, rank in rows}
 
 

@@ -158,9 +158,9 @@ void add_passes(py::module_& module) {
   add_call(module);
   py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A station that every call of a group goes through.")
       .def_property_readonly("name", [](const Pass& pass) { return std::string(pass.name()); })
-      .def("_settle", [](Pass& pass, milliseconds limit) {
+      .def("_synchronize", [](Pass& pass, milliseconds limit) {
         const Unlocked guard;
-        return pass.settle(limit);
+        return pass.synchronize(limit);
       });
   py::class_<PythonPass, Pass, std::shared_ptr<PythonPass>>(module, "PythonPass")
       .def(py::init<py::object, std::string, std::shared_ptr<Group>>(), py::arg("handler"), py::arg("name"),

@@ -42,7 +42,7 @@ class Compress final : public Pass {
 
   std::string_view name() const override { return "compress"; }
   Outcome handle(Passage& passage, const Next& next) override;
-  bool settle(std::chrono::nanoseconds limit) override { return stages_->settle(limit); }
+  bool synchronize(std::chrono::nanoseconds limit) override { return stages_->synchronize(limit); }
   /// Forgets all residuals. Called at the same point in the order of calls on all ranks.
   void reset_feedback() { feedback_.reset(); }
   bool automatic() const { return defaults_.automatic; }

@@ -82,10 +82,10 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   return {hold(passage, std::make_unique<Fused>(stream, std::move(part)))};
 }
 
-bool Fuse::settle(std::chrono::nanoseconds limit) {
+bool Fuse::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   return std::all_of(streams_.begin(), streams_.end(), [&](const auto& entry) {
-    return entry.second->settle(
+    return entry.second->synchronize(
         std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0)));
   });
 }

@@ -24,7 +24,7 @@ class Fuse : public Pass {
 
   std::string_view name() const override { return "fuse"; }
   Outcome handle(Passage& passage, const Next& next) override;
-  bool settle(std::chrono::nanoseconds limit) override;
+  bool synchronize(std::chrono::nanoseconds limit) override;
   /// Sums over all backends.
   FuseStatistics statistics() const;
 
