@@ -28,7 +28,7 @@ def _value(text: bytes, key: str, rank: int) -> Any:
     return decode(text, f"the value of rank {rank} for {key!r}")
 
 
-def synchronize(
+def agree(
     store: torch_dist.Store, rank: int, size: int, key: str, value: Any, decide: Callable[[list[Any]], Any]
 ) -> Any:
     """Run ``decide`` on rank 0 over all ranks' values (JSON's types, in rank order) and give every rank the result.
