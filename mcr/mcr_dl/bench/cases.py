@@ -163,7 +163,8 @@ class Prepared:
 
     ``call()`` makes one and returns when it has ended on the CPU; on a device it may still be running, until
     ``synchronize()`` (None on the CPU) returns. ``messages`` is how many messages it passes in sequence (2 in a
-    ping-pong); ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else None.
+    ping-pong); ``meet`` is a barrier of the same candidate for calls that ranks may leave before others enter, else
+    None.
     """
 
     def __init__(self, case: Case, candidate: str, group: _C.Group, tensors: Tensors | None = None) -> None:
