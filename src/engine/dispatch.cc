@@ -119,10 +119,9 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
-  auto made =
-      make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
-                                      &chosen.backend.progress, call.timeout, trail.seq, trail.bytes},
-                        std::move(plan));
+  auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
+                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes},
+                                std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));
   return made;
