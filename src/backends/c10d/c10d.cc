@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "backends/c10d/types.h"
+#include "base/wait_queue.h"
 #include "plugin/backend.h"
 
 namespace mcr {
@@ -144,7 +145,8 @@ class Waiters : public std::enable_shared_from_this<Waiters> {
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_, ended_;
+  WaitQueue wake_;
+  std::condition_variable ended_;
   std::deque<std::function<void()>> jobs_;
   std::size_t idle_ = 0, threads_ = 0;
   bool stopping_ = false;

@@ -8,6 +8,8 @@
 #include <functional>
 #include <mutex>
 
+#include "base/wait_queue.h"
+
 namespace mcr::python {
 
 /// Threads that complete futures and thus run the callbacks that torch and its users have attached. A callback may wait
@@ -30,7 +32,8 @@ class Completions {
   void serve();
 
   std::mutex mutex_;
-  std::condition_variable wake_, done_;
+  WaitQueue wake_;
+  std::condition_variable done_;
   std::deque<std::function<void()>> actions_;  // this and all below guarded by mutex_
   std::size_t idle_ = 0;
   std::size_t busy_ = 0;
