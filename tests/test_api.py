@@ -184,7 +184,7 @@ _CASES = [(name, backend) for name, row in ON_RANKS.items() for backend in (sess
 def test_on_ranks(pools: Pools, name: str, backend: str) -> None:
     """The docstrings of `ranks.api` and `ranks.works` describe the cases."""
     function, size, _ = ON_RANKS[name]
-    pools.get("processes", size).run(function, *([] if backend == "-" else [backend]), limit=60.0)
+    pools.get("processes", size).run(function, *([] if backend == "-" else [backend]), limit=120.0)
 
 
 _OPEN_MPI = [name for name, row in ON_RANKS.items() if row[0].__module__ == "ranks.works" and row[2]]
@@ -194,4 +194,4 @@ _OPEN_MPI = [name for name, row in ON_RANKS.items() if row[0].__module__ == "ran
 def test_on_open_mpi(pools: Pools, name: str) -> None:
     """The guarantees of works, and mpi4py's communicators, on Open MPI."""
     function, size, per_backend = ON_RANKS[name]
-    pools.get("mpiexec-openmpi", size).run(function, *(["mpi"] if per_backend else []), limit=60.0)
+    pools.get("mpiexec-openmpi", size).run(function, *(["mpi"] if per_backend else []), limit=120.0)

@@ -52,23 +52,23 @@ def test_undefined_reductions(pools: Pools, backend: str) -> None:
         if not _C.reduction_defined(dtype, red)
     ]
     assert cases
-    done = pools.get("processes", 2).run(operations.refuse_all, cases, limit=60.0)
+    done = pools.get("processes", 2).run(operations.refuse_all, cases, limit=120.0)
     assert done == [len(cases)] * 2
 
 
 def test_wrong_backend(pools: Pools) -> None:
     """An unknown name, a known one that was not initialized, and no name."""
-    pools.get("processes", 3).run(errors.wrong_backend, 1, limit=60.0)
+    pools.get("processes", 3).run(errors.wrong_backend, 1, limit=120.0)
 
 
 def test_root_outside_the_group(pools: Pools) -> None:
     """The error names the rank, which is in the job but not in the group, together with the members."""
-    pools.get("processes", 4).run(errors.root_outside_group, limit=60.0)
+    pools.get("processes", 4).run(errors.root_outside_group, limit=120.0)
 
 
 def test_no_group(pools: Pools) -> None:
     """Objects that are not groups, and destroyed groups."""
-    pools.get("processes", 3).run(errors.no_group, limit=60.0)
+    pools.get("processes", 3).run(errors.no_group, limit=120.0)
 
 
 @pytest.mark.parametrize(

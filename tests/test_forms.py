@@ -50,7 +50,7 @@ def in_form(
 def test_arrays(pools: Pools, form: str, function: str, world: int, backend: str) -> None:
     """NumPy arrays, DLPack objects and lists of them; the caller keeps none while an operation runs."""
     cases = in_form(function, backend, world, form)
-    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=120) == [len(cases)] * world
 
 
 @backends
@@ -62,7 +62,7 @@ def test_other_orders(pools: Pools, form: str, function: str, world: int, backen
     if form == "columns of some" and OPS[SIGNATURES[function]["op"]]["in_place"]:
         form = "columns"  # ranks must agree on the order of a tensor used in place
     cases = in_form(function, backend, world, form)
-    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=120) == [len(cases)] * world
 
 
 @worlds
@@ -70,7 +70,7 @@ def test_other_orders(pools: Pools, form: str, function: str, world: int, backen
 def test_other_orders_on_striped(pools: Pools, function: str, world: int) -> None:
     """Messages that are cut over two libraries."""
     cases = in_form(function, "stripe(gloo,mpi)", world, "columns", (100_002,))
-    assert pools.get("processes", world).run(striped.run_all, cases, limit=60) == [len(cases)] * world
+    assert pools.get("processes", world).run(striped.run_all, cases, limit=120) == [len(cases)] * world
 
 
 @worlds
@@ -83,7 +83,7 @@ def test_other_orders_through_torch(pools: Pools, function: str, world: int) -> 
         for case in in_form(function, "mpi", world, form, through_torch=True)
         if torch_takes(case) and not (form == "columns of some" and OPS[case.op]["in_place"])
     ]
-    assert pools.get("processes", world).run(operations.run_all, cases, limit=60) == [len(cases)] * world
+    assert pools.get("processes", world).run(operations.run_all, cases, limit=120) == [len(cases)] * world
 
 
 @backends
@@ -93,7 +93,7 @@ def test_other_orders_with_passes(pools: Pools, passes: str, world: int, backend
     """Calls that a pass holds, cuts or encodes."""
     cases = [case for function in FUNCTIONS for case in in_form(function, backend, world, "columns")]
     cases = [case for case in cases if case.dtype == "float32" and case.group == "world"]
-    done = pools.get("processes", world).run(layouts.with_passes, passes, cases, limit=60)
+    done = pools.get("processes", world).run(layouts.with_passes, passes, cases, limit=120)
     assert done == [len(cases)] * world
 
 
@@ -102,4 +102,4 @@ def test_other_orders_with_passes(pools: Pools, passes: str, world: int, backend
 @pytest.mark.parametrize("function", layouts.ON_RANKS)
 def test_on_ranks(pools: Pools, function: str, world: int, backend: str) -> None:
     """See the function's docstring."""
-    pools.get("processes", world).run(layouts.ON_RANKS[function], backend, limit=60)
+    pools.get("processes", world).run(layouts.ON_RANKS[function], backend, limit=120)

@@ -150,7 +150,7 @@ def test_right_calls(pools: Pools, world: int) -> None:
     @fuzz(60)
     @given(batch=st.lists(cases(world), min_size=1, max_size=8))
     def run(batch: list[Case]) -> None:
-        done = pools.get("processes", world).run(operations.run_all, batch, limit=60.0)
+        done = pools.get("processes", world).run(operations.run_all, batch, limit=120.0)
         assert done == [len(batch)] * world
 
     run()

@@ -153,7 +153,7 @@ def test_failing_call(pools: Pools, function: str) -> None:
 @pytest.mark.parametrize("launcher", ["nccl", "nccl-lanes"])
 def test_failing_device(pools: Pools, launcher: str) -> None:
     """An asynchronous error on one rank: detected, reported on all ranks at every query, other groups still work."""
-    texts = pools.get(launcher, 3).run(nccl.failing_device, 1, limit=60.0)
+    texts = pools.get(launcher, 3).run(nccl.failing_device, 1, limit=120.0)
     assert "ncclCommGetAsyncError: internal error" in texts[1][1]
     for rank in (0, 2):
         assert "rank 1 of 3 has aborted" in texts[rank][1], texts

@@ -77,4 +77,4 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
 def test_on_ranks(pools: Pools, name: str) -> None:
     """See the function's docstring."""
     function, world = ON_RANKS[name]
-    pools.get("processes", world).run(function, limit=60)
+    pools.get("processes", world).run(function, limit=120)

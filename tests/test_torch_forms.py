@@ -31,7 +31,7 @@ CASES: dict[str, Callable[[str], None]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_on_ranks(pools: Pools, case: str, backend: str, world: int) -> None:
     """See the function's docstring."""
-    pools.get("processes", world).run(CASES[case], backend, limit=60)
+    pools.get("processes", world).run(CASES[case], backend, limit=120)
 
 
 @pytest.mark.parametrize("detail", [False, True], ids=["timeout", "detail"])

@@ -78,7 +78,7 @@ class Pool:
             return (self.folder / "log").read_text(errors="replace")[-_TAIL:]
         return ""
 
-    def run(self, function: Callable[..., Any], *args: Any, limit: float = 60.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, limit: float = 120.0) -> list[Any]:
         """Run a function of an importable module on every rank; the results in rank order.
 
         Raises RankFailure if it raises or dies on any rank or takes longer than `limit` seconds; the pool then ends.
