@@ -17,6 +17,10 @@ using std::chrono::microseconds;
 // the library's lock for milliseconds.
 constexpr std::size_t kSweep = 64;
 
+// In addition, a sweep releases up to this many of the oldest Works that are complete: waiting threads complete small
+// operations faster than sweeps of kSweep could follow, and a complete Work still owns its tensors.
+constexpr std::size_t kRelease = 1024;
+
 // Waiting threads poll for themselves, so this thread may sleep: often enough to keep transfers moving, rarely enough
 // to leave the cores to the program.
 constexpr microseconds kFirstNap{100};
@@ -123,18 +127,21 @@ bool Progress::sleep_while_idle(const std::stop_token& stop) {
 // Polls outside the mutex: a callback may issue the next operation. Returns true if a Work has completed.
 bool Progress::sweep() {
   std::vector<std::shared_ptr<Work>> batch;
+  std::vector<std::shared_ptr<Work>> done;  // released outside the mutex: tensors may be freed with them
   {
     std::lock_guard lock(mutex_);
+    for (; !works_.empty() && works_.front()->settled() && done.size() < kRelease; works_.pop_front()) {
+      done.push_back(std::move(works_.front()));
+    }
     const auto count = std::min(works_.size(), kSweep);
     batch.assign(works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(count));
   }
   for (auto& work : batch) work->poll();
-  std::vector<std::shared_ptr<Work>> done;  // released outside the mutex: tensors may be freed with them
   {
     std::lock_guard lock(mutex_);
     const auto end = works_.begin() + static_cast<std::ptrdiff_t>(std::min(works_.size(), kSweep));
     const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->settled(); });
-    done.assign(std::make_move_iterator(middle), std::make_move_iterator(end));
+    done.insert(done.end(), std::make_move_iterator(middle), std::make_move_iterator(end));
     works_.erase(middle, end);
     // Rotate the rest, so that operations which cannot end yet do not hide the others from the next sweep.
     if (done.empty() && works_.size() > kSweep) std::rotate(works_.begin(), works_.begin() + kSweep, works_.end());
