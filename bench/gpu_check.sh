@@ -35,7 +35,7 @@ else
   device=cuda
   export PYTHONPATH=$root/build/gpu/install:$root/bench:$root/tests
 fi
-# All ranks are on this host. The build tools may lie beside this Python.
+# All ranks are on this host. The build tools may lie in this Python's folder.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 PATH=$PATH:$(dirname "$(command -v "$python")")
 export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MCR_DL_TUNING_TABLE=none
@@ -186,7 +186,7 @@ else
   seconds=16 device_seconds=18 few=
   [ -z "$rehearse" ] || seconds=6 device_seconds=8 few="--staging-bytes 1048576"
   run suite-nccl-1 45 suite --backend nccl --ranks 1 --seconds "$seconds"
-  run streams-1 60 streams --backend nccl --beside gloo,mpi --ranks 1
+  run streams-1 60 streams --backend nccl --with gloo,mpi --ranks 1
   run listing4-1 40 listing4 --backend nccl --ranks 1
   run overhead-1 60 overhead --backend nccl --ranks 1 --seconds "$device_seconds"
   run overlap-1 40 overlap --backend nccl --ranks 1
@@ -203,7 +203,7 @@ else
     done
   else
     run suite-nccl-2 50 suite --backend nccl --ranks 2 --seconds "$seconds"
-    run streams-2 60 streams --backend nccl --beside gloo,mpi --ranks 2
+    run streams-2 60 streams --backend nccl --with gloo,mpi --ranks 2
     run listing4-2 40 listing4 --backend nccl --ranks 2
     run overhead-2 60 overhead --backend nccl --ranks 2 --seconds "$device_seconds"
     run overlap-2 50 overlap --backend nccl --ranks 2

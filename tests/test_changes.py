@@ -65,4 +65,4 @@ def test_calls_under_way(pools: Pools, size: int, backend: str) -> None:
 @sizes
 @real
 def test_calls_of_another_group(pools: Pools, size: int, backend: str) -> None:
-    pools.get("processes", size).run(changes.beside_another_group, backend, 12)
+    pools.get("processes", size).run(changes.with_another_group, backend, 12)

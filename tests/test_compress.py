@@ -252,9 +252,9 @@ def test_blocking_after_started(pools: Pools, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["mpi", "gloo"])
 @pytest.mark.parametrize("order", [["fuse", "compress"], ["compress", "fuse"]])
-def test_beside_fusion(pools: Pools, order: list[str], backend: str) -> None:
+def test_with_fusion(pools: Pools, order: list[str], backend: str) -> None:
     """Either order gives the same values."""
-    pools.get("processes", 2).run(compress.beside_fusion, order, backend)
+    pools.get("processes", 2).run(compress.with_fusion, order, backend)
 
 
 def test_by_group(pools: Pools) -> None:

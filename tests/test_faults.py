@@ -176,9 +176,9 @@ def test_a_late_rank_inside_of_mpi_through_torch(nursery: Nursery) -> None:
 
 
 @backends
-def test_nobody_waits(nursery: Nursery, backend: str) -> None:
+def test_no_thread_waits(nursery: Nursery, backend: str) -> None:
     """An operation without a waiting thread fails in time, and so does its future."""
-    ranks = jobs.start(nursery, "troubles", ["nobody_waits", backend], 2)
+    ranks = jobs.start(nursery, "troubles", ["no_thread_waits", backend], 2)
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "DONE")
     assert re.findall(r"RAISED \w+", ranks[0].text) == ["RAISED CollectiveTimeoutError"] * 2

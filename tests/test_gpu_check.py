@@ -33,7 +33,7 @@ def test_the_suite_runs(tmp_path: Path) -> None:
     assert found["failures"] == {}
 
 
-def test_the_overhead_beside_torchs_own(tmp_path: Path) -> None:
+def test_the_overhead_and_torchs_own(tmp_path: Path) -> None:
     """Calls of mcr_dl and of torch's own backend in one process, for a moment."""
     arguments = ("--backend", "gloo", "--device", "cpu", "--no-raw", "--ranks", "2", "--seconds", "1", "--limit", "90")
     result = _run("gpu.overhead", *arguments, str(tmp_path))

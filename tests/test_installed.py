@@ -53,7 +53,7 @@ def test_a_build_against_another_torch(for_another_torch: Path) -> None:
     assert "pip install --no-build-isolation" in done.stderr
 
 
-def test_torch_works_beside_it(for_another_torch: Path) -> None:
+def test_torch_still_works(for_another_torch: Path) -> None:
     """`import torch`, which loads the entry point, prints nothing; the first use of "mcr" names the error."""
     assert execute(for_another_torch, "import torch").stderr == ""
     done = execute(for_another_torch, USE)

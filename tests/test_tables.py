@@ -239,11 +239,11 @@ VIOLATIONS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda document: _samples(document).reverse(), "samples[1].bytes: expected more than 1024 (ascending), got 64"),
     (
         lambda document: document["scales"][0]["curves"].append(document["scales"][0]["curves"][0]),
-        "curves[2]: expected one entry for all_reduce, float, mpi, got a second one beside scales[0].curves[0]",
+        "curves[2]: expected one entry for all_reduce, float, mpi, got a second one in addition to scales[0].curves[0]",
     ),
     (
         lambda document: document["scales"].append(document["scales"][0]),
-        "scales[1]: expected one entry for cpu, 2, 1, 2, got a second one beside scales[0]",
+        "scales[1]: expected one entry for cpu, 2, 1, 2, got a second one in addition to scales[0]",
     ),
     (_at("scales", 0, "winners", 0, "ranges", 0, "from", 4), "winners[0].ranges[0].from: expected 0, got 4"),
     (_at("scales", 0, "winners", 0, "ranges", 1, "from", 0), "ranges[1].from: expected more than 0 (ascending), got 0"),

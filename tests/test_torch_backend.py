@@ -63,7 +63,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "splitting": (torch_groups.splitting, 3),
     "handles": (torch_groups.handles, 3),
     "foreign groups": (torch_groups.foreign_groups, 2),
-    "beside gloo": (torch_backend.beside_gloo, 2),
+    "with gloo": (torch_backend.with_gloo, 2),
     "by torch": (torch_groups.started_by_torch, 3),
     "by torch on named backends": (torch_groups.started_by_torch_on_named_backends, 2),
     "late start": (torch_groups.late_start, 3),

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[int, ...]] = {
     "torch_pipeline.interleaved": (2,),
     "torch_pipeline.breadth_first": (2, 3),
     "torch_pipeline.zero_bubble": (2,),
-    "torch_pipeline.beside_data_parallel": (4,),
+    "torch_pipeline.with_data_parallel": (4,),
     "torch_state.zero_optimizer": (2, 3),
     "torch_state.zero_optimizer_buckets": (2, 3),
     "torch_state.channels_last": (2, 3),
@@ -84,7 +84,7 @@ ON_GLOO = (
 MIXING: dict[str, tuple[int, ...]] = {
     "ddp_on_named": (2, 3),
     "use_of_blocks": (2,),
-    "beside_gloo": (2, 3),
+    "with_gloo": (2, 3),
     "meshes": (4,),
     "fsdp_on_named": (2, 3),
     "passes_in_ddp": (2,),

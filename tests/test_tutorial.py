@@ -74,7 +74,7 @@ def test_every_name_of_torch() -> None:
     assert set(torch_dist.__all__ if hasattr(torch_dist, "__all__") else []) <= set(dir(mcr_dl))
 
 
-def test_a_name_that_nobody_has() -> None:
+def test_a_name_that_does_not_exist() -> None:
     """It is an AttributeError that names the module, even with the fallback to torch."""
     with pytest.raises(AttributeError, match=r"mcr_dl.*no_such_name"):
         mcr_dl.no_such_name  # noqa: B018

@@ -134,7 +134,7 @@ def graph_asynchronous(at: Setting) -> None:
 
 
 @check
-def graph_beside_running(at: Setting) -> dict[str, Any]:
+def graph_during_another_call(at: Setting) -> dict[str, Any]:
     """Earlier calls, which the progress thread still polls, do not disturb a capture."""
     if at.backend != "nccl":
         raise NotRun("host libraries cannot be captured")
@@ -143,19 +143,19 @@ def graph_beside_running(at: Setting) -> dict[str, Any]:
     at.gather(target, source, async_op=True).wait()  # first uses block the host
     at.gather(y, x)
     at.device.synchronize()
-    turns, beside = 10, 0
+    turns, concurrent = 10, 0
     for turn in range(turns):
         source.fill_(at.rank + 1.0 + turn)
         target.fill_(-1.0)
         at.device.sleep(LATE_MS / 2)
         work = at.gather(target, source, async_op=True)
-        replay = at.device.capture_beside(lambda: at.gather(y, x))
-        beside += not work.is_completed()
+        replay = at.device.capture_concurrently(lambda: at.gather(y, x))
+        concurrent += not work.is_completed()
         x.fill_(at.rank + 1.0 - turn)
         replay()
-        same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph beside another call")
+        same_parts(at, y, lambda rank, turn=turn: rank + 1.0 - turn, "a graph during another call")
         assert work.wait() is True
         same_parts(at, target, lambda rank, turn=turn: rank + 1.0 + turn, "a call from before a capture")
     if at.device.real:  # the host may be blocked now and then, but not mostly
-        assert beside * 2 > turns, f"in {turns - beside} of {turns} turns the call was over when the capture was"
-    return {"beside": beside}
+        assert concurrent * 2 > turns, f"in {turns - concurrent} of {turns} turns the call had ended before the capture"
+    return {"concurrent": concurrent}

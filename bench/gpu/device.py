@@ -65,7 +65,7 @@ class Cuda:
         replay: Callable[[], object] = graph.replay
         return replay
 
-    def capture_beside(self, calls: Callable[[], object]) -> Callable[[], object]:
+    def capture_concurrently(self, calls: Callable[[], object]) -> Callable[[], object]:
         """As ``capture``, but the device continues with earlier work, for which torch.cuda.graph() would wait. A call
         of another thread that is not allowed during a capture breaks it.
         """
@@ -124,7 +124,7 @@ class Host:
     def capture(self, calls: Callable[[], object]) -> Callable[[], object]:
         return calls
 
-    def capture_beside(self, calls: Callable[[], object]) -> Callable[[], object]:
+    def capture_concurrently(self, calls: Callable[[], object]) -> Callable[[], object]:
         return calls
 
 

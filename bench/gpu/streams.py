@@ -78,14 +78,14 @@ def main() -> int:
     """Start the ranks; exit code 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="nccl", help="the one that is checked; others join in where they work")
-    parser.add_argument("--beside", default="gloo")
+    parser.add_argument("--with", dest="others", default="gloo")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     name = f"streams-{given.ranks}"
-    backends = [given.backend, *(each for each in given.beside.split(",") if each and each != given.backend)]
+    backends = [given.backend, *(each for each in given.others.split(",") if each and each != given.backend)]
     args = (backends, given.device, str(given.folder), name)
     problem = jobs.run(
         "gpu.streams:on_rank", args, ranks=given.ranks, kind=given.device, limit=given.limit, log=given.folder / name

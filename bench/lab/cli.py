@@ -65,7 +65,7 @@ def status() -> int:
         return 0
     grid = Table("lab", "hosts x ranks, NICs", "made by", "namespaces", "processes")
     for each in found:
-        owner = f"process {each.owner}" if each.owner else "nobody: lab clean"
+        owner = f"process {each.owner}" if each.owner else "no process: lab clean"
         grid.add_row(each.lab, each.shape, owner, str(len(each.spaces)), str(len(each.pids)))
     Console().print(grid)
     return 0

@@ -184,7 +184,7 @@ class Rows:
     def _mix(self, row: str) -> mixes.Mix:
         """The mix behind `mixed` or `split`: the fastest of its kind in a rehearsal of a step's communication."""
         if dist.get_world_size() == 1:
-            raise Refused("one rank has nobody to communicate with")
+            raise Refused("one rank has no other rank to communicate with")
         if MIXED not in self._mixes:
             self._mixes[MIXED], seconds = program.choose(self.workload, self._made("plain"), rounds=1, repeats=2)
             self.trials.update(seconds)

@@ -1,2 +1,2 @@
-# Written by the build (CMakeLists.txt) and installed beside _C.
+# Written by the build (CMakeLists.txt) and installed with _C.
 TORCH: str

@@ -120,7 +120,7 @@ _FUNCTIONS = (
     "def take_desync() -> str:",
     "def fail_at_exit(code: int) -> None:",
     "def give_up(group: Group) -> None:",
-    "def keep_for_ever(group: Group) -> None:",
+    "def keep_forever(group: Group) -> None:",
     "def set_detail(detail: bool) -> None:",
     "def set_explainer(function: Callable[[str, str, int, int, int], str]) -> None:",
     "def watch_interrupts() -> None:",
@@ -342,7 +342,7 @@ def support_matrix(group: _C.Group) -> str:
     lines = [
         "# Support matrix",
         "",
-        "Generated from the op table by `make generate`; `python -m mcr_dl.info` prints it for the machine at hand.",
+        "Generated from the op table by `make generate`; `python -m mcr_dl.info` prints it for this machine.",
         "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
         "native where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
         + "; ".join(

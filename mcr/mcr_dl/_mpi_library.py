@@ -221,8 +221,8 @@ def _places() -> dict[tuple[Path, str], None]:
     """List the directories where packages put the library, each with the reason to look there."""
     # A wheel puts the library next to the site-packages that it is installed in, also in another environment.
     packages = [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
-    beside = [path.parents[2] for path in packages if path.is_absolute() and len(path.parents) > 2]
-    prefixes = dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), *beside])
+    prefixes_of_packages = [path.parents[2] for path in packages if path.is_absolute() and len(path.parents) > 2]
+    prefixes = dict.fromkeys([Path(sys.prefix), Path(sys.base_prefix), *prefixes_of_packages])
     places = {(prefix / "lib", f"in {prefix}"): None for prefix in prefixes}
     # An empty or relative entry of PATH would mean the current directory; leave those out.
     path = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
@@ -233,7 +233,7 @@ def _places() -> dict[tuple[Path, str], None]:
         for executable in (Path(found), Path(found).resolve()):
             prefix = executable.parent.parent
             for directory in ("lib", "lib64"):
-                places[prefix / directory, f"beside {tool} in {prefix}"] = None
+                places[prefix / directory, f"with {tool} in {prefix}"] = None
     return places
 
 

@@ -168,7 +168,7 @@ class Issue {
     try {
       return finish(work);
     } catch (...) {
-      if (!work->settled()) watch(passage_, work);
+      if (!work->finished()) watch(passage_, work);
       throw;
     }
   }
@@ -185,7 +185,7 @@ class Issue {
     }
     auto work = make_work(passage_, lane.take());
     work->begin();
-    if (!work->settled()) watch(passage_, work);
+    if (!work->finished()) watch(passage_, work);
     return work;
   }
 
@@ -201,7 +201,7 @@ class Issue {
     // On a device the operation cannot be complete yet, and asking costs as much as enqueuing it did.
     if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
       work->poll();
-    if (!work->settled()) watch(passage_, work);
+    if (!work->finished()) watch(passage_, work);
     return work;
   }
 

@@ -47,7 +47,7 @@ class Outcome final : public RunRequest {
 class Rest final : public RunRequest {
  public:
   using RunRequest::RunRequest;
-  bool poll() override { return issued() && run().settled(); }
+  bool poll() override { return issued() && run().finished(); }
 };
 
 class WorkRequest final : public Request {
@@ -193,7 +193,7 @@ bool Run::poll() {
   return first_ == steps_.size();
 }
 
-bool Run::settled() {
+bool Run::finished() {
   bool running = false;
   for (Schedule::Id id = first_; id < steps_.size(); ++id) {
     while (steps_[id].state == State::Running) {

@@ -44,7 +44,7 @@ class Run {
   /// For a run that is issued(): polls the running tasks. True once all tasks are complete; throws the first error.
   bool poll();
   /// No request is running any more; after an error, this may be later than poll() reports.
-  bool settled();
+  bool finished();
   /// A thread waits: hurries the running requests and those still to be started.
   void hurry() { hurried_.store(true, std::memory_order_relaxed); }
   /// Sleeps on the last request, if all requests were started at the beginning.

@@ -36,7 +36,7 @@ struct Names {
 
 inline constexpr Names kNames;
 
-/// The needs of a call besides the backend's work: memory that lives as long as the operation, and the steps left when
+/// The needs of a call in addition to the backend's work: memory that lives as long as the operation, and the steps left when
 /// the backend has finished. An ordinary call leaves it empty, which costs nearly nothing.
 struct Plan {
   const Names* names = &kNames;             // valid only until the call has been issued

@@ -130,7 +130,7 @@ bool Progress::sweep() {
   std::vector<std::shared_ptr<Work>> done;  // released outside the mutex: tensors may be freed with them
   {
     std::lock_guard lock(mutex_);
-    for (; !works_.empty() && works_.front()->settled() && done.size() < kRelease; works_.pop_front()) {
+    for (; !works_.empty() && works_.front()->finished() && done.size() < kRelease; works_.pop_front()) {
       done.push_back(std::move(works_.front()));
     }
     const auto count = std::min(works_.size(), kSweep);
@@ -140,7 +140,7 @@ bool Progress::sweep() {
   {
     std::lock_guard lock(mutex_);
     const auto end = works_.begin() + static_cast<std::ptrdiff_t>(std::min(works_.size(), kSweep));
-    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->settled(); });
+    const auto middle = std::stable_partition(works_.begin(), end, [](const auto& work) { return !work->finished(); });
     done.insert(done.end(), std::make_move_iterator(middle), std::make_move_iterator(end));
     works_.erase(middle, end);
     // Rotate the rest, so that operations which cannot end yet do not hide the others from the next sweep.

@@ -47,17 +47,17 @@ Subject Work::subject() const { return {*context_.group, context_.seq, row(conte
 
 void Work::begin() noexcept {
   try {
-    if (advance()) settled_.store(true, std::memory_order_release);
+    if (advance()) finished_.store(true, std::memory_order_release);
   } catch (...) {
     fail();
   }
 }
 
 bool Work::poll() noexcept {
-  if (settled()) return true;
+  if (finished()) return true;
   if (busy_.test_and_set(std::memory_order_acquire)) return completed();
   try {
-    if (!settled() && advance()) settled_.store(true, std::memory_order_release);
+    if (!finished() && advance()) finished_.store(true, std::memory_order_release);
   } catch (...) {
     fail();
   }
@@ -77,12 +77,12 @@ bool Work::advance() {
   return true;
 }
 
-// The error is visible at once. The other requests are still polled, as the library still uses their memory. settled_
+// The error is visible at once. The other requests are still polled, as the library still uses their memory. finished_
 // is set last: readers that see it need no further checks.
 void Work::fail() noexcept {
   if (next_ < requests_.size()) ++next_;
   if (!completed()) keep_error();
-  if (next_ == requests_.size()) settled_.store(true, std::memory_order_release);
+  if (next_ == requests_.size()) finished_.store(true, std::memory_order_release);
 }
 
 void Work::keep_error() noexcept {

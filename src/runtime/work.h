@@ -85,7 +85,7 @@ class Work {
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
 
   /// Complete, and no request is running: after an error, other requests may still use the memory.
-  bool settled() const noexcept { return settled_.load(std::memory_order_acquire); }
+  bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
   bool failed() const noexcept { return completed() && failure_.has_value(); }
   Progress* progress() const { return context_.progress; }
@@ -98,7 +98,7 @@ class Work {
   int source() const;
 
   /// Complete, and waiting for it needs no further step.
-  bool over() const noexcept { return settled() && point_ == nullptr; }
+  bool over() const noexcept { return finished() && point_ == nullptr; }
   /// The bindings' object for this Work, or null. Only for the bindings.
   void*& handle() noexcept { return handle_; }
 
@@ -129,7 +129,7 @@ class Work {
   Plan plan_;
   std::vector<std::unique_ptr<Request>> requests_;
   std::size_t next_ = 0;  // requests before it have ended; guarded by busy_
-  std::atomic<bool> settled_{false};
+  std::atomic<bool> finished_{false};
   std::shared_ptr<StreamPoint> point_;
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};

@@ -72,7 +72,7 @@ TEST(int8_keeps_its_bound) {
 TEST(int8_special_values) {
   const auto& int8 = codec("int8:block=8");
   const float tiny = std::numeric_limits<float>::denorm_min();
-  // One block each: zeros, subnormals, subnormals beside a number, the largest, infinity, NaN.
+  // One block each: zeros, subnormals, subnormals with a number, the largest, infinity, NaN.
   const std::vector<float> values = {0,
                                      -0.0F,
                                      0,

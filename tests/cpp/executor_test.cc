@@ -71,9 +71,9 @@ TEST(late_issues_keep_the_order_of_submission_whatever_completes_first) {
   bench.issues[0]->done = true;
   executor->drive();
   CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !Continuation::any());
-  CHECK(!first->poll() && !first->settled());
+  CHECK(!first->poll() && !first->finished());
   bench.issues[1]->done = true;
-  CHECK(first->poll() && first->settled() && !second->poll());
+  CHECK(first->poll() && first->finished() && !second->poll());
 }
 
 TEST(each_stage_has_an_order_of_its_own) {
@@ -164,7 +164,7 @@ TEST(a_task_may_throw_anything) {
     executor->submit(run, bench.start());
     bench.issues[0]->done = true;
     executor->drive();
-    CHECK(run->issued() && run->settled() && !Continuation::any() && (bench.order == Order{0}));
+    CHECK(run->issued() && run->finished() && !Continuation::any() && (bench.order == Order{0}));
     const auto got = ranks::failure([&] { run->poll(); });
     CHECK(got.code == (kind == 2 ? ErrorCode::Timeout : ErrorCode::Backend) && !got.text.empty());
   }
@@ -178,7 +178,7 @@ TEST(late_issues_need_stages) {
   CHECK(got.code == ErrorCode::InvalidArgument && check::has(got.text, "late"));
 }
 
-TEST(what_runs_beside_a_failure_is_polled_to_its_end) {
+TEST(other_requests_are_polled_to_their_end_after_a_failure) {
   Bench bench;
   auto schedule = std::make_shared<Schedule>();
   const auto one = schedule->issue(bench.call());
@@ -208,9 +208,9 @@ TEST(an_issue_that_throws_leaves_the_earlier_ones_running) {
       start(task, requests);
     });
   });
-  CHECK(got.code == ErrorCode::Unsupported && run->issued() && !run->settled());
+  CHECK(got.code == ErrorCode::Unsupported && run->issued() && !run->finished());
   bench.issues[0]->done = true;
-  CHECK(run->settled());
+  CHECK(run->finished());
 }
 
 TEST(a_hurried_run_hurries_what_it_starts_later) {

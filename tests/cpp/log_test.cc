@@ -147,7 +147,7 @@ TEST(an_asynchronous_call) {
   CHECK(logged.only().wait_end == record.wait_end);
 }
 
-TEST(a_work_that_nobody_waits_for_ends_in_the_log_too) {
+TEST(a_work_without_a_wait_ends_in_the_log_too) {
   Logged logged;
   Floats data(6);
   ranks::start(logged.alone.group(), all_reduce(data));
@@ -258,7 +258,7 @@ TEST(splits_that_are_overwritten_or_too_many_are_not_shown) {
   CHECK(all.size() == 1 && all[0].record.truncated == 1 && all[0].in_splits.empty());
 }
 
-TEST(readers_beside_writers_never_see_half_a_record) {
+TEST(concurrent_readers_never_see_half_a_record) {
   Ring ring(64, 1);
   std::atomic<int64_t> next{1};
   std::atomic<bool> enough{false};

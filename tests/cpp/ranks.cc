@@ -136,7 +136,7 @@ void together(int size, const std::function<void(Group&, const std::shared_ptr<G
         const auto shadow = std::make_shared<Alone>([&] { return std::make_unique<MemoryCommunicator>(second, rank); },
                                                     size, rank, "memory");
         body(alone.group(), {shadow, &shadow->group()});
-        // As at the end of a program: what nobody waited for is still under way, with this rank's memory.
+        // As at the end of a program: operations without a wait are still under way, with this rank's memory.
         for (auto* one : {&alone, shadow.get()}) CHECK(one->backend().progress.drain(std::chrono::seconds(60)));
       } catch (const std::exception& error) {
         check::failed("rank", rank, error.what());

@@ -78,7 +78,7 @@ int failures(const Format& format, float value) {
   return wrong;
 }
 
-// All numbers, what lies halfway between two of them, and the floats beside either.
+// All numbers, what lies halfway between two of them, and the next floats on both sides.
 template <class S>
 void check_stores(const Format& format) {
   int wrong = 0;

@@ -192,7 +192,7 @@ TEST(the_same_calls_have_the_same_turns_whatever_the_times) {
   CHECK(one.fingerprint() != two.fingerprint());
 }
 
-TEST(blocking_calls_that_name_nobody_take_part) {
+TEST(blocking_calls_that_name_no_backend_take_part) {
   Trio trio(known());
   CHECK(trio.run(call(Op::all_reduce, 8), 100)["a"] == 100);  // off by default
   trio.selector().refine(kPeriod);
@@ -240,7 +240,7 @@ TEST(agreed_costs_change_the_choice_and_change_it_back) {
   const auto asked = call(Op::all_reduce, 256);
   trio.run(asked, 1);
   const auto adopt = [&](int64_t a, int64_t b, int64_t c) { return trio.selector().adopt(std::vector{a, b, c}); };
-  CHECK(adopt(unit(9), kNone, kNone).empty() && trio.choose(asked) == "a");  // nobody to compare with
+  CHECK(adopt(unit(9), kNone, kNone).empty() && trio.choose(asked) == "a");  // no other candidate to compare with
   const auto changes = adopt(unit(6), unit(5), kNone);
   CHECK(changes.size() == 1 && changes[0].from == "a" && changes[0].to == "b" && changes[0].bytes == 1024);
   CHECK(trio.choose(asked) == "b");

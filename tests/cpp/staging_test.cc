@@ -212,7 +212,7 @@ TEST(a_failure_is_the_works_and_the_memory_stays) {
     const auto work = ranks::start(group, call);
     const auto got = ranks::failure([&] { wait(*work, 30s, nullptr); });
     if (group.rank() == 1) CHECK(check::has(got.text, "memory.recv", "expected 32 bytes, got 16"));
-    while (!work->settled()) work->poll();
+    while (!work->finished()) work->poll();
     // The group is as good as before.
     std::vector<float> one(1, 1);
     Call next = on_device(Op::all_reduce);

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kSlow = 30ms;  // long enough for whatever does not wait to be seen
 
-// What the communicator of a test has been given, and how it shall behave.
+// What the communicator of a test has been given, and how it is to behave.
 struct Script {
   int lanes = 1;
   bool ordered = true;
@@ -197,7 +197,7 @@ TEST(what_a_call_uses_lives_until_the_device_is_past_it) {
   };
   auto work = start_with(nullptr);
   CHECK(!tensors.expired());
-  work = nullptr;  // nobody waits
+  work = nullptr;  // no thread waits
   CHECK(!tensors.expired());
   simulated::finish(fixture.script.streams.at(0));
   for (int i = 0; i < 5000 && !tensors.expired(); ++i) std::this_thread::sleep_for(1ms);
@@ -340,10 +340,10 @@ TEST(the_librarys_failure_reaches_the_work) {
   while (!work->poll()) std::this_thread::yield();
   const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
   CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", "the network is gone"));
-  CHECK(!work->settled());  // the device still uses the memory
+  CHECK(!work->finished());  // the device still uses the memory
   fixture.script.aborted = true;
   simulated::finish(fixture.script.streams.at(0));
-  while (!work->settled()) work->poll();
+  while (!work->finished()) work->poll();
 }
 
 TEST(time_limits_abort) {
@@ -359,7 +359,7 @@ TEST(time_limits_abort) {
   simulated::finish(fixture.script.streams.at(0));
 }
 
-TEST(a_graph_records_calls_and_nobody_asks_its_events) {
+TEST(a_graph_records_calls_whose_events_are_never_queried) {
   Fixture fixture;
   std::vector<float> values(8, 1);
   simulated::set_capturing(true);

@@ -246,9 +246,9 @@ TEST(the_error_of_one_piece) {
     broken.fails = true;
     broken.ends = true;
     work->poll();
-    CHECK(work->failed() && !work->settled());
+    CHECK(work->failed() && !work->finished());
     sound.ends = true;
-    while (!work->settled()) work->poll();
+    while (!work->finished()) work->poll();
     const auto got = ranks::failure([&] { work->rethrow(); });
     CHECK(check::has(got.text, "stripe(left,right).all_to_all", "cable cut"));
   }

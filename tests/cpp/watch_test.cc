@@ -157,7 +157,7 @@ TEST(an_operation_that_expires_fails_and_calls_back) {
   const auto now = std::chrono::steady_clock::now();
   CHECK(work->observed(now) == 0ns && work->observed(now + 2s) == 2s);
   CHECK(!work->poll() && work->expire(ErrorCode::Timeout, "too late") && called);
-  CHECK(work->completed() && work->failed() && !work->settled() && !work->expire(ErrorCode::Timeout, "again"));
+  CHECK(work->completed() && work->failed() && !work->finished() && !work->expire(ErrorCode::Timeout, "again"));
   const auto got = ranks::failure([&] { work->rethrow(); });
   CHECK(got.code == ErrorCode::Timeout && got.text == "too late");
 }

@@ -133,7 +133,7 @@ TEST(an_error_in_the_last_steps_is_the_works) {
   CHECK(check::has(ranks::failure([&] { work->rethrow(); }).text, "no memory"));
 }
 
-// Whoever sees the work complete sees its error too, also beside the thread that is just writing it.
+// A thread that sees the work complete also sees its error, while another thread is just writing it.
 TEST(an_error_is_there_as_soon_as_the_work_is_complete) {
   for (int i = 0; i < 2000; ++i) {
     auto work = work_of(std::make_unique<Countdown>(20, "link down"));

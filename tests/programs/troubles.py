@@ -176,7 +176,7 @@ def aborted(backend: str) -> None:
     say("DONE")
 
 
-def nobody_waits(backend: str) -> None:
+def no_thread_waits(backend: str) -> None:
     """An operation without a waiting thread fails at its timeout: its future gets the error."""
     dist.init_process_group(backend, timeout=LONG)
     x = torch.ones(10)

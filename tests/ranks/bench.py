@@ -88,7 +88,7 @@ def refuses(candidate: str) -> None:
 
     preparing()
     expect(mcr_dl.InvalidArgumentError, lambda: preparing(operation="all_redcue"), "all_reduce", "'all_redcue'")
-    expect(mcr_dl.InvalidArgumentError, lambda: preparing("nobody"), "expected", "gloo", "'nobody'")
+    expect(mcr_dl.InvalidArgumentError, lambda: preparing("unknown"), "expected", "gloo", "'unknown'")
     expect(mcr_dl.InvalidArgumentError, lambda: preparing(root=group.size()), "root", str(group.size()))
     expect(mcr_dl.InvalidArgumentError, lambda: preparing(nbytes=0), "size", "at least 1", "0")
     expect(mcr_dl.InvalidTypeError, lambda: preparing(dtype="float31"), "float32", "'float31'")

@@ -167,7 +167,7 @@ def in_flight(backend: str) -> None:
     mcr_dl.destroy_process_group(group)
 
 
-def beside_another_group(backend: str, changes: int) -> None:
+def with_another_group(backend: str, changes: int) -> None:
     """A thread makes calls on another group while the chain of this one changes, with calls on it."""
     session.start()
     size = mcr_dl.get_world_size()

@@ -274,7 +274,7 @@ def in_flight(backend: str, codecs: list[str], seed: int, count: int) -> None:
     mcr_dl.set_passes([])
 
 
-def beside_fusion(order: list[str], backend: str) -> None:
+def with_fusion(order: list[str], backend: str) -> None:
     """With tensor fusion before or after: a call that names a codec is compressed, others are exact."""
     start(order)
     for number in range(10):

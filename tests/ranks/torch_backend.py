@@ -361,7 +361,7 @@ def use() -> None:
     mcr_dl.destroy_process_group(only)
 
 
-def beside_gloo() -> None:
+def with_gloo() -> None:
     """A group of torch's gloo and one of mcr_dl in one program, with pending calls on both."""
     _pg()
     theirs = dist.new_group(backend="gloo")

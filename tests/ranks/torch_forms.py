@@ -199,13 +199,13 @@ def threads(backend: str) -> None:
                 dist.all_reduce(tensor, group=group)
                 assert tensor.tolist() == [float(turn) * group.size()] * 3
 
-        def beside() -> None:
+        def concurrent() -> None:
             try:
                 reduce(others)
             except BaseException as error:
                 failures.append(error)
 
-        thread = threading.Thread(target=beside)
+        thread = threading.Thread(target=concurrent)
         thread.start()
         reduce(mine)
         thread.join()

@@ -88,7 +88,7 @@ def use_of_blocks() -> None:
         dist.all_reduce(tensor)
 
 
-def beside_gloo() -> None:
+def with_gloo() -> None:
     """torch's own gloo group and one of mcr_dl in one program, started in either order, in use at the same time."""
     for first, second in (("gloo", "mcr"), ("mcr", "gloo")):
         with life(first):

@@ -94,7 +94,7 @@ def zero_bubble(_backend: str) -> Results:
     return _several(ScheduleInterleavedZeroBubble)
 
 
-def beside_data_parallel(_backend: str) -> Results:
+def with_data_parallel(_backend: str) -> Results:
     """Two pipelines of two ranks on a 2 x 2 mesh, the weights of each stage split over them."""
     on = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "stage"))
     across = on.get_group("stage")

@@ -44,7 +44,7 @@ def main(folder: str) -> int:
         for report in reports
     )
     ours = {key: count for key, count in places.items() if key[1] is not None}
-    print(f"{folder}: {len(reports)} reports, {sum(ours.values())} with a frame of ours")
+    print(f"{folder}: {len(reports)} reports, {sum(ours.values())} with a frame of mcr_dl")
     for (what, where), count in sorted(ours.items(), key=lambda each: -each[1]):
         print(f"  {count} x {what}\n      {where}")
     return 1 if ours else 0

@@ -56,7 +56,7 @@ void choose_failure(std::string_view text) {
   process().fail_after = colon == text.npos ? 1 : std::atoi(std::string(text.substr(colon + 1)).c_str());
 }
 
-/// Whether this is the call that shall fail.
+/// Whether this is the call that is to fail.
 bool fails(std::string_view function) {
   const std::lock_guard lock(process().mutex);
   if (process().fail_function != function || --process().fail_after != 0) return false;

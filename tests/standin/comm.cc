@@ -209,7 +209,7 @@ std::string Batch::waiting() const {
              incoming_[peer].front().header.text();
     }
   }
-  return "rank " + std::to_string(comm_->rank) + " waits for somebody to receive its data";
+  return "rank " + std::to_string(comm_->rank) + " waits for a rank to receive its data";
 }
 
 int run(std::vector<Batch>& batches, std::chrono::milliseconds limit) {

@@ -62,7 +62,7 @@ class Comm {
   Segment segment;
   const int rank, size;
   std::atomic<bool> aborted = false;
-  std::atomic<int> injected = Success;  // what ncclCommGetAsyncError shall say
+  std::atomic<int> injected = Success;  // the result of ncclCommGetAsyncError
   /// Factors of created operators, each one element; empty once destroyed.
   std::deque<std::vector<std::byte>> factors;
   /// Those whose factor is read when the operation runs.

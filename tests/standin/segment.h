@@ -11,7 +11,7 @@
 namespace standin {
 
 /// Where the memory of a communicator is found: a file descriptor of the process that has made the id. It has no name,
-/// so nothing is left behind, whoever is killed when.
+/// so nothing is left behind when processes are killed.
 struct Place {
   uint32_t magic;
   int32_t pid;

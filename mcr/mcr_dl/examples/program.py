@@ -154,7 +154,7 @@ def usual_modes(
 ) -> tuple[dict[str, Comm], dict[str, float]]:
     """The modes. Measurements at the model's own sizes decide which backend carries what in the mixed mode."""
     if not workload.kinds:
-        raise WorkloadError("expected 2 ranks or more: one rank has nobody to communicate with")
+        raise WorkloadError("expected 2 ranks or more: one rank has no other rank to communicate with")
     mix, seconds = choose(workload, groups)
     report.show_choice(console, seconds, mixes.name_of(mix))
     routes: dict[str, mixes.Mix] = {name: dict.fromkeys(workload.kinds, name) for name in (*BACKENDS, "auto")}

@@ -128,7 +128,7 @@ def _twice(rows: list[dict[str, Any]], keys: tuple[str, ...], where: str) -> str
         first = seen.setdefault(tuple(row.get(key) for key in keys), index)
         if first != index:
             names = ", ".join(str(row[key]) for key in keys if key in row)
-            return f"{where}[{index}]: expected one entry for {names}, got a second one beside {where}[{first}]"
+            return f"{where}[{index}]: expected one entry for {names}, got a second one in addition to {where}[{first}]"
     return None
 
 

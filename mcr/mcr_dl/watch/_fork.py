@@ -39,4 +39,4 @@ def _in_child() -> None:
     _forked = True
     _C.stop_forked(text())
     for group in _groups():
-        _C.keep_for_ever(group)
+        _C.keep_forever(group)

@@ -56,7 +56,7 @@ class Watch:
         self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
-        self._sampler = threading.Thread(target=self._sample_for_ever, name="mcr_dl watch", daemon=True)
+        self._sampler = threading.Thread(target=self._sample, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
         """Begin, on its own threads."""
@@ -87,7 +87,7 @@ class Watch:
 
     # ---- the sampler
 
-    def _sample_for_ever(self) -> None:
+    def _sample(self) -> None:
         while not self._ending.wait(_PERIOD):
             _C.watch_interrupts()
             self._look_at_threads()

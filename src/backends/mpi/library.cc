@@ -270,7 +270,7 @@ void Library::start() {
   check(MPI_Query_thread(&level), "MPI_Query_thread");
   if (level < MPI_THREAD_SERIALIZED) {
     throw Error(ErrorCode::Unavailable,
-                "MPI runs at a thread level below MPI_THREAD_SERIALIZED: whoever called MPI_Init shall call "
+                "MPI runs at a thread level below MPI_THREAD_SERIALIZED: initialize MPI by "
                 "MPI_Init_thread with MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE");
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;

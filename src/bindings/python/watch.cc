@@ -151,7 +151,7 @@ void give_up(Group& group) {
 
 // For a forked process: the libraries' threads, which would have to end the freed objects' operations, do not exist
 // there.
-void keep_for_ever(std::shared_ptr<Group> group) {
+void keep_forever(std::shared_ptr<Group> group) {
   static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
   kept.push_back(std::move(group));
 }
@@ -213,7 +213,7 @@ void add_watch(py::module_& module) {
   module.def("take_desync", Stop::take_desync);
   module.def("fail_at_exit", fail_at_exit);
   module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
-  module.def("keep_for_ever", keep_for_ever);
+  module.def("keep_forever", keep_forever);
   module.def("set_detail", set_detail);
   module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
   module.def("watch_interrupts", Interrupts::watch);

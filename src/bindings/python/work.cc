@@ -102,7 +102,7 @@ PyObject* synchronize(PyObject* self, PyObject*) {
 
 bool polled(PyObject* self) {
   const auto work = of(self);
-  return work->settled() || unlocked([&] { return work->poll(); });
+  return work->finished() || unlocked([&] { return work->poll(); });
 }
 
 PyObject* is_completed(PyObject* self, PyObject*) {
