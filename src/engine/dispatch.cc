@@ -9,10 +9,10 @@
 #include "base/pool.h"
 #include "choose/decision.h"
 #include "codecs/codec.h"
-#include "engine/continuation.h"
 #include "engine/executor.h"
 #include "engine/flatten.h"
 #include "engine/pass.h"
+#include "engine/pending.h"
 #include "engine/staging.h"
 #include "engine/stream_call.h"
 #include "engine/validate.h"
@@ -152,8 +152,8 @@ class Issue {
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
       if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
-      if (lane.blocking() && Continuation::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
-        Continuation::finish(passage_.call.timeout, passage_.interrupt);
+      if (lane.blocking() && PendingIssues::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
+        PendingIssues::finish(passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
       if (lane.blocking()) {

@@ -14,7 +14,7 @@
 
 #include "algorithms/schedule.h"
 #include "base/error.h"
-#include "engine/continuation.h"
+#include "engine/pending.h"
 #include "plugin/lane.h"
 
 namespace mcr {
@@ -84,7 +84,7 @@ class Run {
 /// to stage k modulo their number. On each stage Issues keep the order of submission, and within a schedule the order
 /// of its tasks, regardless of which completes first. As all ranks submit in one order, their calls match. Thread-safe.
 /// No lock is held while a task runs: it may run codecs and users' functions, and other threads submit meanwhile.
-class Executor : public Continuation {
+class Executor : public PendingIssues {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
   /// for. `progress` polls often while Issues are to come; null: no thread does.

@@ -52,8 +52,8 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual bool supports(const Call& call) const = 0;
   virtual void issue(const Call& call, Lane& lane) = 0;
-  /// Other ways to do these calls (algorithms, settings), each a candidate in addition to the library's own choice: `mpi` with
-  /// a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.
+  /// Other ways to do these calls (algorithms, settings), each a candidate in addition to the library's own choice:
+  /// `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.
   virtual std::span<const std::string_view> variants() const { return {}; }
   /// Whether the variants do this call differently from the library's own choice. Equal on all ranks, like supports().
   virtual bool varies(const Call&) const { return false; }

@@ -64,13 +64,13 @@ TEST(late_issues_keep_the_order_of_submission_whatever_completes_first) {
   const auto first = bench.two(), second = bench.two();
   executor->submit(first, bench.start());
   executor->submit(second, bench.start());
-  CHECK((bench.order == Order{0, 2}) && Continuation::any());
+  CHECK((bench.order == Order{0, 2}) && PendingIssues::any());
   bench.issues[2]->done = true;
   executor->drive();
   CHECK((bench.order == Order{0, 2}));  // the second one waits for the first
   bench.issues[0]->done = true;
   executor->drive();
-  CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !Continuation::any());
+  CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !PendingIssues::any());
   CHECK(!first->poll() && !first->finished());
   bench.issues[1]->done = true;
   CHECK(first->poll() && first->finished() && !second->poll());
@@ -94,7 +94,7 @@ TEST(each_stage_has_an_order_of_its_own) {
   CHECK((bench.order == Order{0, 3, 1, 4}));
   bench.issues[1]->done = true;
   executor->drive();
-  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !Continuation::any());
+  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !PendingIssues::any());
 }
 
 TEST(schedules_are_submitted_while_another_one_computes) {
@@ -118,10 +118,10 @@ TEST(schedules_are_submitted_while_another_one_computes) {
   std::thread driver([&] { executor->drive(); });
   while (!entered) std::this_thread::yield();
   executor->hurry();  // returns too: the other thread drives
-  CHECK(!left && Continuation::any());
+  CHECK(!left && PendingIssues::any());
   open = true;
   driver.join();
-  CHECK(!Continuation::any());
+  CHECK(!PendingIssues::any());
 }
 
 TEST(late_issues_keep_their_order_on_whichever_thread) {
@@ -164,7 +164,7 @@ TEST(a_task_may_throw_anything) {
     executor->submit(run, bench.start());
     bench.issues[0]->done = true;
     executor->drive();
-    CHECK(run->issued() && run->finished() && !Continuation::any() && (bench.order == Order{0}));
+    CHECK(run->issued() && run->finished() && !PendingIssues::any() && (bench.order == Order{0}));
     const auto got = ranks::failure([&] { run->poll(); });
     CHECK(got.code == (kind == 2 ? ErrorCode::Timeout : ErrorCode::Backend) && !got.text.empty());
   }

@@ -193,7 +193,7 @@ TEST(a_flush_may_fail_with_any_exception) {
   Floats a(4), b(4);
   const auto first = one.start(call(Op::all_reduce, a)), second = one.start(call(Op::all_reduce, b));
   for (const auto& work : {first, second}) CHECK(work->wait_for(10s) && work->failed());
-  CHECK(!Continuation::any());
+  CHECK(!PendingIssues::any());
 }
 
 TEST(held_calls_keep_a_candidate_that_the_group_gives_up) {
@@ -288,9 +288,9 @@ TEST(a_blocking_call_first_sees_to_what_is_held) {
   One one(limits(1000));
   Floats held(4), data(4);
   one.start(call(Op::all_reduce, held));
-  CHECK(Continuation::any() && one.fused.calls.empty());
+  CHECK(PendingIssues::any() && one.fused.calls.empty());
   ranks::run(one.alone.group(), call(Op::all_reduce, data));
-  CHECK(one.fused.calls.size() == 1 && one.log.calls.size() == 1 && !Continuation::any());
+  CHECK(one.fused.calls.size() == 1 && one.log.calls.size() == 1 && !PendingIssues::any());
 }
 
 // Ranks of different speeds, with clocks that let buffers go at different calls in each of them.

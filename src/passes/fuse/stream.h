@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "engine/agreement.h"
-#include "engine/continuation.h"
 #include "engine/deferred.h"
 #include "engine/pass.h"
+#include "engine/pending.h"
 #include "passes/fuse/layout.h"
 
 namespace mcr {
@@ -66,7 +66,7 @@ struct FusePart : Deferred {
 /// calls have their communicator to themselves: each rank issues round, flush, round, flush.
 /// Thread-safe. One thread at a time, the driver, issues rounds and flushes, without a lock: they may run users'
 /// passes.
-class FuseStream : public Continuation {
+class FuseStream : public PendingIssues {
  public:
   FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/continuation.h"
+#include "engine/pending.h"
 
 #include <algorithm>
 #include <mutex>
@@ -13,15 +13,15 @@ namespace mcr {
 
 namespace {
 
-struct Pending {
+struct List {
   std::mutex mutex;
-  std::vector<std::shared_ptr<Continuation>> all;  // guarded by mutex
+  std::vector<std::shared_ptr<PendingIssues>> all;  // guarded by mutex
 };
 
 // Never destroyed: threads may still use it during process exit.
-Pending& pending() {
-  static auto& list = *std::make_unique<Pending>().release();
-  return list;
+List& list() {
+  static auto& made = *std::make_unique<List>().release();
+  return made;
 }
 
 // A wait checks the clock and Ctrl-C after this many rounds.
@@ -29,22 +29,22 @@ constexpr int kRounds = 100;
 
 }  // namespace
 
-std::atomic<int> Continuation::count_{0};
+std::atomic<int> PendingIssues::count_{0};
 
-void Continuation::set_pending(bool now) {
+void PendingIssues::set_pending(bool now) {
   if (now == pending_) return;
   pending_ = now;
-  const std::lock_guard lock(pending().mutex);
+  const std::lock_guard lock(list().mutex);
   if (now) {
-    pending().all.push_back(shared_from_this());
+    list().all.push_back(shared_from_this());
     count_.fetch_add(1, std::memory_order_relaxed);
   } else {
-    std::erase_if(pending().all, [this](const auto& one) { return one.get() == this; });
+    std::erase_if(list().all, [this](const auto& one) { return one.get() == this; });
     count_.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 
-bool Continuation::synchronize(std::chrono::nanoseconds limit) {
+bool PendingIssues::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (;;) {
     hurry();
@@ -54,13 +54,13 @@ bool Continuation::synchronize(std::chrono::nanoseconds limit) {
   }
 }
 
-void Continuation::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
+void PendingIssues::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   for (int round = 1; any(); ++round) {
-    std::vector<std::shared_ptr<Continuation>> all;
+    std::vector<std::shared_ptr<PendingIssues>> all;
     {
-      const std::lock_guard lock(pending().mutex);
-      all = pending().all;
+      const std::lock_guard lock(list().mutex);
+      all = list().all;
     }
     for (const auto& one : all) one->hurry();
     if (!any()) return;

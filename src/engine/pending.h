@@ -9,13 +9,13 @@
 
 namespace mcr {
 
-/// Something in this process that still has collectives to issue for operations that were started: calls that a pass
-/// holds, second phases. In a library that admits one thread at a time, a blocking call would keep them from being
+/// An object that still has collectives to issue for operations that were started: calls that a pass holds, late Issues
+/// of schedules. In a library that admits one thread at a time, a blocking call would keep them from being
 /// issued, and then the other ranks would never join that call. So such a call first waits until nothing is pending.
 /// This wait ends, because the other ranks have made these earlier calls of the group too, and also wait first.
-class Continuation : public std::enable_shared_from_this<Continuation> {
+class PendingIssues : public std::enable_shared_from_this<PendingIssues> {
  public:
-  virtual ~Continuation() = default;
+  virtual ~PendingIssues() = default;
   /// Issues what it can now; never waits. From any thread.
   virtual void hurry() = 0;
   /// Calls hurry() until nothing is pending; false if the time runs out first.
