@@ -19,7 +19,7 @@ SETUP = $(call STEP,$(1),build/setup.log,$(2))
 # $(call COMPILE,title,log,folder of build/,options of CMake,what to do behind it)
 COMPILE = $(call STEP,$(1),$(2),sh -c '$(CMAKE) -S . -B $(3) -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" \
   $(4) && $(CMAKE) --build $(3) --parallel$(if $(5), && $(5))')
-CPP_FILES = $(shell find src tests/cpp tests/fuzz tests/standin tests/sanitize tests/programs -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find src bench tests/cpp tests/fuzz tests/standin tests/sanitize tests/programs -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)

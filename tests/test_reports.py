@@ -208,6 +208,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
 OTHERS = {
     "mcr/mcr_dl/examples/program.py",
     "bench/lab/cli.py",
+    "bench/late_issues.py",
     "bench/overhead.py",
     "bench/soak.py",
     "bench/versions.py",
