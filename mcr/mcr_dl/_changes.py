@@ -47,10 +47,10 @@ def agree(
     ``decide`` raises it; and CollectiveTimeoutError if a rank does not arrive within the group's timeout. Later changes
     are not affected.
     """
-    made, operation = _C.place(group)
+    made, operation = _C.newest_collective(group)
     mine = {
         "what": what,
-        "place": None if anywhere else [made, operation],
+        "newest": None if anywhere else [made, operation],
         "value": value,
         "problem": None if problem is None else [_class_of(problem), str(problem)],
     }
@@ -96,7 +96,7 @@ def _compare(group: _C.Group, values: list[Any]) -> None:
                 f"{first['what']} on rank 0 and {each['what']} on rank {rank}; make it in the same place on all ranks"
             )
             raise InvalidArgumentError(message)
-        if each["place"] is not None and each["place"][0] != first["place"][0]:
+        if each["newest"] is not None and each["newest"][0] != first["newest"][0]:
             message = (
                 f"{each['what']}: expected all ranks of group {group.name()!r} to call it after the same collective, "
                 f"got {_place_text(first)} on rank 0 and {_place_text(each)} on rank {rank}; "
@@ -106,7 +106,7 @@ def _compare(group: _C.Group, values: list[Any]) -> None:
 
 
 def _place_text(value: dict[str, Any]) -> str:
-    made, operation = value["place"]
+    made, operation = value["newest"]
     return f"after collective {made} ({operation})" if made else "before the first one"
 
 
@@ -185,5 +185,5 @@ class _Meeting:
         who = watch.ranks_text([self.group.ranks[rank] for rank in ranks]) if ranks else "some ranks"
         seconds = self.group.timeout.total_seconds()
         text = f"{self._name()} timed out: {who} did not come within the timeout of {seconds * 1000:.0f} ms"
-        made, _ = _C.place(self.group)
+        made, _ = _C.newest_collective(self.group)
         return watch.explain(text, self.group._label, made, True, True)

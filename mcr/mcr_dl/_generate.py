@@ -99,7 +99,7 @@ _FUNCTIONS = (
     "def dtype_class(dtype: str) -> str:",
     "def set_passes(group: Group, passes: list[Pass]) -> None:",
     "def passes(group: Group) -> list[Pass]:",
-    "def place(group: Group) -> tuple[int, str]:",
+    "def newest_collective(group: Group) -> tuple[int, str]:",
     "def log_records(number: int) -> list[tuple[Any, ...]]:",
     "def log_groups() -> list[tuple[str, int, int, list[int]]]:",
     "def log_resize(capacity: int) -> None:",

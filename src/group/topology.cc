@@ -97,11 +97,11 @@ Topology Topology::of_hosts(std::span<const int> hosts) {
 Topology Topology::of_members(std::span<const int> members) const {
   const int size = static_cast<int>(members.size());
   std::vector<std::vector<int>> found(dimensions_.size());  // the coordinates that occur
-  std::map<std::vector<int>, int> places;
+  std::map<std::vector<int>, int> found_at;
   for (int i = 0; i < size; ++i) {
-    auto place = coordinates(members[static_cast<std::size_t>(i)]);
-    for (std::size_t d = 0; d < place.size(); ++d) found[d].push_back(place[d]);
-    places[std::move(place)] = i;
+    auto position = coordinates(members[static_cast<std::size_t>(i)]);
+    for (std::size_t d = 0; d < position.size(); ++d) found[d].push_back(position[d]);
+    found_at[std::move(position)] = i;
   }
   std::size_t product = 1;
   auto dimensions = dimensions_;
@@ -111,9 +111,9 @@ Topology Topology::of_members(std::span<const int> members) const {
     dimensions[d].size = static_cast<int>(found[d].size());
     product *= found[d].size();
   }
-  if (product != members.size() || places.size() != members.size()) return flat("ranks", size);
+  if (product != members.size() || found_at.size() != members.size()) return flat("ranks", size);
   std::vector<int> ranks;  // ranks in the order of their coordinates, the last changing fastest, as the map is sorted
-  for (const auto& [_, rank] : places) ranks.push_back(rank);
+  for (const auto& [_, rank] : found_at) ranks.push_back(rank);
   return {std::move(dimensions), size, std::move(ranks)};
 }
 
@@ -132,7 +132,7 @@ int Topology::stride(std::size_t dimension) const {
   return stride;
 }
 
-int Topology::place_of(int rank) const {
+int Topology::index_of(int rank) const {
   const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
   if (found == ranks_.end()) {
     refuse("expected a rank from 0 to " + std::to_string(size() - 1) + ", got " + std::to_string(rank));
@@ -141,9 +141,9 @@ int Topology::place_of(int rank) const {
 }
 
 std::vector<int> Topology::coordinates(int rank) const {
-  const int place = place_of(rank);
+  const int index = index_of(rank);
   std::vector<int> result;
-  for (std::size_t i = 0; i < dimensions_.size(); ++i) result.push_back(place / stride(i) % dimensions_[i].size);
+  for (std::size_t i = 0; i < dimensions_.size(); ++i) result.push_back(index / stride(i) % dimensions_[i].size);
   return result;
 }
 
@@ -152,7 +152,7 @@ std::vector<int> Topology::line(int rank, std::size_t dimension) const {
     refuse("expected a dimension from 0 to " + std::to_string(dimensions_.size() - 1) + ", got " +
            std::to_string(dimension));
   }
-  const int step = stride(dimension), first = place_of(rank) - coordinates(rank)[dimension] * step;
+  const int step = stride(dimension), first = index_of(rank) - coordinates(rank)[dimension] * step;
   std::vector<int> result;
   for (int i = 0; i < dimensions_[dimension].size; ++i) {
     result.push_back(ranks_[static_cast<std::size_t>(first + i * step)]);

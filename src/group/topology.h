@@ -49,7 +49,7 @@ class Topology {
 
  private:
   int stride(std::size_t dimension) const;
-  int place_of(int rank) const;
+  int index_of(int rank) const;
 
   std::vector<Dimension> dimensions_;
   std::vector<int> ranks_;

@@ -145,7 +145,7 @@ Chain passes_of(const Group& group) {
 }
 
 // The number of the group's newest collective, 0 before the first, and its operation.
-std::pair<int64_t, std::string> place_of(Group& group) {
+std::pair<int64_t, std::string> newest_collective(Group& group) {
   const auto count = group.position().read(std::numeric_limits<int64_t>::max()).collectives;
   const auto newest = group.position().read(count).newest;
   if (newest.empty()) return {0, ""};
@@ -171,7 +171,7 @@ void add_passes(py::module_& module) {
   module.def("set_passes",
              [](Group& group, std::vector<std::shared_ptr<Pass>> passes) { group.set_passes(std::move(passes)); });
   module.def("passes", passes_of);
-  module.def("place", place_of);
+  module.def("newest_collective", newest_collective);
 }
 
 }  // namespace mcr::python
