@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -157,14 +158,19 @@ bool tells(const c10d::Work& work) {
   return work.retrieveOpType() != c10d::OpType::UNKNOWN && !c10d::isP2POp(work.retrieveOpType());
 }
 
+// The step that follows an operation of the library; may be empty.
+using Then = std::function<void()>;
+
 // A work whose isCompleted() is reliable and whose wait() may time out without harm.
 class Polled : public Request {
  public:
-  Polled(TorchWork work, Tensors kept) : work_(std::move(work)), kept_(std::move(kept)) {}
+  Polled(TorchWork work, Tensors kept, Then then)
+      : work_(std::move(work)), kept_(std::move(kept)), then_(std::move(then)) {}
 
   bool poll() override {
     if (!work_->isCompleted()) return false;
     finish(*work_);
+    if (then_) then_();
     return true;
   }
 
@@ -180,11 +186,11 @@ class Polled : public Request {
  private:
   TorchWork work_;
   Tensors kept_;
+  Then then_;
 };
 
-// A work of which only wait() is reliable: gloo's sends, receives and reduce_scatters end in it. It gets a thread when
-// it is first polled: the messages of one emulated call, which are polled one after the other, do not need a thread
-// each.
+// A work of which only wait() is reliable: gloo's sends and receives end in it. It gets a thread when it is first
+// polled: the messages of one emulated call, which are polled one after the other, do not need a thread each.
 class Waited : public Request {
  public:
   Waited(TorchWork work, Tensors kept, milliseconds limit, std::shared_ptr<Waiters> waiters, int source, bool any)
@@ -342,6 +348,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   void reduce_scatter(const Call& call, Lane& lane) {
     const View view = reduced(call);
+    if (gloo_) return reduce_scatter_by_all_reduce(call, lane, view);
     Tensors data{tensor(call.out, view), tensor(call.in, view)};
     const auto opts = options<c10d::ReduceScatterOptions>(call);
     run(call, lane, data, [&] { return backend_->_reduce_scatter_base(data[0], data[1], opts); });
@@ -397,6 +404,15 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   }
 
  private:
+  // As torch does for gloo, but torch's Work reports its completion only to a thread in its wait().
+  void reduce_scatter_by_all_reduce(const Call& call, Lane& lane, View view) {
+    Tensors sum{tensor(call.in, view).clone()};
+    const auto opts = options<c10d::AllreduceOptions>(call);
+    const auto mine = sum[0].chunk(backend_->getSize())[static_cast<std::size_t>(backend_->getRank())];
+    const auto copy = [mine, to = call.out.data] { std::memcpy(to, mine.const_data_ptr(), mine.nbytes()); };
+    run(call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
+  }
+
   View reduced(const Call& call) const {
     const auto view = reduction_view(gloo_, call.dtype, call.red);
     if (view) return *view;
@@ -414,17 +430,18 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   // Starts the operation; on a blocking lane, also ends it. Waits have no limit except the library's own, since a
   // library may still be writing to the tensor when wait() times out. Only gloo's messages have no limit of their own.
   template <class Start>
-  void run(const Call& call, Lane& lane, const Tensors& kept, Start start) {
+  void run(const Call& call, Lane& lane, const Tensors& kept, Start start, const Then& then = nullptr) {
     TorchWork work = guarded(start);
     if (!work) return;  // complete
     const bool message = gloo_ && row(call.op).is(kPeer);
     const bool any = call.op == Op::recv && call.root == kAnyRank;
     if (lane.blocking() || fake_) {
       finish(*work, message ? call.timeout : kNoTimeout);
+      if (then) then();
       if (any) lane.set_source(guarded([&] { return work->sourceRank(); }));
       return;
     }
-    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept));
+    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept, then));
     const int source = call.op == Op::recv ? call.root : -1;
     lane.track(std::make_unique<Waited>(std::move(work), kept, message ? kForever : kNoTimeout, waiters_, source, any));
   }
