@@ -7,7 +7,6 @@
 
 #include "engine/dispatch.h"
 #include "engine/flatten.h"
-#include "engine/stream_call.h"
 
 namespace mcr {
 
@@ -148,18 +147,23 @@ class Staged {
       std::make_shared<std::vector<std::shared_ptr<void>>>();
 };
 
-// The end of a staged call: the stream's work after the last copy, also after an error.
+// The end of a staged call: the stream's work after the last copy. After an error the call has no point, as a thread
+// that meets a point does not look for an error that is not kept yet; `error_point` is recorded in its place.
 class Behind final : public Request {
  public:
   Behind(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
-         std::shared_ptr<StreamPoint> point, const Stream& inward)
-      : staged_(std::move(staged)), copies_(std::move(copies)), point_(std::move(point)), inward_(inward) {}
+         std::shared_ptr<StreamPoint> point, std::shared_ptr<StreamPoint> error_point, const Stream& inward)
+      : staged_(std::move(staged)),
+        copies_(std::move(copies)),
+        point_(std::move(point)),
+        error_point_(std::move(error_point)),
+        inward_(inward) {}
 
   bool poll() override {
     try {
       if (!staged_->poll()) return false;
     } catch (...) {
-      point_->record(inward_);
+      error_point_->record(inward_);
       throw;
     }
     const StreamGuard guard(inward_);
@@ -173,8 +177,19 @@ class Behind final : public Request {
  private:
   std::unique_ptr<Request> staged_;
   std::vector<std::function<void(const Stream&)>> copies_;
-  std::shared_ptr<StreamPoint> point_;
+  std::shared_ptr<StreamPoint> point_, error_point_;
   Stream inward_;
+};
+
+// Ends when the device has passed one of two points.
+class PassedEither final : public Request {
+ public:
+  PassedEither(std::shared_ptr<StreamPoint> one, std::shared_ptr<StreamPoint> other)
+      : one_(std::move(one)), other_(std::move(other)) {}
+  bool poll() override { return one_->passed() || other_->passed(); }
+
+ private:
+  std::shared_ptr<StreamPoint> one_, other_;
 };
 
 }  // namespace
@@ -196,8 +211,10 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
   auto requests = stages_->submit(passage, schedule);
-  requests.front() = std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, inward);
-  requests.push_back(passed(point));  // the device is still copying
+  auto error_point = std::make_shared<StreamPoint>(caller);
+  requests.front() =
+      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, error_point, inward);
+  requests.push_back(std::make_unique<PassedEither>(point, error_point));  // the device is still copying
   return hold(passage, std::move(requests), std::move(point));
 }
 
