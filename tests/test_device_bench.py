@@ -115,6 +115,7 @@ def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_backends, "known_names", lambda: list(usable))
     monkeypatch.setattr(_backends, "load", load)
+    monkeypatch.setattr(_backends._C, "backend_status", lambda: {name: name for name in usable})
     assert _device.usable_backends("cuda") == ["nccl", "gloo"]
     assert _device.usable_backends("cpu") == ["gloo"]
     assert tune._backends_for(("all",), "cuda") == ["nccl", "gloo"]
