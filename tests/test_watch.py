@@ -231,7 +231,7 @@ def test_a_slow_store() -> None:
         with pytest.raises(RuntimeError, match="does not answer"):
             exchange.ask(lambda: free.wait(10), limit=0.05)
         with pytest.raises(RuntimeError, match="does not answer"):
-            exchange.ask(lambda: 1, limit=10)  # at once, as the first is still running
+            exchange.ask(lambda: 1, limit=10)  # returns at once: the first is still running
         free.set()
         deadline = time.monotonic() + 10
         while exchange.lost is not None and time.monotonic() < deadline:

@@ -38,6 +38,13 @@ Direction of_output(const Call& call, int rank) {
   }
 }
 
+// The present end of a stream's work.
+PooledEvent mark(const Stream& stream) {
+  auto event = take_event(stream.device);
+  event->record(stream);
+  return event;
+}
+
 // One call: its pieces go device -> host, library, host -> device, each as soon as possible.
 class Staged {
  public:
@@ -100,12 +107,6 @@ class Staged {
     } while (most != 0 && offset < call_.out.count);
   }
 
-  PooledEvent mark(const Stream& stream) const {
-    auto event = take_event(stream.device);
-    event->record(stream);
-    return event;
-  }
-
   // Replaces device memory by host memory, and enqueues the copies to it.
   void bring_out() {
     auto& runtime = DeviceRuntime::of(call_.device.type);
@@ -147,23 +148,26 @@ class Staged {
       std::make_shared<std::vector<std::shared_ptr<void>>>();
 };
 
+// The device's work after an error of a staged call. Only requests of its Work use it, one at a time.
+using AfterError = std::shared_ptr<PooledEvent>;
+
 // The end of a staged call: the stream's work after the last copy. After an error the call has no point, as a thread
-// that meets a point does not look for an error that is not kept yet; `error_point` is recorded in its place.
+// that meets a point does not look for an error that is not kept yet.
 class Behind final : public Request {
  public:
   Behind(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
-         std::shared_ptr<StreamPoint> point, std::shared_ptr<StreamPoint> error_point, const Stream& inward)
+         std::shared_ptr<StreamPoint> point, AfterError after_error, const Stream& inward)
       : staged_(std::move(staged)),
         copies_(std::move(copies)),
         point_(std::move(point)),
-        error_point_(std::move(error_point)),
+        after_error_(std::move(after_error)),
         inward_(inward) {}
 
   bool poll() override {
     try {
       if (!staged_->poll()) return false;
     } catch (...) {
-      error_point_->record(inward_);
+      *after_error_ = mark(inward_);
       throw;
     }
     const StreamGuard guard(inward_);
@@ -177,19 +181,21 @@ class Behind final : public Request {
  private:
   std::unique_ptr<Request> staged_;
   std::vector<std::function<void(const Stream&)>> copies_;
-  std::shared_ptr<StreamPoint> point_, error_point_;
+  std::shared_ptr<StreamPoint> point_;
+  AfterError after_error_;
   Stream inward_;
 };
 
-// Ends when the device has passed one of two points.
-class PassedEither final : public Request {
+// Ends when the device no longer uses the memory of a staged call.
+class Released final : public Request {
  public:
-  PassedEither(std::shared_ptr<StreamPoint> one, std::shared_ptr<StreamPoint> other)
-      : one_(std::move(one)), other_(std::move(other)) {}
-  bool poll() override { return one_->passed() || other_->passed(); }
+  Released(std::shared_ptr<StreamPoint> point, AfterError after_error)
+      : point_(std::move(point)), after_error_(std::move(after_error)) {}
+  bool poll() override { return *after_error_ != nullptr ? (*after_error_)->ready() : point_->passed(); }
 
  private:
-  std::shared_ptr<StreamPoint> one_, other_;
+  std::shared_ptr<StreamPoint> point_;
+  AfterError after_error_;
 };
 
 }  // namespace
@@ -211,10 +217,10 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
   auto requests = stages_->submit(passage, schedule);
-  auto error_point = std::make_shared<StreamPoint>(caller);
+  auto after_error = std::make_shared<PooledEvent>();
   requests.front() =
-      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, error_point, inward);
-  requests.push_back(std::make_unique<PassedEither>(point, error_point));  // the device is still copying
+      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, after_error, inward);
+  requests.push_back(std::make_unique<Released>(point, std::move(after_error)));
   return hold(passage, std::move(requests), std::move(point));
 }
 

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kSlow = 30ms;  // long enough for whatever does not wait to be seen
 
-// What the communicator of a test has been given, and how it is to behave.
+// The calls that a test's communicator was given, and how it behaves.
 struct Script {
   int lanes = 1;
   bool ordered = true;

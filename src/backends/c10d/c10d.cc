@@ -408,7 +408,8 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
   void reduce_scatter_by_all_reduce(const Call& call, Lane& lane, View view) {
     Tensors sum{tensor(call.in, view).clone()};
     const auto opts = options<c10d::AllreduceOptions>(call);
-    const auto mine = sum[0].chunk(backend_->getSize())[static_cast<std::size_t>(backend_->getRank())];
+    const int64_t count = call.out.count * view.factor;
+    const auto mine = sum[0].narrow(0, backend_->getRank() * count, count);
     const auto copy = [mine, to = call.out.data] { std::memcpy(to, mine.const_data_ptr(), mine.nbytes()); };
     run(call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
   }
