@@ -164,6 +164,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _streams(self, backend: str) -> str | None:",
         "def _set_stages(self, groups: list[Group]) -> None:",
         "def _has_stages(self) -> bool:",
+        "def _late_issues(self) -> dict[str, dict[str, float]]:",
         "def _stage(self, chunk: int) -> None:",
         "def _disconnect(self, name: str) -> None:",
         "def _close(self) -> None:",

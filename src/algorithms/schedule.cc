@@ -60,7 +60,10 @@ Schedule::Id Schedule::issue(const Call& call, After after, uint8_t part) {
   return id;
 }
 
-bool Schedule::poll(Id id) { return run_step(tasks_[id]); }
+bool Schedule::poll(Id id, bool hurried) {
+  hurried_ = hurried;
+  return run_step(tasks_[id]);
+}
 
 bool Schedule::run_step(const Task& task) {
   const auto& step = steps_[task.function];

@@ -93,10 +93,11 @@ class Schedule {
   Id decode(const Call& operands, Function function, After after = {}) {
     return add(Task::Kind::Decode, operands, after, step(std::move(function)));
   }
-  /// `function()` never waits; it returns true to end the task.
+  /// `function(hurried)` never waits; it returns true to end the task. `hurried`: a thread waits for the schedule.
   template <class Function>
   Id wait(Function function) {
-    return add(Task::Kind::Wait, {}, {}, step([poll = std::move(function)](Schedule&) { return poll(); }));
+    return add(Task::Kind::Wait, {}, {},
+               step([poll = std::move(function)](Schedule& run) { return poll(run.hurried_); }));
   }
 
   /// Sets the call of an Issue that has not been issued, for example to sizes that an earlier task found.
@@ -132,7 +133,7 @@ class Schedule {
   /// Runs a task that is neither an Issue nor a Wait.
   void compute(Id id);
   /// Polls a Wait; true once it has ended.
-  bool poll(Id id);
+  bool poll(Id id, bool hurried = false);
 
  private:
   static constexpr std::size_t kUsual = 8;  // tasks
@@ -169,6 +170,7 @@ class Schedule {
   std::pmr::vector<Scratch> memory_{&block_};
   uint32_t stages_ = 0;  // late Issues so far
   int source_ = -1;
+  bool hurried_ = false;  // for the Wait that is being polled
 };
 
 }  // namespace mcr

@@ -12,7 +12,6 @@
 #include "engine/executor.h"
 #include "engine/flatten.h"
 #include "engine/pass.h"
-#include "engine/pending.h"
 #include "engine/staging.h"
 #include "engine/stream_call.h"
 #include "engine/validate.h"
@@ -152,8 +151,8 @@ class Issue {
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
       if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
-      if (lane.blocking() && PendingIssues::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
-        PendingIssues::finish(passage_.call.timeout, passage_.interrupt);
+      if (lane.blocking() && Executor::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
+        Executor::finish(passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
       if (lane.blocking()) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <iterator>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "runtime/progress.h"
@@ -11,6 +13,8 @@
 namespace mcr {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((task.stage - 1) % stages); }
 
@@ -94,6 +98,7 @@ bool Run::ready(const Task& task) const {
 
 void Run::begin(const Start& first) {
   try {
+    if (late_) polled_ = Clock::now();
     for (Schedule::Id id = 0; id < steps_.size(); ++id) {
       const Task& task = schedule_->tasks()[id];
       if (!task.late && ready(task)) take(id, first);
@@ -106,15 +111,14 @@ void Run::begin(const Start& first) {
   }
 }
 
-uint64_t Run::advance(uint64_t blocked, uint32_t stages) noexcept {
+uint64_t Run::advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) noexcept {
   try {
     for (Schedule::Id id = first_; id < steps_.size() && !failure_; ++id) {
       const Task& task = schedule_->tasks()[id];
-      const bool starts = steps_[id].state == State::Waiting && task.stage != 0;
-      if (starts && (!ready(task) || (blocked & stage_of(task, stages)) != 0)) {
-        blocked |= stage_of(task, stages);
-      } else {
+      if (steps_[id].state != State::Waiting || task.stage == 0) {
         visit(id, later_);
+      } else if (!start_late(id, (blocked & stage_of(task, stages)) != 0, delays)) {
+        blocked |= stage_of(task, stages);
       }
     }
     pass_over_done();
@@ -123,6 +127,23 @@ uint64_t Run::advance(uint64_t blocked, uint32_t stages) noexcept {
     fail();
   }
   return blocked;
+}
+
+// False: not now.
+bool Run::start_late(Schedule::Id id, bool blocked, IssueDelays* delays) {
+  const auto now = Clock::now();
+  if (!ready(schedule_->tasks()[id])) {
+    polled_ = now;
+    return false;
+  }
+  if (blocked) return false;
+  take(id, later_);
+  if (delays != nullptr) {
+    ++delays->issues;
+    delays->sum += now - polled_;
+    delays->longest = std::max<std::chrono::nanoseconds>(delays->longest, now - polled_);
+  }
+  return true;
 }
 
 void Run::visit(Schedule::Id id, const Start& start) {
@@ -147,7 +168,7 @@ void Run::take(Schedule::Id id, const Start& start) {
     if (step.requests.empty()) step.state = State::Done;
     hurry(step);
   } else if (task.kind == Task::Kind::Wait) {
-    if (schedule_->poll(id)) step.state = State::Done;
+    if (schedule_->poll(id, hurried_.load(std::memory_order_relaxed))) step.state = State::Done;
   } else {
     schedule_->compute(id);
     step.state = State::Done;
@@ -188,7 +209,7 @@ void Run::pass_over_done() {
 }
 
 bool Run::poll() {
-  if (!failure_) advance(0, 1);
+  if (!failure_) advance(0, 1, nullptr);
   if (failure_) throw Error(*failure_);
   return first_ == steps_.size();
 }
@@ -219,19 +240,47 @@ bool Run::block(std::chrono::nanoseconds limit) {
 
 // ---- all schedules
 
+namespace {
+
+// The ordered executors with late Issues to come.
+struct List {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Executor>> all;  // guarded by mutex
+};
+
+// Never destroyed: threads may still use it during process exit.
+List& list() {
+  static auto& made = *std::make_unique<List>().release();
+  return made;
+}
+
+// A wait checks the clock and Ctrl-C after this many rounds.
+constexpr int kRounds = 100;
+
+}  // namespace
+
+std::atomic<int> Executor::pending_{0};
+
 Executor::Executor(bool ordered, Progress* progress, uint32_t stages)
     : ordered_(ordered), progress_(progress), stages_(stages) {}
 
 Executor::~Executor() {
-  if (hastened_) progress_->relax();
+  if (listed_ && progress_ != nullptr) progress_->relax();
 }
 
 // Call with the mutex held.
-void Executor::tell(bool pending) {
-  if (ordered_) set_pending(pending);
-  if (progress_ == nullptr || hastened_ == pending) return;
-  hastened_ = pending;
-  pending ? progress_->look_often() : progress_->relax();
+void Executor::set_pending(bool pending) {
+  if (listed_ == pending) return;
+  listed_ = pending;
+  if (progress_ != nullptr) pending ? progress_->look_often() : progress_->relax();
+  if (!ordered_) return;
+  const std::lock_guard lock(list().mutex);
+  if (pending) {
+    list().all.push_back(shared_from_this());
+  } else {
+    std::erase_if(list().all, [this](const auto& one) { return one.get() == this; });
+  }
+  pending_.store(static_cast<int>(list().all.size()), std::memory_order_relaxed);
 }
 
 void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
@@ -239,17 +288,19 @@ void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
   if (run->issued()) return;
   const std::lock_guard lock(mutex_);
   runs_.push_back(std::move(run));
-  tell(true);
+  statistics_.most_queued = std::max(statistics_.most_queued, static_cast<int64_t>(runs_.size()));
+  set_pending(true);
 }
 
 void Executor::drive() {
   std::unique_lock lock(mutex_);
   if (std::exchange(driven_, true)) return;
   uint64_t blocked = 0;
+  IssueDelays delays = statistics_.delays;
   for (std::size_t i = 0; i < runs_.size();) {
     const auto run = runs_[i];  // its index does not change: others only append
     lock.unlock();
-    const auto now_blocked = run->advance(blocked, stages_);
+    const auto now_blocked = run->advance(blocked, stages_, &delays);
     lock.lock();
     if (run->issued()) {
       runs_.erase(runs_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -259,8 +310,54 @@ void Executor::drive() {
     if (std::popcount(blocked) == static_cast<int>(stages_)) break;  // later runs cannot issue anything
     ++i;
   }
-  if (runs_.empty()) tell(false);
+  statistics_.delays = delays;
+  if (runs_.empty()) set_pending(false);
   driven_ = false;
+}
+
+void Executor::hurry() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& run : runs_) run->hurry();
+  }
+  drive();
+}
+
+ExecutorStatistics Executor::statistics() const {
+  const std::lock_guard lock(mutex_);
+  auto now = statistics_;
+  now.queued = static_cast<int64_t>(runs_.size());
+  return now;
+}
+
+bool Executor::synchronize(std::chrono::nanoseconds limit) {
+  const auto deadline = Clock::now() + limit;
+  for (;;) {
+    hurry();
+    if (statistics().queued == 0) return true;
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
+void Executor::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
+  const auto deadline = Clock::now() + limit;
+  for (int round = 1; any(); ++round) {
+    std::vector<std::shared_ptr<Executor>> all;
+    {
+      const std::lock_guard lock(list().mutex);
+      all = list().all;
+    }
+    for (const auto& one : all) one->hurry();
+    if (!any()) return;
+    std::this_thread::yield();
+    if (round % kRounds != 0) continue;
+    if (Clock::now() >= deadline) {
+      throw Error(ErrorCode::Timeout, "timed out: calls held by a pass are still pending after the timeout of " +
+                                          std::to_string(limit.count()) + " ms; another rank has not issued them");
+    }
+    if (interrupt != nullptr) interrupt();
+  }
 }
 
 Requests requests_of(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,14 +15,22 @@
 
 #include "algorithms/schedule.h"
 #include "base/error.h"
-#include "engine/pending.h"
 #include "plugin/lane.h"
+#include "runtime/work.h"
 
 namespace mcr {
 
 using Requests = std::vector<std::unique_ptr<Request>>;
 /// Issues the call of a task and adds its requests, even if it throws: the library still uses their memory.
 using Start = std::function<void(const Task&, Requests&)>;
+
+/// Late Issues that were started, and the times from the last poll that found their predecessors incomplete to their
+/// start: upper bounds of the times from ready to issued.
+struct IssueDelays {
+  int64_t issues = 0;
+  std::chrono::nanoseconds sum{0};
+  std::chrono::nanoseconds longest{0};
+};
 
 /// One running schedule. Used by one thread at a time: the caller's in begin(), then the thread that drives its
 /// Executor, and after issued() the thread that polls its requests.
@@ -36,8 +45,8 @@ class Run {
   void begin(const Start& first);
   /// Does everything possible now, except Issues on a stage that is `blocked` (a bit each, modulo the executor's
   /// `stages`). Returns these bits together with those of stages on which this run still has a late Issue. An error is
-  /// kept: nothing is started after it.
-  uint64_t advance(uint64_t blocked, uint32_t stages) noexcept;
+  /// kept: nothing is started after it. `delays`, which may be null, gets those of late Issues that it starts.
+  uint64_t advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) noexcept;
 
   /// No Issue is left to start.
   bool issued() const { return issued_.load(std::memory_order_acquire); }
@@ -61,6 +70,7 @@ class Run {
   };
 
   bool ready(const Task& task) const;
+  bool start_late(Schedule::Id id, bool blocked, IssueDelays* delays);
   void visit(Schedule::Id id, const Start& start);
   void take(Schedule::Id id, const Start& start);
   void poll_requests(Schedule::Id id);
@@ -74,42 +84,64 @@ class Run {
   Schedule::Id first_ = 0;  // tasks before it are complete
   Schedule::Id first_issue_ = 0;
   std::size_t unissued_ = 0;
-  const bool late_;  // the schedule has late Issues
+  const bool late_;                               // the schedule has late Issues
+  std::chrono::steady_clock::time_point polled_;  // the last time that the next late Issue was not ready
   std::optional<Error> failure_;
   std::atomic<bool> issued_{false};
   std::atomic<bool> hurried_{false};
+};
+
+struct ExecutorStatistics {
+  IssueDelays delays;
+  int64_t queued = 0;       // schedules with late Issues to come, now
+  int64_t most_queued = 0;  // at one time
 };
 
 /// Runs schedules whose late Issues have communicators of their own, the stages: the k-th late Issue of a schedule goes
 /// to stage k modulo their number. On each stage Issues keep the order of submission, and within a schedule the order
 /// of its tasks, regardless of which completes first. As all ranks submit in one order, their calls match. Thread-safe.
 /// No lock is held while a task runs: it may run codecs and users' functions, and other threads submit meanwhile.
-class Executor : public PendingIssues {
+///
+/// A library that admits one thread at a time keeps late Issues out while it runs a blocking call, and then the other
+/// ranks would never join that call. So such a call first waits until no ordered executor has late Issues to come. This
+/// wait ends, because the other ranks have submitted the same schedules, and also wait first.
+class Executor : public std::enable_shared_from_this<Executor> {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
   /// for. `progress` polls often while Issues are to come; null: no thread does.
   explicit Executor(bool ordered, Progress* progress = nullptr, uint32_t stages = 1);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
-  ~Executor() override;
+  ~Executor();
 
   /// Begins the run; its late Issues follow. Throws what Run::begin() throws.
   void submit(std::shared_ptr<Run> run, const Start& first);
   /// Does everything possible now; returns at once if another thread is doing so. Polling one run thus also advances
   /// the runs before it.
   void drive();
-  void hurry() override { drive(); }
+  /// A thread waits: hurries all runs, and drives.
+  void hurry();
+  /// Hurries until no late Issue is to come; false if the time runs out first.
+  bool synchronize(std::chrono::nanoseconds limit);
+  ExecutorStatistics statistics() const;
+
+  /// Whether an ordered executor has late Issues to come.
+  static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
+  /// Waits until none has. Throws Timeout.
+  static void finish(std::chrono::milliseconds limit, Interrupt interrupt);
 
  private:
-  void tell(bool pending);
+  void set_pending(bool pending);
 
+  static std::atomic<int> pending_;  // not inline: modules with hidden symbols would get a copy
   const bool ordered_;
   Progress* const progress_;
   const uint32_t stages_;
-  std::mutex mutex_;
-  std::deque<std::shared_ptr<Run>> runs_;  // with late Issues to come; guarded by mutex_, only the driver removes runs
-  bool driven_ = false;                    // guarded by mutex_
-  bool hastened_ = false;                  // guarded by mutex_
+  mutable std::mutex mutex_;               // guards the members below, except that only the driver removes runs
+  std::deque<std::shared_ptr<Run>> runs_;  // with late Issues to come
+  bool driven_ = false;
+  bool listed_ = false;  // in the list of executors with late Issues to come, and the progress thread polls often
+  ExecutorStatistics statistics_;
 };
 
 /// The requests of a run for its Work: the first ends with the outcome, the second when nothing is running. `executor`

@@ -82,4 +82,11 @@ bool Stages::synchronize(std::chrono::nanoseconds limit) {
   });
 }
 
+std::map<std::string, ExecutorStatistics> Stages::statistics() {
+  std::map<std::string, ExecutorStatistics> all;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [backend, executor] : executors_) all.emplace(backend, executor->statistics());
+  return all;
+}
+
 }  // namespace mcr

@@ -32,6 +32,8 @@ class Stages {
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
   /// Waits until no late Issue is pending; false if the time runs out first. Under the rules of Pass::synchronize().
   bool synchronize(std::chrono::nanoseconds limit);
+  /// Of the executors, by backend. Messages, which have an executor each, are not counted.
+  std::map<std::string, ExecutorStatistics> statistics();
 
  private:
   Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;

@@ -73,7 +73,7 @@ class Staged {
   static void build(const std::shared_ptr<Staged>& self, Schedule& schedule) {
     schedule.own(self);
     for (auto& piece : self->pieces_) {
-      const auto arrived = schedule.wait([&piece] { return piece.arrived->ready(); });
+      const auto arrived = schedule.wait([&piece](bool) { return piece.arrived->ready(); });
       const auto issued = schedule.issue(piece.call, {arrived});
       if (!self->output_.to_device || self->place_.direct) continue;
       schedule.decode({}, [self = self.get(), &piece](Schedule&) { self->bring_back(piece); }, {issued});

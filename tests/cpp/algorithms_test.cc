@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "algorithms/emulate.h"
+#include "algorithms/fuse.h"
 #include "algorithms/stripe.h"
 #include "base/error.h"
 #include "base/ops.h"
@@ -266,6 +267,45 @@ TEST(compressed_operations_mean_what_they_say) {
       const auto op = static_cast<Op>(i);
       const bool travels = row(op).is(kCompressible) && !row(op).is(kPeer);
       if (travels) check_algorithm(op, compressed, {DType::Float, DType::Double});
+    }
+  }
+}
+
+// Several calls of one kind with different sizes, done by one schedule on each rank.
+void check_fused(Op op, DType dtype, RedOp red, int size, uint32_t seed) {
+  const int root = row(op).is(kRooted) ? static_cast<int>(seed % static_cast<uint32_t>(size)) : 0;
+  std::vector<Ranks> want, got;
+  for (const int64_t count : {7, 0, 64, 1}) {
+    ++seed;
+    for (auto* list : {&want, &got}) list->emplace_back(Setting{op, dtype, red, size, count, root, false}, seed);
+    interpreter::perform(want.back().calls);
+  }
+  std::vector<Schedule> schedules(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    auto& schedule = schedules[index];
+    std::vector<Call> calls;
+    for (const auto& one : got) calls.push_back(one.calls[index]);
+    const auto issued = fuse(calls, rank, size, schedule, [&](int64_t bytes) { return schedule.scratch(bytes); });
+    CHECK(schedule.tasks()[issued].call.out.count != 0 && !schedule.late());
+  }
+  const auto problem = interpreter::run(schedules, seed);
+  CHECK(problem.empty());
+  for (std::size_t i = 0; i < want.size(); ++i) CHECK(want[i] == got[i]);
+}
+
+TEST(fused_operations_mean_what_they_say) {
+  uint32_t seed = 0;
+  for (std::size_t i = 0; i < kOps.size(); ++i) {
+    const auto op = static_cast<Op>(i);
+    if (!row(op).is(kFusible)) continue;
+    for (int size = 1; size <= kMostRanks; ++size) {
+      for (const auto dtype : {DType::Bool, DType::Half, DType::Int, DType::Double}) {
+        for (const auto red : {RedOp::SUM, RedOp::MAX}) {
+          if (!row(op).is(kReduces) && red != RedOp::SUM) continue;
+          check_fused(op, dtype, red, size, seed += 100);
+        }
+      }
     }
   }
 }

@@ -64,16 +64,19 @@ TEST(late_issues_keep_the_order_of_submission_whatever_completes_first) {
   const auto first = bench.two(), second = bench.two();
   executor->submit(first, bench.start());
   executor->submit(second, bench.start());
-  CHECK((bench.order == Order{0, 2}) && PendingIssues::any());
+  CHECK((bench.order == Order{0, 2}) && Executor::any());
   bench.issues[2]->done = true;
   executor->drive();
   CHECK((bench.order == Order{0, 2}));  // the second one waits for the first
   bench.issues[0]->done = true;
   executor->drive();
-  CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !PendingIssues::any());
+  CHECK((bench.order == Order{0, 2, 1, 3}) && first->issued() && second->issued() && !Executor::any());
   CHECK(!first->poll() && !first->finished());
   bench.issues[1]->done = true;
   CHECK(first->poll() && first->finished() && !second->poll());
+  const auto seen = executor->statistics();
+  CHECK(seen.delays.issues == 2 && seen.queued == 0 && seen.most_queued == 2);
+  CHECK(seen.delays.longest.count() > 0 && seen.delays.sum >= seen.delays.longest);
 }
 
 TEST(each_stage_has_an_order_of_its_own) {
@@ -94,7 +97,7 @@ TEST(each_stage_has_an_order_of_its_own) {
   CHECK((bench.order == Order{0, 3, 1, 4}));
   bench.issues[1]->done = true;
   executor->drive();
-  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !PendingIssues::any());
+  CHECK((bench.order == Order{0, 3, 1, 4, 2, 5}) && !Executor::any());
 }
 
 TEST(schedules_are_submitted_while_another_one_computes) {
@@ -118,10 +121,10 @@ TEST(schedules_are_submitted_while_another_one_computes) {
   std::thread driver([&] { executor->drive(); });
   while (!entered) std::this_thread::yield();
   executor->hurry();  // returns too: the other thread drives
-  CHECK(!left && PendingIssues::any());
+  CHECK(!left && Executor::any());
   open = true;
   driver.join();
-  CHECK(!PendingIssues::any());
+  CHECK(!Executor::any());
 }
 
 TEST(late_issues_keep_their_order_on_whichever_thread) {
@@ -137,7 +140,7 @@ TEST(late_issues_keep_their_order_on_whichever_thread) {
     auto polls = std::make_shared<int>(0);
     Call call;
     call.tag = i;
-    schedule->issue(call, {schedule->wait([polls] { return ++*polls > 3; })});
+    schedule->issue(call, {schedule->wait([polls](bool) { return ++*polls > 3; })});
     const auto start = [&](const Task& task, Requests&) { CHECK(issued.fetch_add(1) == task.call.tag); };
     executor->submit(std::make_shared<Run>(schedule, start), start);
   }
@@ -164,7 +167,7 @@ TEST(a_task_may_throw_anything) {
     executor->submit(run, bench.start());
     bench.issues[0]->done = true;
     executor->drive();
-    CHECK(run->issued() && run->finished() && !PendingIssues::any() && (bench.order == Order{0}));
+    CHECK(run->issued() && run->finished() && !Executor::any() && (bench.order == Order{0}));
     const auto got = ranks::failure([&] { run->poll(); });
     CHECK(got.code == (kind == 2 ? ErrorCode::Timeout : ErrorCode::Backend) && !got.text.empty());
   }
@@ -211,6 +214,17 @@ TEST(an_issue_that_throws_leaves_the_earlier_ones_running) {
   CHECK(got.code == ErrorCode::Unsupported && run->issued() && !run->finished());
   bench.issues[0]->done = true;
   CHECK(run->finished());
+}
+
+TEST(a_wait_learns_that_a_thread_waits) {
+  const auto executor = std::make_shared<Executor>(true);
+  auto schedule = std::make_shared<Schedule>();
+  schedule->issue({}, {schedule->wait([](bool hurried) { return hurried; })});
+  const auto run = std::make_shared<Run>(schedule, [](const Task&, Requests&) {});
+  executor->submit(run, nullptr);
+  executor->drive();
+  CHECK(!run->issued() && executor->statistics().queued == 1);
+  CHECK(executor->synchronize(10s) && run->poll());
 }
 
 TEST(a_hurried_run_hurries_what_it_starts_later) {

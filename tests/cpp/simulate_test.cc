@@ -155,7 +155,7 @@ TEST(jobs_follow_jobs_and_wait) {
   const auto core = model.add({.name = "core"});
   Schedule first, second, late;
   first.issue(call_of(Op::broadcast, 100));
-  second.issue(call_of(Op::broadcast, 50), {second.wait([] { return true; })});
+  second.issue(call_of(Op::broadcast, 50), {second.wait([](bool) { return true; })});
   late.issue(call_of(Op::broadcast, 10));
   std::vector<Job> jobs = {job(first), job(second), job(late)};
   jobs[1].waits = {70};

@@ -12,7 +12,7 @@ import torch
 
 import mcr_dl
 from harness.position import note
-from mcr_dl import passes
+from mcr_dl import _C, passes
 from ranks import session
 from ranks.expect import expect
 
@@ -271,6 +271,9 @@ def in_flight(backend: str, codecs: list[str], seed: int, count: int) -> None:
         if work is not None:
             work.wait()
         check()
+    late = _C.world()._late_issues()[backend]
+    assert late["issues"] > late["queued"] == 0, late
+    assert 0 < late["delay"] <= late["longest_delay"], late
     mcr_dl.set_passes([])
 
 

@@ -69,6 +69,23 @@ void set_stages(Group& group, std::vector<std::shared_ptr<Group>> groups) {
   group.set_stages(std::move(stages), std::move(groups));
 }
 
+// By backend; times in seconds.
+py::dict late_issues(const Group& group) {
+  py::dict all;
+  if (group.stages() == nullptr) return all;
+  const auto seconds = [](std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); };
+  for (const auto& [backend, one] : unlocked([&] { return group.stages()->statistics(); })) {
+    py::dict values;
+    values["issues"] = one.delays.issues;
+    values["delay"] = one.delays.issues == 0 ? 0.0 : seconds(one.delays.sum) / static_cast<double>(one.delays.issues);
+    values["longest_delay"] = seconds(one.delays.longest);
+    values["queued"] = one.queued;
+    values["most_queued"] = one.most_queued;
+    all[py::str(backend)] = values;
+  }
+  return all;
+}
+
 void stage(Group& group, int64_t chunk) { group.set_staging(std::make_shared<Staging>(group.stages(), chunk)); }
 
 // "cuda" or "cpu" for a backend that enqueues on a device's streams, None for a host backend.
@@ -123,6 +140,7 @@ void add_group(py::module_& module) {
       .def("_streams", streams_of)
       .def("_set_stages", set_stages, py::arg("groups"))
       .def("_has_stages", [](const Group& group) { return group.stages() != nullptr; })
+      .def("_late_issues", late_issues)
       .def("_stage", stage, py::arg("chunk"))
       .def("_disconnect", [](Group& group, const std::string& name) { unlocked([&] { group.disconnect(name); }); })
       .def("_close",

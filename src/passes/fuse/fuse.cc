@@ -62,7 +62,7 @@ std::shared_ptr<FuseStream> Fuse::stream_of(const Slot& slot) const {
 
 Outcome Fuse::handle(Passage& passage, const Next& next) {
   // While this thread is in a blocking call, no further calls will join.
-  if (!passage.asynchronous && PendingIssues::any()) {
+  if (!passage.asynchronous && Executor::any()) {
     for (const auto& [backend, stream] : streams_) stream->hurry();
   }
   if (!passage.asynchronous || !fusible(passage.call)) return next(passage);

@@ -2,8 +2,11 @@
 #include "passes/fuse/stream.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
+#include "algorithms/fuse.h"
+#include "base/pool.h"
 #include "engine/dispatch.h"
 
 namespace mcr {
@@ -43,7 +46,7 @@ int64_t fuse_bytes(const Call& call) { return std::max(call.in.count, call.out.c
 FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
 
 FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
-    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes), agreement_(shadow_) {}
+    : shadow_(std::move(shadow)), limits_(limits), pool_(limits.buffer_bytes) {}
 
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   const auto part = std::make_shared<FusePart>(call, slot);
@@ -62,21 +65,26 @@ std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   total += bytes;
   if (total >= limits_.buffer_bytes) wanted_ = part->number;
   ++statistics_.calls;
-  set_pending(true);
+  std::shared_ptr<Run> begun;
+  if (round_ == nullptr) begun = round_ = make_round();
   lock.unlock();
+  if (begun != nullptr) executor_->submit(std::move(begun), nullptr);
   drive();
   return part;
 }
 
 void FuseStream::drive() {
+  executor_->drive();
+  std::shared_ptr<Run> failed;
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(driven_, true)) return;
+    if (round_ == nullptr || !round_->issued()) return;
+    failed.swap(round_);  // a flush that succeeds begins the next round, or leaves none
   }
   try {
-    while (step()) continue;
-  } catch (...) {
-    break_off(current_error());
+    failed->poll();
+  } catch (const Error& error) {
+    break_off(error);
   }
 }
 
@@ -97,37 +105,68 @@ void FuseStream::hurry() {
   drive();
 }
 
+bool FuseStream::synchronize(std::chrono::nanoseconds limit) {
+  const auto deadline = Clock::now() + limit;
+  for (;;) {
+    hurry();
+    {
+      const std::lock_guard lock(mutex_);
+      if (held_.empty()) return true;
+    }
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
 FuseStatistics FuseStream::statistics() const {
   const std::lock_guard lock(mutex_);
   return statistics_;
 }
 
-// ---- the agreement
+// ---- rounds
 
 bool FuseStream::due() const {
   if (held_.empty() || broken_) return false;
   return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
 }
 
-// False: nothing more can be done now, and this thread is no longer the driver. It stops being the driver under the
-// lock under which it found nothing to do, so that no later request of another thread is missed.
-bool FuseStream::step() {
-  if (const auto agreed = agreement_.poll()) {
-    flush(*agreed);
-    return true;
-  }
-  std::unique_lock lock(mutex_);
-  if (agreement_.under_way() || !due()) {
-    driven_ = false;
-    return false;
-  }
-  const int64_t number = made();
-  const Slot& first = held_.front()->slot;
-  // Rounds use the backend without a variant, as ranks may hold calls of different variants.
-  const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
-  lock.unlock();
-  agreement_.propose(number, slot);
+// Sets the number of calls that this rank proposes to flush. False: no flush is due.
+bool FuseStream::propose(bool hurried, int64_t& number) {
+  const std::lock_guard lock(mutex_);
+  if (hurried) wanted_ = made();
+  if (!due()) return false;
+  number = made();
   return true;
+}
+
+// The second Issue stands for all calls of the flush.
+std::shared_ptr<Run> FuseStream::make_round() {
+  const auto schedule = Schedule::make();
+  auto& number = schedule->make_object<int64_t>();
+  const auto due = schedule->wait([this, &number](bool hurried) { return propose(hurried, number); });
+  Schedule::Ids agreed = {due};
+  if (shadow_->size() != 1) {
+    Call round;
+    round.op = Op::all_reduce;
+    round.dtype = DType::Long;
+    round.red = RedOp::MIN;
+    round.out = {&number, 1};
+    agreed = {schedule->issue(round, {due})};
+  }
+  const auto flushes = schedule->issue({}, agreed);
+  // Rounds use the backend without a variant, as ranks may hold calls of different variants.
+  const Slot& first = held_.front()->slot;
+  const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
+  const auto later = [self = shared_from_this(), slot, &number, memory = std::weak_ptr(schedule),
+                      flush = &schedule->tasks()[flushes]](const Task& task, Requests& requests) {
+    if (&task == flush) return self->flush(number);
+    Slot used = slot;
+    Call round = task.call;
+    Plan plan;
+    plan.owned.push_back(memory.lock());
+    requests.push_back(request_of(start_around_passes(*self->shadow_, &used, round, plan)));
+  };
+  return make_pooled<Run>(schedule, later);
 }
 
 // ---- the flush
@@ -147,8 +186,13 @@ void FuseStream::flush(int64_t agreed) {
     }
   }
   if (local) throw Error(*local);
-  const std::lock_guard lock(mutex_);
-  if (held_.empty()) set_pending(false);
+  std::shared_ptr<Run> next;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!held_.empty()) next = make_round();
+    round_ = next;
+  }
+  if (next != nullptr) executor_->submit(std::move(next), nullptr);
 }
 
 // Removes the calls up to `agreed` from held_ and returns their buffers. Buffers fill up in the order of the calls, one
@@ -202,21 +246,34 @@ std::optional<Error> FuseStream::send(const Parts& parts) {
 }
 
 std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
-  Plan plan;
   Slot slot = parts.front()->slot;
-  if (parts.size() == 1) {
-    Call call = parts.front()->call;
-    return start(*shadow_, &slot, call, plan);
-  }
+  Call first = parts.front()->call;
+  Plan plan;
+  if (parts.size() == 1) return start(*shadow_, &slot, first, plan);
   std::vector<Call> calls;
   for (const auto& part : parts) calls.push_back(part->call);
-  Call call = fuse_calls(calls, shadow_->rank(), shadow_->size(), pool_, plan);
-  return start(*shadow_, &slot, call, plan);
+  const auto schedule = Schedule::make();
+  fuse(calls, shadow_->rank(), shadow_->size(), *schedule, [&](int64_t bytes) {
+    auto lease = pool_.lease(bytes);
+    auto* memory = lease.get();
+    schedule->own(std::move(lease));
+    return memory;
+  });
+  const auto run = make_pooled<Run>(schedule);
+  run->begin([&](const Task& task, Requests& requests) {
+    Call fused = task.call;
+    Plan kept;
+    kept.owned.push_back(schedule);
+    requests.push_back(request_of(start(*shadow_, &slot, fused, kept)));
+  });
+  Passage passage{*shadow_, &slot, first, plan, true};
+  auto work = hold(passage, requests_of(nullptr, run), nullptr);
+  work->poll();
+  return work;
 }
 
-// The ranks can no longer agree on flushes: all held calls fail, and later ones are refused. The driver's last action.
+// The ranks can no longer agree on flushes: all held calls fail, and later ones are refused.
 void FuseStream::break_off(const Error& error) {
-  agreement_.reset();
   std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
   broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
@@ -224,8 +281,6 @@ void FuseStream::break_off(const Error& error) {
   held.swap(held_);
   release(held, nullptr, error);
   bytes_.clear();
-  set_pending(false);
-  driven_ = false;
 }
 
 }  // namespace mcr

@@ -13,11 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/agreement.h"
 #include "engine/deferred.h"
+#include "engine/executor.h"
 #include "engine/pass.h"
-#include "engine/pending.h"
-#include "passes/fuse/layout.h"
+#include "passes/fuse/pool.h"
 
 namespace mcr {
 
@@ -58,27 +57,29 @@ struct FusePart : Deferred {
 
 /// The held calls of one backend, and how the ranks agree on the contents of a flush. T is measured by a clock and
 /// wait() is called by the program, so no rank can tell from its own state what the others would flush. So the ranks
-/// ask each other: a rank that wants a flush (a buffer is full, T has passed, a thread waits) proposes the number of
-/// calls it has made so far, in an all_reduce with MIN. All ranks get the same number, and have made all calls up to
-/// it. These calls are flushed, in buffers that depend only on their sizes and kinds. Calls are numbered in program
-/// order, which is equal on all ranks. Every rank that has made a call joins a round when T has passed, at the latest,
-/// and no rank joins without a call that has not been flushed, so that each round flushes something. Rounds and fused
-/// calls have their communicator to themselves: each rank issues round, flush, round, flush.
-/// Thread-safe. One thread at a time, the driver, issues rounds and flushes, without a lock: they may run users'
-/// passes.
-class FuseStream : public PendingIssues {
+/// ask each other in rounds: a rank that wants a flush (a buffer is full, T has passed, a thread waits) proposes the
+/// number of calls it has made so far, in an all_reduce with MIN. All ranks get the same number, and have made all
+/// calls up to it. These calls are flushed, in buffers that depend only on their sizes and kinds. Calls are numbered in
+/// program order, which is equal on all ranks. Every rank that has made a call joins a round when T has passed, at the
+/// latest, and no rank joins without a call that has not been flushed, so that each round flushes something.
+///
+/// A round is a schedule: wait until a flush is due; issue the all_reduce; issue the flush. The executor issues round,
+/// flush, round, flush, on communicators that have no other calls. Thread-safe; no lock is held during a flush, which
+/// may run users' passes.
+class FuseStream : public std::enable_shared_from_this<FuseStream> {
  public:
   FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
 
   /// Adds a call. Throws if the ranks can no longer agree on flushes.
   std::shared_ptr<FusePart> join(const Call& call, const Slot& slot);
-  /// Proposes a flush if one is due, and flushes what was agreed, as far as possible now. Never waits; returns at once
-  /// if another thread is the driver.
+  /// Issues what is due and was agreed, as far as possible now. Never waits.
   void drive();
   /// Call when a thread waits for this call.
   void hurry(const FusePart& part);
   /// Call when a thread waits for all calls.
-  void hurry() override;
+  void hurry();
+  /// Flushes; false if calls are still held after the limit.
+  bool synchronize(std::chrono::nanoseconds limit);
   const FuseLimits& limits() const { return limits_; }
   FuseStatistics statistics() const;
 
@@ -90,9 +91,10 @@ class FuseStream : public PendingIssues {
   int64_t made() const { return flushed_ + static_cast<int64_t>(held_.size()); }
   bool due() const;
   std::vector<Parts> take(int64_t agreed);
+  std::shared_ptr<Run> make_round();
 
-  // Call as the driver, without the mutex:
-  bool step();
+  // Call without the mutex:
+  bool propose(bool hurried, int64_t& number);
   void flush(int64_t agreed);
   std::optional<Error> send(const Parts& parts);
   std::shared_ptr<Work> carry(const Parts& parts);
@@ -101,9 +103,9 @@ class FuseStream : public PendingIssues {
   const std::shared_ptr<Group> shadow_;
   const FuseLimits limits_;
   FusePool pool_;
-  Agreement agreement_;       // used only by the driver
-  mutable std::mutex mutex_;  // guards all members below
-  bool driven_ = false;       // a thread is the driver
+  const std::shared_ptr<Executor> executor_ = std::make_shared<Executor>(true);
+  mutable std::mutex mutex_;    // guards all members below
+  std::shared_ptr<Run> round_;  // the running one; null if no call is held
   std::deque<std::shared_ptr<FusePart>> held_;
   std::map<FuseKind, int64_t> bytes_;  // of held calls
   int64_t flushed_ = 0;                // the number of calls that have left held_

@@ -2,14 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <vector>
-
-#include "base/call.h"
-#include "runtime/plan.h"
 
 namespace mcr {
 
@@ -29,9 +25,5 @@ class FusePool {
   };
   std::shared_ptr<State> state_;
 };
-
-/// Makes one call that does the work of all `calls`, which are of one kind. Its input is filled in; the plan's last
-/// steps copy the results to the outputs of the calls.
-Call fuse_calls(std::span<const Call> calls, int rank, int size, FusePool& pool, Plan& plan);
 
 }  // namespace mcr
