@@ -13,8 +13,8 @@ import torch
 
 import mcr_dl
 import script
-from mcr_dl.tuning import table
-from mcr_dl.tuning.host import host, software
+from mcr_dl.tables import table
+from mcr_dl.tables.host import host, software
 from timers import medians
 
 CALLS, SMOKE_CALLS = 100_000, 100  # of each in a round

@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import jobs
 import script
 from harness.nursery import Child, Nursery
-from mcr_dl._console import Console, bars
+from mcr_dl.commands.console import Console, bars
 
 BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
 LIMIT = 1.0  # timeout of the calls, in seconds

@@ -24,7 +24,7 @@ import fusion_rank
 import script
 from markdown_text import size_text, table
 from mcr_dl.bench.ranks import run_local
-from mcr_dl.passes.fuse import DEFAULTS
+from mcr_dl.libraries import registry
 
 
 def measure(entry: Callable[..., None], *arguments: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def markdown(found: dict[str, Any]) -> str:
         "",
     ]
     for backend in fusion_rank.BACKENDS:
-        limits = DEFAULTS[backend]
+        limits = registry.describe(backend).fusion
         lines += [
             f"## {backend}",
             "",

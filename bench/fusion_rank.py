@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 import mcr_dl
-from mcr_dl import _C, _groups
+from mcr_dl import _C
 from mcr_dl.bench.ranks import bind
 from mcr_dl.passes import Fuse
+from mcr_dl.runtime import handles
 
 BACKENDS = ("mpi", "gloo")
 # Bytes of a tensor, and tensors of a batch.
@@ -118,7 +119,7 @@ def measure_all(
         }
         if mcr_dl.get_rank() == 0:
             print(f"{backend}: done", flush=True)
-    chains = {name: _C.passes(_groups._group(group)) for name, group in groups.items()}
+    chains = {name: _C.passes(handles.core_group(group)) for name, group in groups.items()}
     found["flushes"] = {name: chain[0].statistics()["flushes"] for name, chain in chains.items() if chain}
     if mcr_dl.get_rank() == 0:
         Path(output).write_text(json.dumps(found))

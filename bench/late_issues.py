@@ -15,7 +15,7 @@ from rich.table import Table
 
 import script
 from mcr_dl import _C
-from mcr_dl._console import Console
+from mcr_dl.commands.console import Console
 
 LIMIT = 300  # seconds
 

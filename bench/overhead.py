@@ -249,9 +249,9 @@ def start(library: str) -> Pair:
     import mcr_dl
 
     mcr_dl.init_process_group(["mpi", "gloo"], tuning_table="none")  # all on mpi, by its own choice of algorithms
-    from mcr_dl import _mpi_library
+    from mcr_dl.libraries import mpi
 
-    os.environ["MPI4PY_LIBMPI"] = _mpi_library.find().path
+    os.environ["MPI4PY_LIBMPI"] = mpi.find().path
     loop = ctypes.CDLL(library)
     loop.mcr_loop.restype = ctypes.c_double
     loop.mcr_loop.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
@@ -273,7 +273,7 @@ def measure_small(given: argparse.Namespace) -> dict[str, dict[str, float]]:
 def run(given: argparse.Namespace) -> None:
     """Run one rank."""
     import mcr_dl
-    from mcr_dl._console import Console, bars
+    from mcr_dl.commands.console import Console, bars
 
     pair = start(given.loop)
     report: dict[str, Any] = {"date": str(date.today()), "machine": machine_text(), "mpi": {}}

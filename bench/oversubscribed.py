@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl._backends).
+"""More ranks than cores: MPICH's shared-memory algorithms against its general ones (see mcr_dl.libraries.registry).
 
 Starts 4 ranks twice, with MCR-DL's settings and with MPICH's own choice, and prints µs per call on rank 0.
 """

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 from mcr_dl.bench.ranks import launched
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None = None, **s
     if found.smoke:
         given.set_defaults(**smoke)
         found = given.parse_args(argv)
-        if _launch.detect().rank == 0:
+        if launcher.detect().rank == 0:
             print(SMOKE, file=sys.stderr, flush=True)
     return found
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.table import Table
 
-from mcr_dl._console import Console
 from mcr_dl.bench.ranks import run_local
+from mcr_dl.commands.console import Console
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

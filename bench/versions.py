@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.table import Table
 
 import script
-from mcr_dl._console import Console
+from mcr_dl.commands.console import Console
 
 RANK = Path(__file__).with_name("versions_rank.py")
 LIMIT = 300  # seconds for one run

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mcr_dl import InvalidArgumentError, _arrays
+from mcr_dl import InvalidArgumentError
+from mcr_dl.base import arrays
 
 
 class Stream:
@@ -57,8 +58,8 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 def test_the_stream_of_the_arrays_device(cupy: types.ModuleType) -> None:
     """CuPy has a current stream for each device; the array's device counts, not the current one."""
-    assert _arrays.stream_of(cupy.ndarray(0)) == 0
-    assert _arrays.stream_of(cupy.ndarray(1)) == 0x1234
+    assert arrays.stream_of(cupy.ndarray(0)) == 0
+    assert arrays.stream_of(cupy.ndarray(1)) == 0x1234
 
 
 def test_subclasses_of_cupys_arrays(cupy: types.ModuleType) -> None:
@@ -67,20 +68,20 @@ def test_subclasses_of_cupys_arrays(cupy: types.ModuleType) -> None:
     class Own(cupy.ndarray):  # type: ignore[name-defined, misc]
         pass
 
-    assert _arrays.stream_of(Own(1)) == 0x1234
+    assert arrays.stream_of(Own(1)) == 0x1234
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), np.ones(1), 3, None, object()])
 def test_others_have_none(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy is not imported for them."""
     monkeypatch.setitem(sys.modules, "cupy", None)  # importing it would fail
-    assert _arrays.stream_of(value) is None
+    assert arrays.stream_of(value) is None
 
 
 def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
     """The tensor uses the same memory."""
     memory = torch.arange(4.0)
-    tensor = _arrays.as_tensor(cupy.ndarray(0, memory), "tensor")
+    tensor = arrays.as_tensor(cupy.ndarray(0, memory), "tensor")
     assert tensor.data_ptr() == memory.data_ptr()
 
 
@@ -88,7 +89,7 @@ def test_an_array_comes_through_dlpack(cupy: types.ModuleType) -> None:
 def test_equal_types_of_numpy(code: str) -> None:
     """NumPy has several types for the same numbers: all are accepted, on the same memory, also in Fortran order."""
     array = np.asfortranarray(np.arange(6).reshape(2, 3).astype(code))
-    tensor = _arrays.as_tensor(array, "tensor")
+    tensor = arrays.as_tensor(array, "tensor")
     assert tensor.data_ptr() == array.ctypes.data
     assert tensor.tolist() == array.tolist()
     assert tensor.element_size() == array.itemsize
@@ -99,16 +100,16 @@ def test_other_types_of_numpy() -> None:
     """The error names the parameter and the type."""
     for array in (np.zeros(2, ">i4"), np.zeros(2, "datetime64[s]"), np.array([None])):
         with pytest.raises(InvalidArgumentError, match=r"tensor: expected an array whose memory can be shared"):
-            _arrays.as_tensor(array, "tensor")
+            arrays.as_tensor(array, "tensor")
 
 
 def test_read_only_arrays() -> None:
     """They can be read but not written, whatever the parameter's name."""
     array = np.arange(3.0)
     array.flags.writeable = False
-    assert _arrays.as_tensor(array, "tensor", False).tolist() == [0.0, 1.0, 2.0]
+    assert arrays.as_tensor(array, "tensor", False).tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(InvalidArgumentError, match="read-only"):
-        _arrays.as_tensor(array, "input", True)
+        arrays.as_tensor(array, "input", True)
 
 
 def test_the_device_is_current_only_while_asked(cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,5 +121,5 @@ def test_the_device_is_current_only_while_asked(cupy: types.ModuleType, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(cupy.cuda, "get_current_stream", fail)
         with pytest.raises(RuntimeError, match="Unavailable"):
-            _arrays.stream_of(cupy.ndarray(1))
+            arrays.stream_of(cupy.ndarray(1))
     assert cupy.cuda.get_current_stream().ptr == 0

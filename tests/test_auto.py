@@ -12,9 +12,9 @@ import pytest
 
 from harness import Pools
 from mcr_dl import _C
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import rules, table
-from mcr_dl.tuning.host import Software, host
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.tables import rules, table
+from mcr_dl.tables.host import Software, host
 from ranks import choice
 
 CANDIDATES = ("mpi", "mpi:p2p", "gloo")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tables
-from mcr_dl.tuning import table
-from mcr_dl.tuning.host import host
+from mcr_dl.tables import table
+from mcr_dl.tables.host import host
 
 # Packages that the program's own process cannot find.
 BLOCK = """

@@ -16,9 +16,9 @@ from harness import Pools, launchers
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.bench import _values, cases, cli, timing
 from mcr_dl.bench._layout import layout, split
-from mcr_dl.bench._sizes import parse_size, size_text
 from mcr_dl.bench.cases import message_size
 from mcr_dl.bench.mix import Part, parse_mix
+from mcr_dl.commands.sizes import parse_size, size_text
 from ranks import bench, session
 
 backends = pytest.mark.parametrize("backend", session.BACKENDS)

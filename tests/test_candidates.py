@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mcr_dl import _C, InvalidArgumentError, _backends, _dimensions
-from mcr_dl.bench import _arguments
+from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.bench.mix import Part, parse_mix
-from mcr_dl.tuning import rules, table
+from mcr_dl.commands import arguments
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import dimensions
+from mcr_dl.tables import rules, table
+from mcr_dl.tables.model import content
 from mcr_dl.tuning._journal import Journal, Plan, Unit
-from mcr_dl.tuning._model import content
 from tables import HOST, SOFTWARE, curve, make, scale, winner
 
 # Name, its canonical spelling, backend, variant, codec.
@@ -40,7 +42,7 @@ def test_spellings(name: str, spelling: str, backend: str, variant: str, codec: 
     assert found.name == spelling.partition("|")[0]
     assert found.parts == (["gloo", "mpi"] if "stripe" in backend else [])
     assert _C.canonical(name) == _C.canonical(spelling) == spelling
-    assert _backends.is_known(name) == (not variant and not codec)
+    assert registry.is_known(name) == (not variant and not codec)
 
 
 @pytest.mark.parametrize("name", ["", "strip(gloo,mpi)", "stripe(gloo,mpi", "gloo+gloo", "gloo+mpi:100", "\ud800("])
@@ -48,7 +50,7 @@ def test_wrong_spellings(name: str) -> None:
     """They are an error, and not a backend's name."""
     with pytest.raises(InvalidArgumentError, match=r"expected .*, got"):
         _C.Candidate(name)
-    assert not _backends.is_known(name)
+    assert not registry.is_known(name)
     if name.isascii():
         assert _C.canonical(name) == name
 
@@ -57,10 +59,10 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commas in parentheses do not separate; the error names the wrong part, with the variable that it comes from."""
     wanted = ["mpi", "gloo", "stripe(gloo,mpi)"]
     for text in ("mpi,gloo,stripe(gloo,mpi)", "mpi, gloo ,Stripe(gloo, mpi)", "cpu:mpi,gloo,gloo+mpi,stripe(gloo,mpi)"):
-        assert _backends.parse_for_group(text) == wanted
+        assert registry.parse_for_group(text) == wanted
         monkeypatch.setenv("MCR_DL_BACKENDS", text)
-        assert _backends.parse_for_group(None) == wanted
-    assert _backends.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
+        assert registry.parse_for_group(None) == wanted
+    assert registry.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
     for text, message in (
         ("mpi,gloo,stripe(gloo,mpi", r"MCR_DL_BACKENDS: expected '\)' at the end, got 'stripe\(gloo'"),
         ("mpi,gloo,stripe(gloo,mip)", r"MCR_DL_BACKENDS: .* unknown name 'mip' in 'stripe\(gloo,mip\)'"),
@@ -70,20 +72,20 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv("MCR_DL_BACKENDS", text)
         with pytest.raises(InvalidArgumentError, match=message):
-            _backends.parse_for_group(None)
+            registry.parse_for_group(None)
 
 
 def test_arguments() -> None:
     """--backends of the commands, and --mix."""
     given = "all,mpi:p2p,gloo+mpi:67,stripe(gloo,mpi,67),stripe(gloo,mpi)"
-    assert _arguments.candidate_names(given) == ("all", "mpi:p2p", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)")
+    assert arguments.candidate_names(given) == ("all", "mpi:p2p", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)")
     for text, message in (
         ("stripe(gloo,mip)", "'mip' in"),
         ("stripe(gloo)", "two backends"),
         ("mpi|bf16", "without a codec"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
-            _arguments.candidate_names(text)
+            arguments.candidate_names(text)
     striped = Part("all_reduce", 1 << 20, "stripe(gloo,mpi,67)")
     assert parse_mix("all_reduce:1M@stripe(gloo,mpi,67)+barrier:1@mpi") == (striped, Part("barrier", 1, "mpi"))
     with pytest.raises(InvalidArgumentError, match=r"expected a share of 1 to 99 percent .*character 15"):
@@ -110,12 +112,12 @@ def test_dimensions() -> None:
     backends = ["gloo", "mpi", "stripe(gloo,mpi)"]
     for name in ("gloo+mpi", "stripe(gloo,mpi)"):
         document = {"dimensions": [{"name": "rail", "size": 2, "backend": name}]}
-        _dimensions.check_backends(document, backends)
-        grid = _dimensions.grid_of(document, 2)
+        dimensions.check_backends(document, backends)
+        grid = dimensions.grid_of(document, 2)
         assert grid is not None
         assert grid.dimensions[0][-1] == "stripe(gloo,mpi)"
     with pytest.raises(InvalidArgumentError, match="expected one of gloo, mpi, stripe"):
-        _dimensions.check_backends({"dimensions": [{"name": "a", "backend": "mpi+gloo"}]}, backends)
+        dimensions.check_backends({"dimensions": [{"name": "a", "backend": "mpi+gloo"}]}, backends)
 
 
 # ---- stored names

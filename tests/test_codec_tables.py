@@ -13,13 +13,14 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import _C
 from mcr_dl.passes import Compress
-from mcr_dl.tuning import codecs, table, tuner
+from mcr_dl.tables import codecs, table
+from mcr_dl.tables.choice import costs_of
+from mcr_dl.tables.host import host
+from mcr_dl.tables.model import label_of, parts_of
+from mcr_dl.tuning import tuner
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
-from mcr_dl.tuning._model import label_of, parts_of
-from mcr_dl.tuning.choice import costs_of
 from mcr_dl.tuning.cli import main
 from mcr_dl.tuning.diff import differences
-from mcr_dl.tuning.host import host
 from ranks import codec_tables, faults
 from tables import curve, make, scale
 

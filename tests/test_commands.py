@@ -16,9 +16,9 @@ import pytest
 import tables
 from harness import launchers
 from mcr_dl.bench import cli as bench
+from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
-from mcr_dl.tuning import table
 
 COMMANDS = {
     "mcr-bench": ["-m", "mcr_dl.bench"],

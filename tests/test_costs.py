@@ -9,8 +9,8 @@ import pytest
 
 import tables
 from harness import Pools
-from mcr_dl.tuning import table
-from mcr_dl.tuning.table import Curve, Sample
+from mcr_dl.tables import table
+from mcr_dl.tables.table import Curve, Sample
 from ranks import costs
 
 _SIZES = (1 << 10, 1 << 16, 1 << 20)

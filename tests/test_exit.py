@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mcr_dl import _exit
+from mcr_dl.runtime import exit_steps
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A separate runner for this test: a hanging step loses its thread."""
-    monkeypatch.setattr(_exit, "_thread", None)
-    monkeypatch.setattr(_exit, "_steps", type(_exit._steps)())
-    monkeypatch.setattr(_exit, "_LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr(exit_steps, "_thread", None)
+    monkeypatch.setattr(exit_steps, "_steps", type(exit_steps._steps)())
+    monkeypatch.setattr(exit_steps, "_LIMIT_SECONDS", 0.1)
 
 
 def test_a_step_runs_on_the_prepared_thread(capsys: pytest.CaptureFixture[str]) -> None:
     """The next step also runs on it, even after a failed one."""
-    _exit.prepare()
+    exit_steps.prepare()
     ran: list[str] = []
 
     def step() -> None:
@@ -30,16 +30,16 @@ def test_a_step_runs_on_the_prepared_thread(capsys: pytest.CaptureFixture[str]) 
         raise ValueError("said on stderr")
 
     for _ in range(2):
-        _exit.bounded(step)
+        exit_steps.bounded(step)
     assert ran == ["mcr_dl exit"] * 2
     assert "said on stderr" in capsys.readouterr().err
 
 
 def test_a_step_that_hangs_is_left_behind() -> None:
     """Otherwise the process would never end."""
-    _exit.prepare()
+    exit_steps.prepare()
     never = threading.Event()
-    _exit.bounded(never.wait)  # type: ignore[arg-type]
+    exit_steps.bounded(never.wait)  # type: ignore[arg-type]
     assert not never.is_set()
     never.set()
 
@@ -47,5 +47,5 @@ def test_a_step_that_hangs_is_left_behind() -> None:
 def test_without_a_thread_the_step_runs_here() -> None:
     """As in a forked process, or before init."""
     ran: list[str] = []
-    _exit.bounded(lambda: ran.append(threading.current_thread().name))
+    exit_steps.bounded(lambda: ran.append(threading.current_thread().name))
     assert ran == [threading.current_thread().name]

@@ -19,15 +19,19 @@ from hypothesis import strategies as st
 import tables as made
 from fuzzing import JUNK, damaged, edited, fuzz
 from harness import Pools
-from mcr_dl import _C, InvalidArgumentError, _dimensions, _documents
-from mcr_dl._console import Console
-from mcr_dl.passes.log import Record, RecordedGroup
-from mcr_dl.trace import _breakdown, _chrome, _configure, _files, _flight_recorder, _param, _show
+from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.base import documents
+from mcr_dl.commands.console import Console
+from mcr_dl.records.log import Record, RecordedGroup
+from mcr_dl.runtime import dimensions
+from mcr_dl.tables import choice, table
+from mcr_dl.tables.host import host
+from mcr_dl.trace import _breakdown, _chrome, _configure, _files, _flight_recorder, _param
+from mcr_dl.trace import show as views
 from mcr_dl.trace._clock import SAME, Clock
 from mcr_dl.trace._regions import Region
-from mcr_dl.tuning import choice, diff, show, table
+from mcr_dl.tuning import diff, show
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
-from mcr_dl.tuning.host import host
 from mcr_dl.tuning.tuner import scale_of
 from ranks import fuzz as on_rank
 
@@ -64,7 +68,7 @@ def _use_table(found: table.Table) -> None:
     for scale in found.scales:
         costs = choice.costs_of(scale)
         _C.cheapest([points for *_, points in costs["curves"]])
-        _documents.parse(json.dumps(costs), "costs", limit=1 << 30)
+        documents.parse(json.dumps(costs), "costs", limit=1 << 30)
     steps: list[Callable[[], Any]] = [
         lambda: show.show(found, console, None),
         lambda: show.show(found, console, "all_reduce"),
@@ -158,16 +162,16 @@ TOPOLOGY = {
 def _use_topology(folder: Path, content: bytes) -> None:
     path = folder / "topology.json"
     path.write_bytes(content)
-    told = _dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
     if told["problem"]:
         assert str(path) in told["problem"]
         assert "\n" not in told["problem"]
         return
     try:
-        document = _dimensions.decide([told, json.loads(json.dumps(told))], 4)
+        document = dimensions.decide([told, json.loads(json.dumps(told))], 4)
         assert document is not None
-        _dimensions.check_backends(document, ["mpi"])
-        grid = _dimensions.grid_of(document, 4)
+        dimensions.check_backends(document, ["mpi"])
+        grid = dimensions.grid_of(document, 4)
     except InvalidArgumentError:
         return
     assert grid is not None
@@ -232,7 +236,7 @@ def _use_traces(place: Path) -> None:
         lambda: json.dumps(_param.param(found).ranks),
         lambda: _flight_recorder.flight_recorder(found),
         lambda: [_breakdown.whole(each) for each in found],
-        lambda: _show.show(found),
+        lambda: views.show(found),
     ]
     for step in steps:
         with suppress(InvalidArgumentError):
@@ -418,7 +422,7 @@ def test_many_keys() -> None:
     """Looking for repeated keys takes time in proportion to their number."""
     text = "{" + ",".join(f'"k{index}":0' for index in range(200_000)) + ',"k7":1}'
     with pytest.raises(InvalidArgumentError, match="'k7' twice"):
-        _documents.parse(text, "it", limit=1 << 24)
+        documents.parse(text, "it", limit=1 << 24)
 
 
 @pytest.mark.parametrize("reader", READERS)

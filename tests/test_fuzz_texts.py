@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 import mcr_dl
 from fuzzing import fuzz, near
 from harness import Pools
-from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError, _backends, _devices, _launch
-from mcr_dl.bench import _arguments as arguments
+from mcr_dl import _C, BackendUnavailableError, InvalidArgumentError
+from mcr_dl.base import launcher
 from mcr_dl.bench import cli as bench
-from mcr_dl.bench._sizes import parse_size, size_text
 from mcr_dl.bench.mix import parse_mix
+from mcr_dl.commands import arguments
+from mcr_dl.commands.sizes import parse_size, size_text
+from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
+from mcr_dl.runtime import devices
+from mcr_dl.tables import rules
 from mcr_dl.tuning import cli as tune
-from mcr_dl.tuning import rules
 from ranks import fuzz as on_rank
 
 pytestmark = pytest.mark.timeout(600)
@@ -112,8 +115,8 @@ def test_rules_reach_a_group(pools: Pools, text: str) -> None:
 )
 def test_backends(text: str) -> None:
     """MCR_DL_BACKENDS, and the argument of init."""
-    for name in refused(_backends.parse_backends, text) or []:
-        assert _backends.is_known(name)
+    for name in refused(registry.parse_backends, text) or []:
+        assert registry.is_known(name)
 
 
 @fuzz(100)
@@ -126,8 +129,8 @@ def test_backends(text: str) -> None:
     )
 )
 def test_backend_lists(given_list: list[Any]) -> None:
-    for name in refused(_backends.parse_backends, given_list) or []:
-        assert _backends.is_known(name)
+    for name in refused(registry.parse_backends, given_list) or []:
+        assert registry.is_known(name)
 
 
 @fuzz(300)
@@ -339,12 +342,12 @@ def test_converters(text: str) -> None:
 )
 def test_launchers(text: str, number: str) -> None:
     """The values of a launcher's variables."""
-    refused(_launch.first_host, text)
+    refused(launcher.first_host, text)
     for rank, size in (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
-        refused(_launch.detect, {rank: number, size: "2"})
-        refused(_launch.detect, {rank: "0", size: number, "LOCAL_RANK": number})
-    refused(_launch.local_size, {"LOCAL_WORLD_SIZE": number})
-    refused(_launch.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number})
+        refused(launcher.detect, {rank: number, size: "2"})
+        refused(launcher.detect, {rank: "0", size: number, "LOCAL_RANK": number})
+    refused(launcher.local_size, {"LOCAL_WORLD_SIZE": number})
+    refused(launcher.slurm_address, {"SLURM_JOB_NODELIST": text, "SLURM_JOB_ID": number})
 
 
 @fuzz(100)
@@ -352,4 +355,4 @@ def test_launchers(text: str, number: str) -> None:
 def test_staging_chunk(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MCR_DL_STAGING_CHUNK", text.replace("\x00", "").encode("utf-8", "replace").decode())
-        refused(_devices._chunk)
+        refused(devices._chunk)

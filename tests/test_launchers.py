@@ -13,7 +13,7 @@ import pytest
 
 import mcr_dl
 from harness import launchers, old_mpich
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 
 SCRIPT = str(launchers.TESTS / "programs" / "everywhere.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -202,9 +202,9 @@ def test_ranks_and_their_cores(places: list[int], said: str) -> None:
 
 def test_crowded() -> None:
     """Hosts are judged one by one; ranks with the same usable cores share them."""
-    assert _launch.crowded(["a", "b", "a", "c", "c"], ["3", "1", "3", "1", "1"]) == [False, False, False, True, True]
-    assert _launch.crowded(["a"] * 3, ["1", "2", "3"]) == [True] * 3
-    assert _launch.crowded(["a"] * 2, [f"{1 << 200:x}", "1"]) == [False] * 2
+    assert launcher.crowded(["a", "b", "a", "c", "c"], ["3", "1", "3", "1", "1"]) == [False, False, False, True, True]
+    assert launcher.crowded(["a"] * 3, ["1", "2", "3"]) == [True] * 3
+    assert launcher.crowded(["a"] * 2, [f"{1 << 200:x}", "1"]) == [False] * 2
 
 
 def test_a_rank_that_fails_ends_the_job() -> None:
@@ -214,11 +214,11 @@ def test_a_rank_that_fails_ends_the_job() -> None:
         "if mcr_dl.get_rank() == 1: raise RuntimeError('on purpose')\n"
         "mcr_dl.all_reduce(torch.ones(1))"
     )
-    for launcher in ("torchrun", "mpiexec-mpich", "mpiexec-openmpi"):
-        arguments = ["--no-python", sys.executable, "-c", program] if launcher == "torchrun" else ["-c", program]
-        codes, text = run(commands(launcher, 2, arguments))
-        assert codes != [0], launcher
-        assert "on purpose" in text, (launcher, text)
+    for name in ("torchrun", "mpiexec-mpich", "mpiexec-openmpi"):
+        arguments = ["--no-python", sys.executable, "-c", program] if name == "torchrun" else ["-c", program]
+        codes, text = run(commands(name, 2, arguments))
+        assert codes != [0], name
+        assert "on purpose" in text, (name, text)
 
 
 _THIRD_PARTY = """
@@ -250,24 +250,24 @@ def test_third_party_backend(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, _launch.Launch("none", 0, 1, 0)),
-        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, _launch.Launch("torchrun", 1, 4, 0)),
-        ({"RANK": "1"}, _launch.Launch("none", 0, 1, 0)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, _launch.Launch("mpiexec (MPICH)", 2, 3, -1)),
+        ({}, launcher.Launch("none", 0, 1, 0)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}, launcher.Launch("torchrun", 1, 4, 0)),
+        ({"RANK": "1"}, launcher.Launch("none", 0, 1, 0)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, launcher.Launch("mpiexec (MPICH)", 2, 3, -1)),
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-            _launch.Launch("mpiexec (Open MPI)", 0, 2, 0),
+            launcher.Launch("mpiexec (Open MPI)", 0, 2, 0),
         ),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, _launch.Launch("srun", 5, 8, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, launcher.Launch("srun", 5, 8, 1)),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "5", "SLURM_NTASKS": "8"},
-            _launch.Launch("torchrun", 0, 2, -1),
+            launcher.Launch("torchrun", 0, 2, -1),
         ),
     ],
 )
-def test_detect(environment: dict[str, str], expected: _launch.Launch) -> None:
+def test_detect(environment: dict[str, str], expected: launcher.Launch) -> None:
     """Rank and size come from the first launcher that sets both; a user's RANK precedes Slurm's."""
-    assert _launch.detect(environment) == expected
+    assert launcher.detect(environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -276,4 +276,4 @@ def test_detect(environment: dict[str, str], expected: _launch.Launch) -> None:
 )
 def test_first_host(nodelist: str, host: str) -> None:
     """The first name of Slurm's compressed list."""
-    assert _launch.first_host(nodelist) == host
+    assert launcher.first_host(nodelist) == host

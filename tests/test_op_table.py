@@ -13,7 +13,7 @@ import mcr_dl
 from mcr_dl import _C
 from mcr_dl.bench import cases
 from mcr_dl.passes import compress
-from mcr_dl.tuning import codecs
+from mcr_dl.tables import codecs
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {row["name"] for row in _C.ops()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import Pools
-from mcr_dl.tuning import table
+from mcr_dl.tables import table
 from ranks import refine
 from test_auto import _flat, _random_table
 

@@ -19,18 +19,18 @@ import tables as made
 from harness import launchers
 from harness.nursery import Nursery
 from mcr_dl import info
-from mcr_dl._console import Console, bars
 from mcr_dl.bench import report as bench_report
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.cases import Case
 from mcr_dl.bench.timing import Statistics
+from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report as examples
+from mcr_dl.tables import table
+from mcr_dl.tables.table import Exclusion
 from mcr_dl.trace import Region, Trace, _clock, _files, summary
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
-from mcr_dl.tuning import table
 from mcr_dl.tuning._journal import Plan, Progress, Unit
-from mcr_dl.tuning.table import Exclusion
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = {
@@ -187,7 +187,7 @@ def faults(text: str, folder: Path) -> None:
     script.show({("gloo", "idle", "kill"): [script.Outcome(text)]})
 
 
-# By the file that prints: all files with a console of mcr_dl._console are here or in the next list.
+# By the file that prints: all files with a console of mcr_dl.commands.console are here or in the next list.
 REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/trace/cli.py": [diagnose],
     "mcr/mcr_dl/trace/_show.py": [regions],

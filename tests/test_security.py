@@ -12,16 +12,10 @@ import pytest
 import torch.distributed as torch_dist
 
 import mcr_dl
-from mcr_dl import (
-    BackendUnavailableError,
-    InvalidArgumentError,
-    _agreement,
-    _backends,
-    _documents,
-    _mpi_library,
-    _nccl_library,
-)
-from mcr_dl._pmi import PmiResponder
+from mcr_dl import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.base import agreement, documents
+from mcr_dl.libraries import mpi, nccl, registry
+from mcr_dl.libraries.pmi import PmiResponder
 
 PACKAGE = Path(mcr_dl.__file__).parent
 
@@ -62,8 +56,8 @@ def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", path)
     monkeypatch.setenv("LD_LIBRARY_PATH", path)
     monkeypatch.syspath_prepend("site-packages")
-    assert all(place.is_absolute() and here not in place.parents for place, _ in _mpi_library._places())
-    assert all(str(here) not in library.path and os.path.isabs(library.path) for library in _mpi_library._candidates())
+    assert all(place.is_absolute() and here not in place.parents for place, _ in mpi._places())
+    assert all(str(here) not in library.path and os.path.isabs(library.path) for library in mpi._candidates())
     assert not (here / "was-run").exists()
 
 
@@ -72,11 +66,11 @@ def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPat
 def test_relative_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The named variables take an absolute path, or a name for the loader."""
     monkeypatch.setenv("MCR_DL_MPI_LIB", name)
-    with pytest.raises(_mpi_library.MpiLibraryError, match="expected an absolute path"):
-        _mpi_library.find()
+    with pytest.raises(mpi.MpiLibraryError, match="expected an absolute path"):
+        mpi.find()
     monkeypatch.setenv("MCR_DL_NCCL_LIB", name)
-    with pytest.raises(_nccl_library.NcclLibraryError, match="expected an absolute path"):
-        _nccl_library.find()
+    with pytest.raises(nccl.NcclLibraryError, match="expected an absolute path"):
+        nccl.find()
 
 
 @pytest.mark.usefixtures("here")
@@ -84,8 +78,8 @@ def test_names_for_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name without a folder does not mean a file here."""
     monkeypatch.setenv("MCR_DL_MPI_LIB", "libmpi.so.12")
     try:
-        found = _mpi_library.find().path
-    except _mpi_library.MpiLibraryError as error:
+        found = mpi.find().path
+    except mpi.MpiLibraryError as error:
         assert "no such file" in str(error)  # noqa: PT017
     else:
         assert os.path.isabs(found)
@@ -98,9 +92,9 @@ def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         def load(self) -> object:
             return lambda: "theirs.so"
 
-    monkeypatch.setattr(_backends, "_third_party", lambda: {"theirs": Point()})
+    monkeypatch.setattr(registry, "_third_party", lambda: {"theirs": Point()})
     with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
-        _backends.load("theirs")
+        registry.load("theirs")
 
 
 # ---- values of other ranks
@@ -112,16 +106,16 @@ def test_agreement(value: str | bytes) -> None:
     store = torch_dist.HashStore()
     store.set("key/1", value)
     with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
-        _agreement.agree(store, 0, 2, "key", 1, lambda values: values)
+        agreement.agree(store, 0, 2, "key", 1, lambda values: values)
     with pytest.raises(InvalidArgumentError, match="the value of rank 1 for 'key'"):
-        _agreement.agree(store, 1, 2, "key", 1, lambda values: values)
+        agreement.agree(store, 1, 2, "key", 1, lambda values: values)
 
 
 def test_large_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_agreement, "_LARGEST", 1000)
+    monkeypatch.setattr(agreement, "_LARGEST", 1000)
     with pytest.raises(InvalidArgumentError, match="expected at most 1000 bytes, got 1002"):
-        _agreement.agree(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
-    assert _documents.parse("1", "it", limit=1) == 1
+        agreement.agree(torch_dist.HashStore(), 0, 1, "key", "x" * 1000, lambda values: values)
+    assert documents.parse("1", "it", limit=1) == 1
 
 
 @pytest.mark.parametrize("value", [b"two words", b"a\nline", b"\xff", b"x" * 2000, "é".encode()])

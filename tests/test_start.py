@@ -18,8 +18,10 @@ import jobs
 import mcr_dl
 from harness import launchers
 from harness.nursery import Child, Nursery
-from mcr_dl import InvalidArgumentError, InvalidTypeError, _errors, _launch, _startup, _variables
-from mcr_dl._backends import parse_backends
+from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.base import errors, launcher, variables
+from mcr_dl.libraries.registry import parse_backends
+from mcr_dl.runtime import startup
 
 ROOT = launchers.TESTS.parent
 sizes = pytest.mark.parametrize("size", [2, 3])
@@ -98,7 +100,7 @@ def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
     """The decision on it together with a working gloo."""
     gloo = condition(library="gloo")
     values = [{"named": "auto", "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
-    return _startup._decide(values)
+    return startup._decide(values)
 
 
 def test_what_no_rank_has_is_left_out_without_a_word() -> None:
@@ -147,11 +149,11 @@ def test_wrong_backends_in_the_environment(value: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("rank", ["5", "2", "-1"])
-@pytest.mark.parametrize("names", [row[1:3] for row in _launch._VARIABLES])
+@pytest.mark.parametrize("names", [row[1:3] for row in launcher._VARIABLES])
 def test_a_rank_outside_of_the_job(names: tuple[str, str], rank: str) -> None:
     """It would wait for ranks that never come; the error names both variables."""
     with pytest.raises(InvalidArgumentError, match=f"{names[0]}={rank} and {names[1]}=2"):
-        _launch.detect({names[0]: rank, names[1]: "2"})
+        launcher.detect({names[0]: rank, names[1]: "2"})
 
 
 def test_a_rank_outside_of_the_job_does_not_wait() -> None:
@@ -207,10 +209,10 @@ def test_timeouts_in_seconds() -> None:
 
 def test_unknown_variables() -> None:
     """The warning gives the nearest name; known variables, and those of others, cause none."""
-    assert _variables.unknown({"MCR_DL_BACKEND": "gloo", "MCR_DL_TUNE": "", "HOME": ""}) == [
+    assert variables.unknown({"MCR_DL_BACKEND": "gloo", "MCR_DL_TUNE": "", "HOME": ""}) == [
         "MCR_DL_BACKEND (did you mean MCR_DL_BACKENDS?)"
     ]
-    assert _variables.unknown({"MCR_DL_ZZZZZ": ""}) == ["MCR_DL_ZZZZZ"]
+    assert variables.unknown({"MCR_DL_ZZZZZ": ""}) == ["MCR_DL_ZZZZZ"]
 
 
 def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:
@@ -222,9 +224,9 @@ def test_unknown_variables_are_warned_of(nursery: Nursery) -> None:
 def test_the_documented_variables_are_those_of_the_table() -> None:
     """Every row of the list in docs/, and every variable that the sources read."""
     listed = re.findall(r"^\| `(MCR_DL_\w+)` \| (.*) \|$", (ROOT / "docs" / "environment.md").read_text(), re.MULTILINE)
-    rows = [(each.name, f"{each.meaning} | [more]({each.page})") for each in _variables.VARIABLES]
+    rows = [(each.name, f"{each.meaning} | [more]({each.page})") for each in variables.VARIABLES]
     assert listed == rows
-    for each in _variables.VARIABLES:
+    for each in variables.VARIABLES:
         page, _, anchor = each.page.partition("#")
         text = (ROOT / "docs" / page).read_text()
         assert each.name in text, each
@@ -232,7 +234,7 @@ def test_the_documented_variables_are_those_of_the_table() -> None:
         assert not anchor or anchor in headings, each
     sources = [*ROOT.glob("src/**/*.cc"), *ROOT.glob("mcr/**/*.py")]
     read = {name for file in sources for name in re.findall(r"[\"`](MCR_DL_[A-Z_]+)", _text(file))}
-    assert read == {each.name for each in _variables.VARIABLES}
+    assert read == {each.name for each in variables.VARIABLES}
 
 
 def _text(file: Path) -> str:
@@ -241,7 +243,7 @@ def _text(file: Path) -> str:
 
 def test_every_documented_exception_is_exported() -> None:
     """The exceptions that are raised, and those in docstrings and pages."""
-    ours = {cls.__name__ for cls in [_errors.McrError, *_errors.McrError.__subclasses__()]}
+    ours = {cls.__name__ for cls in [errors.McrError, *errors.McrError.__subclasses__()]}
     assert ours <= set(mcr_dl.__all__)
     documented: set[str] = set()
     for file in [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("mcr/mcr_dl/*.py")]:

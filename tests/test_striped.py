@@ -13,8 +13,8 @@ import pytest
 from calls import SIGNATURES
 from cases import LARGE, LARGE_DTYPES, table
 from harness import Pools
-from mcr_dl.tuning._model import content
-from mcr_dl.tuning.host import host
+from mcr_dl.tables.host import host
+from mcr_dl.tables.model import content
 from ranks import striped
 from tables import curve, make, scale, winner
 

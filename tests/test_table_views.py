@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from mcr_dl import InvalidArgumentError
-from mcr_dl._console import Console
+from mcr_dl.commands.console import Console
+from mcr_dl.tables.table import Curve, Exclusion, Table
 from mcr_dl.tuning.diff import diff
 from mcr_dl.tuning.plot import figure_of, plot
 from mcr_dl.tuning.show import show
-from mcr_dl.tuning.table import Curve, Exclusion, Table
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from mcr_dl import _C, InvalidArgumentError
-from mcr_dl.tuning import _schema, table
-from mcr_dl.tuning import host as hosts
-from mcr_dl.tuning.table import Curve, Exclusion, Sample, Scale, Table
+from mcr_dl.tables import _schema, table
+from mcr_dl.tables import host as hosts
+from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
 
 DTYPE_CLASSES = _schema.schema()["$defs"]["dtype_class"]["enum"]

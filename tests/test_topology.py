@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness import Pools
-from mcr_dl import _C, InvalidArgumentError, _dimensions
+from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.runtime import dimensions
 from ranks import topology
 
 
@@ -45,12 +46,12 @@ def test_read(tmp_path: Path) -> None:
     row = {"name": "rail", "size": 2, "bandwidth": 25 * 10**9, "latency": 3000, "backend": "mpi"}
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, "dimensions": [row]}))
-    told = _dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
-    grid = _dimensions.grid_of(told["document"], 2)
+    told = dimensions.own({"MCR_DL_TOPOLOGY": str(path)})
+    grid = dimensions.grid_of(told["document"], 2)
     assert grid is not None
     assert grid.dimensions == [("rail", 2, 25 * 10**9, 3000, "mpi")]
-    assert _dimensions.own({}) == {"document": None, "problem": ""}
-    assert "no such file" in _dimensions.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
+    assert dimensions.own({}) == {"document": None, "problem": ""}
+    assert "no such file" in dimensions.own({"MCR_DL_TOPOLOGY": str(tmp_path / "none")})["problem"]
 
 
 def test_hosts() -> None:

@@ -20,17 +20,17 @@ from torch.distributed.flight_recorder import fr_trace
 
 from harness import Pools
 from mcr_dl import _C
-from mcr_dl.passes.log import Record, RecordedGroup
+from mcr_dl.commands.text import colours
+from mcr_dl.records import statistics
+from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _breakdown as breakdown
-from mcr_dl.trace import _clock, _files, _plot, _stragglers
-from mcr_dl.trace import _statistics as statistics
+from mcr_dl.trace import _clock, _files, _stragglers, plot
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
 from mcr_dl.trace._regions import Region
 from mcr_dl.trace.cli import main
-from mcr_dl.tuning._text import colours
 from ranks import log
 
 MS = 1_000_000
@@ -163,7 +163,7 @@ def test_breakdown_by_region() -> None:
 
 def test_the_bars_are_the_breakdown() -> None:
     trace = _trace([_record("all_reduce", 0, 4), _work("all_to_all", 5, 6, 15, (12, 15)), _record("barrier", 20, 20)])
-    axes = _plot.figure_of([trace]).axes[0]
+    axes = plot.figure_of([trace]).axes[0]
     heights = [patch.get_height() for patch in axes.patches]
     assert heights == pytest.approx([0.012, 0.004, 0.004])
     texts = [text.get_text() for text in axes.texts]
@@ -177,7 +177,7 @@ def test_the_picture_shows_its_words(regions: list[str]) -> None:
     names = [str(row["name"]) for row in _C.ops()]
     records = [_record(name, 2 * place + 1, 2 * place + 2) for place, name in enumerate(names)]
     spans = [Region(name, 0, 90 * MS, 7) for name in regions]
-    figure = _plot.figure_of([_trace(records, rank=rank, ranks=2, regions=spans) for rank in (0, 1)])
+    figure = plot.figure_of([_trace(records, rank=rank, ranks=2, regions=spans) for rank in (0, 1)])
     figure.savefig(io.BytesIO(), format="png")  # places everything
     (axes,) = figure.axes
     legend = axes.get_legend()

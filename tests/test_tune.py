@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from mcr_dl import _C
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
-from mcr_dl.tuning import table, tuner, worker
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.tables import table
+from mcr_dl.tuning import tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
 
@@ -138,7 +139,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert str(path) in out.replace("\n", "")
     assert [scale.name for scale in measured.scales] == ["2 ranks"]
     assert not list(tmp_path.rglob("*.journal"))
-    program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl._runtime.state().knowledge.source)"
+    program = "import mcr_dl; mcr_dl.init(['mpi', 'gloo']); print(mcr_dl.runtime.state.current().knowledge.source)"
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("MCR_DL_TUNING_TABLE", None)
     run = [sys.executable, "-c", program]

@@ -17,9 +17,9 @@ import pytest
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, InvalidArgumentError
-from mcr_dl._pmi import host_identity
+from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
-from mcr_dl.watch import _dump, _report
+from mcr_dl.watch import _report, dump
 from mcr_dl.watch._alarm import Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
 
@@ -162,7 +162,7 @@ def test_a_report_of_this_process() -> None:
     assert any("test_a_report_of_this_process" in line for line in made["stacks"]["MainThread"])
 
 
-def dump(folder: Path, rank: int, content: dict[str, Any], number: int = 0) -> None:
+def leave_dump(folder: Path, rank: int, content: dict[str, Any], number: int = 0) -> None:
     """Write a rank's file."""
     alarm = {"by": 0, "kind": "timeout", "group": "g", "text": "mpi.all_reduce: late", "seq": 2, "message": False}
     folder.joinpath(f"alarm{number}.rank{rank}.json").write_text(json.dumps({"alarm": alarm, **content, "rank": rank}))
@@ -170,9 +170,9 @@ def dump(folder: Path, rank: int, content: dict[str, Any], number: int = 0) -> N
 
 def test_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One paragraph from the dumps of some ranks."""
-    dump(tmp_path, 0, report([call(1), call(2)]))
-    dump(tmp_path, 1, report([call(1)]))
-    dump(tmp_path, 0, report([call(1), call(2)]), number=1)
+    leave_dump(tmp_path, 0, report([call(1), call(2)]))
+    leave_dump(tmp_path, 1, report([call(1)]))
+    leave_dump(tmp_path, 0, report([call(1), call(2)]), number=1)
     assert mcr_trace(["diagnose", str(tmp_path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "timeout on rank 0: mpi.all_reduce: late. There are dumps of 2 of 3 ranks; rank 2 left none." in text
@@ -201,19 +201,19 @@ def test_no_dumps(tmp_path: Path) -> None:
     """A folder without dumps, and a missing folder."""
     for place in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(InvalidArgumentError, match="expected a folder with dumps"):
-            _dump.read(place)
+            dump.read(place)
 
 
 def test_dumps_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error on stderr; only the first alarms leave a dump."""
-    monkeypatch.setenv(_dump.VARIABLE, str(tmp_path / "file" / "folder"))
+    monkeypatch.setenv(dump.VARIABLE, str(tmp_path / "file" / "folder"))
     (tmp_path / "file").write_text("")
-    _dump.write(0, report([]), {})
+    dump.write(0, report([]), {})
     assert "could not be written" in capsys.readouterr().err
-    monkeypatch.setenv(_dump.VARIABLE, str(tmp_path))
-    _dump.write(8, report([]), {})
+    monkeypatch.setenv(dump.VARIABLE, str(tmp_path))
+    dump.write(8, report([]), {})
     assert not list(tmp_path.glob("alarm*"))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mcr_dl.bench import _device
+from mcr_dl.bench import devices
 from mcr_dl.bench.ranks import run_local
 
 _STACKS_SECONDS = 1.0
@@ -29,7 +29,7 @@ def enter(module: str, name: str, kind: str, args: tuple[Any, ...]) -> None:
     """The start of each rank: its device, stacks on SIGUSR1, the function."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.enable()
-    _device.take(kind)
+    devices.take(kind)
     getattr(importlib.import_module(module), name)(*args)
     sys.stdout.flush()
 

@@ -177,12 +177,12 @@ def on_rank(backend: str, kind: str, seconds: float, loop: str, folder: str, nam
     """One rank."""
     import mcr_dl
     from gpu import device as devices
-    from mcr_dl import _runtime
+    from mcr_dl.runtime import state
 
     device = devices.of(kind)
     mcr_dl.init_process_group(backend, tuning_table="none")
     rank, ranks = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    store = _runtime.state().store
+    store = state.current().store
     theirs = "nccl" if device.real else "gloo"
     peer = torch_dist.new_group(backend=theirs)  # of torch's own: the default group is mcr_dl's
     notes = jobs.Notes(folder, name, rank)

@@ -151,12 +151,12 @@ def on_rank(backend: str, kind: str, folder: str, name: str) -> None:
     """One rank: measure the overlap."""
     import mcr_dl
     from gpu import device as devices
-    from mcr_dl import _runtime
+    from mcr_dl.runtime import state
 
     device = devices.of(kind)
     mcr_dl.init_process_group(backend, tuning_table="none")
     rank, ranks = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    agree, notes = Agreement(_runtime.state().store, rank), jobs.Notes(folder, name, rank)
+    agree, notes = Agreement(state.current().store, rank), jobs.Notes(folder, name, rank)
     nbytes = (1 << 30 if ranks == 1 else 16 << 20) if device.real else 1 << 20
     notes.write(overlap=overlap(_Pieces(device, backend, nbytes, ranks, agree)), nbytes=nbytes)
     notes.write(listing3=listing3(device, backend))
@@ -185,9 +185,9 @@ def staging_on_rank(host: str, kind: str, nbytes: int, folder: str, name: str) -
 
 def _staging(given: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Measure each usable host library, while time is left."""
-    from mcr_dl import _backends
+    from mcr_dl.libraries import registry
 
-    usable = _backends.available_backends()
+    usable = registry.available_backends()
     results: dict[str, Any] = {}
     for host in ("gloo", "mpi"):
         if not usable.get(host, "").startswith("ok"):

@@ -21,10 +21,10 @@ def main() -> int:
     given = parser.parse_args()
     import mcr_dl
     from calls import OPS, SIGNATURES, Case, layouts
-    from mcr_dl.bench import _device
+    from mcr_dl.bench import devices
     from ranks import operations, session
 
-    _device.take(given.device)
+    devices.take(given.device)
     session.start(given.backend)
     session.groups()
     done = 0

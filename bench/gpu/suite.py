@@ -181,7 +181,7 @@ def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, na
     """One rank: the cases until the time is over."""
     import mcr_dl
     from harness import position
-    from mcr_dl import _runtime
+    from mcr_dl.runtime import state
     from ranks import session
 
     session.start(backend)
@@ -197,7 +197,7 @@ def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, na
         "all_dtypes": sorted({case.dtype for case in cases}),
     }
     try:
-        for batch in _batches(cases, seconds, rank, _runtime.state().store):
+        for batch in _batches(cases, seconds, rank, state.current().store):
             for case in batch:
                 position.note(str(case))
                 tally.take(case)

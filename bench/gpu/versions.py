@@ -14,7 +14,7 @@ import torch
 
 import mcr_dl
 from gpu import jobs
-from mcr_dl.tuning.host import host
+from mcr_dl.tables.host import host
 
 _PACKAGES = ("cupy", "mpi4py", "jsonschema", "platformdirs", "rich")
 

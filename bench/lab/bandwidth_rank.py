@@ -21,7 +21,7 @@ import torch
 
 import mcr_dl as dist
 from lab import plan
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 
 _BACKENDS = ("gloo", "mpi")
 _PORT = 28000
@@ -36,7 +36,7 @@ def sent(nics: int) -> list[int]:
 def stream(nic: int, nbytes: int, receiver: int, barrier: Callable[[], object]) -> float:
     """Seconds that plain TCP takes from host 0 to the receiver's host on a NIC; 0.0 on the other ranks."""
     me = dist.get_rank()
-    where = (plan.address(receiver // _launch.local_size(), nic), _PORT + nic)
+    where = (plan.address(receiver // launcher.local_size(), nic), _PORT + nic)
     listening = None
     if me == receiver:
         listening = socket.create_server(where)

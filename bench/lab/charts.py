@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 
 from lab import figures
 from markdown_text import size_text
-from mcr_dl.tuning._text import colours
+from mcr_dl.commands.text import colours
 
 _DPI = 130
 _LARGEST = 16 << 20

@@ -33,7 +33,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl import _C
-from mcr_dl._console import Console
+from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
 

@@ -89,7 +89,7 @@ def conditions() -> dict[str, Any]:
     """The conditions of the machine, before the stages."""
     import torch
 
-    from mcr_dl.tuning.host import host
+    from mcr_dl.tables.host import host
 
     return {
         "date": str(date.today()),
@@ -229,8 +229,8 @@ def operations(measured: Measured, work: Path, images: Path, link: str) -> list[
 def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
     """The choices of mcr-tune."""
     from lab import charts
-    from mcr_dl.tuning import table as tables
-    from mcr_dl.tuning._text import short_size_text
+    from mcr_dl.commands.text import short_size_text
+    from mcr_dl.tables import table as tables
 
     del measured
     lines = [CHOICES]

@@ -29,7 +29,7 @@ import script
 from lab import ROOT, Lab, LabError, plan, report, stages
 from lab.needs import missing
 from lab.stages import Stage
-from mcr_dl._console import Console, bars
+from mcr_dl.commands.console import Console, bars
 
 WORK = ROOT / "build" / "lab"
 _TEST_SECONDS = 400

@@ -8,7 +8,7 @@
 >>> dist.all_reduce("mpi", x)                           # the MCR-DL paper's spelling: backend first
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as _torch_dist
 from torch.distributed import (
@@ -27,12 +27,10 @@ from torch.distributed import (
 from mcr_dl import _installed as _installed  # refuses an installation that does not fit torch, before _C is loaded
 
 # isort: split
-from mcr_dl import _C, _torch_groups, deepspeed
-from mcr_dl._backends import available_backends, use
+from mcr_dl import _C, deepspeed
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
 from mcr_dl._C import Options, Work
-from mcr_dl._collections import P2POp, _coalescing_manager, batch_isend_irecv
-from mcr_dl._errors import (
+from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -43,8 +41,22 @@ from mcr_dl._errors import (
     NotInitializedError,
     UnsupportedError,
 )
-from mcr_dl._groups import (
-    destroy_process_group,
+from mcr_dl.base.signature import attach as _attach
+from mcr_dl.groups import torch_groups
+from mcr_dl.groups.batches import P2POp, batch_isend_irecv
+from mcr_dl.groups.batches import coalescing_manager as _coalescing_manager
+from mcr_dl.groups.default_group import destroy_process_group, finalize, init_process_group, synchronize
+from mcr_dl.groups.making import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+from mcr_dl.groups.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    monitored_barrier,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from mcr_dl.groups.queries import (
     get_backend,
     get_backend_config,
     get_backends,
@@ -56,32 +68,14 @@ from mcr_dl._groups import (
     get_rank,
     get_size,
     get_world_size,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
 )
-from mcr_dl._objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    monitored_barrier,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from mcr_dl._runtime import (
-    finalize,
-    init_process_group,
-    is_initialized,
-    synchronize,
-)
-from mcr_dl._signature import attach as _attach
-from mcr_dl._topology import Dimension, Topology, set_topology, topology
-from mcr_dl._upstream import get_distributed_engine, init_distributed, init_processes
+from mcr_dl.groups.topology import Dimension, Topology, set_topology, topology
+from mcr_dl.groups.upstream import get_distributed_engine, init_distributed, init_processes
+from mcr_dl.libraries.registry import available_backends, use
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
-from mcr_dl.passes.log import records as log_records
-from mcr_dl.passes.log import reset as reset_log
+from mcr_dl.records.log import records as log_records
+from mcr_dl.records.log import reset as reset_log
+from mcr_dl.runtime.state import is_initialized
 from mcr_dl.trace import configure, log_summary
 from mcr_dl.tuning.explain import Explanation, explain
 from mcr_dl.tuning.refine import Change, refine, refine_step
@@ -101,7 +95,7 @@ def is_available() -> bool:
 class _GroupType(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # torch's name
-        return _torch_groups.world()
+        return torch_groups.world()
 
 
 class group(metaclass=_GroupType):  # torch's name
@@ -187,15 +181,18 @@ __all__ = [
     "use",
 ]
 __all__ += _C.__all__
+_PACKAGES = ("passes", "trace", "tuning")  # part of the API, with names of their own
 
 
-def __getattr__(name: str) -> Any:
-    """Fall back to torch.distributed for other names: its functions work on mcr_dl's groups, which are torch's too."""
-    if name.startswith("__") or not hasattr(_torch_dist, name):
-        message = f"module 'mcr_dl' has no attribute {name!r}, and torch.distributed has none either"
-        raise AttributeError(message)
-    return getattr(_torch_dist, name)
+if not TYPE_CHECKING:  # type checkers know the names above alone, and report others
+
+    def __getattr__(name: str) -> object:
+        """Fall back to torch.distributed: its other functions work on mcr_dl's groups, which are torch's too."""
+        if name.startswith("__") or not hasattr(_torch_dist, name):
+            message = f"module 'mcr_dl' has no attribute {name!r}, and torch.distributed has none either"
+            raise AttributeError(message)
+        return getattr(_torch_dist, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(_torch_dist)})
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _groups, _runtime
-from mcr_dl._signature import docstring_of
+from mcr_dl import _C
+from mcr_dl.base.signature import docstring_of
+from mcr_dl.groups import default_group
+from mcr_dl.libraries import registry
 
 _TYPES = {
     "tensor": "ArrayLike",
@@ -370,9 +372,9 @@ def support_matrix(group: _C.Group) -> str:
 def main(folder: str) -> None:
     """Write both files under ``folder``."""
     root = Path(folder)
-    _runtime.init_process_group(["mpi", "gloo"])
+    default_group.init_process_group(registry.automatic("cpu"))
     texts = {"mcr/mcr_dl/_C.pyi": stub(), "docs/support-matrix.md": support_matrix(_C.world())}  # type: ignore[arg-type]
-    _groups.destroy_process_group()
+    default_group.destroy_process_group()
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

@@ -32,19 +32,15 @@ def _api(version: str) -> str:
     return release[1] if release else public
 
 
-def _built_against() -> str:
-    try:
-        from mcr_dl._build import TORCH
-    except ModuleNotFoundError as error:
-        folder = Path(__file__).parent
-        message = (
-            f"mcr_dl in {folder} has not been built: run `make build` in its source and use .venv/bin/python, or "
-            f"install it: {_HOW} ."
-        )
-        raise ImportError(message) from error
-    return TORCH
-
-
-_problem = problem(_built_against(), torch.__version__)
+try:
+    from mcr_dl._build import TORCH
+except ModuleNotFoundError as error:
+    _folder = Path(__file__).parent
+    _problem = (
+        f"mcr_dl in {_folder} has not been built: run `make build` in its source and use .venv/bin/python, or install "
+        f"it: {_HOW} ."
+    )
+    raise ImportError(_problem) from error
+_problem = problem(TORCH, torch.__version__)
 if _problem:
     raise ImportError(_problem)

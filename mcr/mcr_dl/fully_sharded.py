@@ -16,8 +16,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_api
 
-from mcr_dl._backends import use
-from mcr_dl._errors import InvalidTypeError
+from mcr_dl.base.errors import InvalidTypeError
+from mcr_dl.libraries.registry import use
 
 __all__ = ["AllGather", "ReduceScatter", "set_backends"]
 

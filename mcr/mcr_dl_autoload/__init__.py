@@ -25,6 +25,6 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    from mcr_dl import _torch_groups
+    from mcr_dl.groups import torch_groups
 
-    return _torch_groups.create(options, backend_options)
+    return torch_groups.create(options, backend_options)

@@ -20,6 +20,7 @@ VARIABLE = "MCR_DL_DEEPSPEED"
 _VENDORS = ("deepspeed.comm.ccl",)  # DeepSpeed makes their objects before it looks at dist_backend
 
 installed = False  # mcr_dl.deepspeed.install() has been called
+names: list[str] | None = None  # the backends that it was given; None: those of MCR_DL_BACKENDS
 
 
 def watch() -> None:
@@ -51,7 +52,7 @@ def _make(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     """``TorchBackend.__new__``: one of mcr_dl's if requested, in every namespace that has the class."""
     if cls.__module__ not in (MODULE, *_VENDORS) or not _wanted(kwargs.get("backend", args[0] if args else None)):
         return object.__new__(cls)
-    from mcr_dl.deepspeed._backend import McrBackend
+    from mcr_dl.deepspeed.backend import McrBackend
 
     if cls.__module__ == MODULE:
         return object.__new__(McrBackend)
@@ -79,6 +80,11 @@ def switched_on() -> bool:
         message = f"{VARIABLE}: expected 0 or 1, got {value!r}"
         raise InvalidArgumentError(message)
     return value == "1"
+
+
+def backends() -> str | list[str] | None:
+    """The argument of init_process_group for DeepSpeed."""
+    return "auto" if names == ["auto"] else names
 
 
 def deepspeed_version() -> str:

@@ -32,9 +32,9 @@ def serve(connection: Connection) -> None:
 if __name__ == "__main__":
     folder = Path(os.environ["MCR_TEST_FOLDER"])
     import mcr_dl  # the slow part, done once per rank and session
-    from mcr_dl import _launch
+    from mcr_dl.base import launcher
 
-    rank = _launch.detect().rank
+    rank = launcher.detect().rank
     position.start(folder, rank)
     with Client(str(folder / "socket"), "AF_UNIX", authkey=os.environ["MCR_TEST_KEY"].encode()) as connection:
         connection.send((rank, os.getpid()))

@@ -131,7 +131,7 @@ def test_every_method() -> None:
     """mcr_dl's object defines each method of TorchBackend, with the parameters that DeepSpeed passes by name."""
     from deepspeed.comm.torch import TorchBackend
 
-    from mcr_dl.deepspeed._backend import McrBackend
+    from mcr_dl.deepspeed.backend import McrBackend
 
     theirs, ours = functions(TorchBackend), functions(McrBackend)
     assert set(theirs) - set(ours) == INHERITED

@@ -4,7 +4,7 @@
 import torch
 
 import mcr_dl as dist
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 
 dist.init_process_group(["mpi", "gloo"])
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -17,4 +17,4 @@ assert x.tolist() == [size * (size + 1) / 2] * 4
 assert blocks.tolist() == list(range(size))
 library = dist.available_backends()["mpi"].removeprefix("ok: ")
 dist.finalize()
-print(f"rank {rank} of {size} under {_launch.detect().launcher} with {library}: done", flush=True)
+print(f"rank {rank} of {size} under {launcher.detect().launcher} with {library}: done", flush=True)

@@ -97,7 +97,7 @@ def late(backend: str) -> tuple[str, float]:
     """The last rank comes after the timeout: the text on each rank, and the elapsed time. The group stays usable."""
     session.start()
     group = mcr_dl.new_group(timeout=timedelta(seconds=2))
-    current = mcr_dl._runtime.state()
+    current = mcr_dl.runtime.state.current()
     store = mcr_dl.PrefixStore(f"late/{current.count('late')}", current.store)
     begin = time.monotonic()
     if _last():

@@ -73,7 +73,7 @@ def _chosen(draw: random.Random) -> str:
 def calls(folder: str, seed: int, count: int) -> tuple[str, dict[str, int]]:
     """Make random calls with a table of this rank's own; the hash of all choices, and how often each name came."""
     session.stop()
-    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl.base.launcher.detect().rank}.json")
     draw = random.Random(seed)
     digest, seen = hashlib.sha256(), dict.fromkeys(_C.world().candidates, 0)
     for _ in range(count):
@@ -87,7 +87,7 @@ def calls(folder: str, seed: int, count: int) -> tuple[str, dict[str, int]]:
 def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
     """Ask for `count` choices of calls of every kind; the hash of the answers, and the number of different ones."""
     session.stop()
-    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=f"{folder}/{mcr_dl.base.launcher.detect().rank}.json")
     draw = random.Random(seed)
     world, operations, dtypes = _C.world(), _C.operations(), _C.dtypes()
     digest, seen = hashlib.sha256(), set()
@@ -121,7 +121,7 @@ def start(argument: str | None, variables: dict[str, str], question: tuple[str, 
 
 def start_by_rank(arguments: list[str | None], variables: list[dict[str, str]], question: Any) -> str:
     """Call start() with this rank's entries."""
-    rank = mcr_dl._runtime._launch.detect().rank
+    rank = mcr_dl.base.launcher.detect().rank
     return start(arguments[rank], variables[rank], tuple(question))
 
 

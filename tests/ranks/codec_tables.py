@@ -10,7 +10,7 @@ import torch
 
 import mcr_dl
 from mcr_dl import passes
-from mcr_dl.passes import log
+from mcr_dl.records import log
 from ranks import session
 from ranks.expect import expect
 

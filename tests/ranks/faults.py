@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 from mcr_dl.bench.cases import Prepared
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Plan, Progress
@@ -21,13 +21,13 @@ def _hang(_: Prepared) -> None:
 
 
 def _crash(_: Prepared) -> None:
-    if _launch.detect().rank == 1:
+    if launcher.detect().rank == 1:
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(1000)
 
 
 def _wrong(prepared: Prepared) -> None:
-    if prepared.tensors.output is not None and _launch.detect().rank == 0:
+    if prepared.tensors.output is not None and launcher.detect().rank == 0:
         prepared.tensors.output[-1] += 1
 
 

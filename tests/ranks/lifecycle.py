@@ -66,7 +66,7 @@ def wrong_init() -> None:
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2, world_size=2), "rank", "expected", "got 2")
     expect(InvalidArgumentError, lambda: mcr_dl.init("mpi", rank=2), "rank", "expected")
     assert not mcr_dl.is_initialized()
-    mine = "mpi" if mcr_dl._launch.detect().rank == 0 else "gloo"
+    mine = "mpi" if mcr_dl.base.launcher.detect().rank == 0 else "gloo"
     expect(InvalidArgumentError, lambda: mcr_dl.init(mine), "backend", "same on all ranks", "mpi", "gloo")
     assert not mcr_dl.is_initialized()
     session.start()

@@ -18,8 +18,8 @@ import torch
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError, passes
-from mcr_dl.passes import log
-from mcr_dl.passes.log import Log, Record
+from mcr_dl.records import log
+from mcr_dl.records.log import Log, Record
 from mcr_dl.trace import _regions
 from ranks import session
 from ranks.expect import expect
@@ -210,7 +210,7 @@ def summary() -> tuple[dict[str, Any], str]:
     """The summary of some calls to which rank 1 comes late, and the output."""
     _on()
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
-    current = mcr_dl._runtime.state()
+    current = mcr_dl.runtime.state.current()
     store = mcr_dl.PrefixStore(f"late/{current.count('late')}", current.store)
     for turn in range(3):
         if rank == 1:
@@ -299,7 +299,7 @@ def stuck(path: str) -> None:
     """Rank 1 does not come to an all_reduce; the others save their traces meanwhile, from another thread."""
     _on("gloo")
     mcr_dl.barrier()
-    current, rank = mcr_dl._runtime.state(), mcr_dl.get_rank()
+    current, rank = mcr_dl.runtime.state.current(), mcr_dl.get_rank()
     store = mcr_dl.PrefixStore(f"stuck/{current.count('stuck')}", current.store)
 
     def save_meanwhile() -> None:

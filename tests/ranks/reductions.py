@@ -14,7 +14,8 @@ import torch.distributed as torch_dist
 import mcr_dl
 import reference
 from calls import OPS, SIGNATURES, kinds
-from mcr_dl import _C, _backends
+from mcr_dl import _C
+from mcr_dl.libraries import registry
 from ranks import session
 from ranks.expect import expect
 
@@ -104,7 +105,7 @@ def orderings(backends: Sequence[str], dtype_name: str) -> int:
 
 def premultiplied(backends: Sequence[str], dtype_name: str, counts: Sequence[int]) -> int:
     """Sums with a factor, given as a number and as a tensor, in all operations that reduce."""
-    session.start(*dict.fromkeys(part for backend in backends for part in _backends.with_parts([backend])))
+    session.start(*dict.fromkeys(part for backend in backends for part in registry.with_parts([backend])))
     dtype, size = reference.dtype_of(dtype_name), mcr_dl.get_world_size()
     calls = 0
     for backend, count, name, mode in product(backends, counts, CALLS, (False, True)):

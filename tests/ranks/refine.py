@@ -67,7 +67,7 @@ def _results(seed: int, count: int, stepped: bool) -> str:
 
 def storm(folder: str, seed: int, count: int) -> tuple[bool, str]:
     """Random calls without and with refinement; whether the results are equal, and the hash of all choices after."""
-    _start(f"{folder}/{mcr_dl._runtime._launch.detect().rank}.json")
+    _start(f"{folder}/{mcr_dl.base.launcher.detect().rank}.json")
     without = _results(seed, count, stepped=False)
     mcr_dl.refine(0.3)
     refined = _results(seed, count, stepped=True)

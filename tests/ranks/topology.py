@@ -56,7 +56,7 @@ def found() -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], bool, in
     session.start()
     topology = mcr_dl.topology()
     everyone = topology.group("host") is mcr_dl.group.WORLD
-    made = len(mcr_dl._runtime.state().groups)
+    made = len(mcr_dl.runtime.state.current().groups)
     return topology.names, topology.shape, topology.coordinates(), everyone, made
 
 

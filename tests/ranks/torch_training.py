@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mcr_dl
-from mcr_dl import _launch
+from mcr_dl.base import launcher
 from ranks import session
 
 Results = dict[str, torch.Tensor]
@@ -34,7 +34,7 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
     """torch's default process group on this backend, from start to end; all ranks leave together."""
     global _store, _lives
     session.stop()
-    launch = _launch.detect()
+    launch = launcher.detect()
     if _store is None:  # kept as long as the process: other ranks still read rank 0's
         _store, _, _ = next(iter(dist.rendezvous("env://", launch.rank, launch.size, timeout=TIMEOUT)))
     _lives += 1

@@ -135,7 +135,7 @@ def while_python_computes(backend: str) -> None:
     neither rank would ever continue.
     """
     session.start()
-    store = mcr_dl._runtime.state().store
+    store = mcr_dl.runtime.state.current().store
     count = 2_000_000  # far beyond what a library sends eagerly
     tensor = torch.full((count,), float(mcr_dl.get_rank() + 1))
     work = mcr_dl.all_reduce(tensor, backend=backend, async_op=True)

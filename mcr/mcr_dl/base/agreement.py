@@ -8,20 +8,20 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _documents
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 
-_LARGEST = 64 * _documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
+_LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
 
 
 def encode(value: Any) -> str:
     """Encode a value of JSON's types for the store."""
-    return _documents.dumps(value)
+    return documents.dumps(value)
 
 
 def decode(text: bytes, what: str) -> Any:
     """Decode a text from the store. Raises InvalidArgumentError, whose text begins with ``what``."""
-    return _documents.parse(text, what, limit=_LARGEST)
+    return documents.parse(text, what, limit=_LARGEST)
 
 
 def _value(text: bytes, key: str, rank: int) -> Any:

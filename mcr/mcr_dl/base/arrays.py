@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 
 
 def as_tensor(value: object, parameter: str, written: bool = True) -> torch.Tensor:

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
 
 MIB = 1 << 20
 DEPTH = 64

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)

@@ -6,43 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from mcr_dl import _C
-from mcr_dl._errors import UnsupportedError
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One line of a benchmark or a table: an operation of the op table, or its form with counts."""
-
-    name: str
-    op: str
-    vectored: bool
-    rooted: bool
-    reduces: bool
-    peer: bool
-    blocks: bool  # the message has one block for each rank
-    bus: str  # the op table's word for its bus bandwidth
-
-
-def _operation(row: dict[str, Any], vectored: bool) -> Operation:
-    name = row["name"] + ("v" if vectored else "")
-    return Operation(
-        name, row["name"], vectored, row["rooted"], row["reduces"], row["peer"], row["vectored"], row["bus"]
-    )
-
-
-def table() -> dict[str, Operation]:
-    """All operations to measure, from the op table. A receive is measured with its send, which comes first."""
-    result: dict[str, Operation] = {}
-    for row in _C.ops():
-        if row["peer"] and any(operation.peer for operation in result.values()):
-            continue
-        for vectored in (False, True) if row["vectored"] else (False,):
-            operation = _operation(row, vectored)
-            result[operation.name] = operation
-    return result
+from mcr_dl.base.errors import UnsupportedError
 
 
 class Segment(NamedTuple):

@@ -12,9 +12,11 @@ import torch
 from torch.distributed import ReduceOp
 
 from mcr_dl import _C
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
-from mcr_dl.bench import _coded, _device, _values
-from mcr_dl.bench._layout import Layout, Operation, layout, table
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl.base.operations import Operation, operation_of
+from mcr_dl.bench import _coded, _values, devices
+from mcr_dl.bench._layout import Layout, layout
+from mcr_dl.libraries import registry
 
 _LISTS = {"inputs", "outputs"}
 _COUNTS = {"scounts", "rcounts"}
@@ -37,20 +39,6 @@ class Case:
     in_place: bool = False
     device: str = "cpu"
     codec: str = ""
-
-
-def operations() -> list[str]:
-    """Names of all operations that can be measured, with a "v" for vectored ones, in the op table's order."""
-    return list(table())
-
-
-def operation_of(name: str) -> Operation:
-    """An operation's properties; InvalidArgumentError lists the known operations if there is none of that name."""
-    known = table()
-    if name not in known:
-        message = f"operation: expected one of {', '.join(known)}, got {name!r}"
-        raise InvalidArgumentError(message)
-    return known[name]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -83,7 +71,7 @@ def message_size(operation: str, nbytes: int, dtype: str, ranks: int) -> tuple[i
 
 def candidates(group: _C.Group) -> list[str]:
     """The candidates for a call on this group: its backends and their variants, without variants that do nothing."""
-    return [name for name in group.candidates if _C.Candidate(name).backend not in ("null", "fake")]
+    return [name for name in group.candidates if registry.describe(_C.Candidate(name).backend).measured]
 
 
 def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
@@ -176,7 +164,7 @@ class Prepared:
         self.tensors = tensors or _allocate(case, self.part)
         self.messages = 2 if self.row.peer else 1
         self.meet: Callable[[], object] | None = partial(_C.barrier, candidate, group) if self.row.rooted else None
-        self.synchronize = _device.synchronize(torch.device(case.device).type)
+        self.synchronize = devices.synchronize(torch.device(case.device).type)
         self._starters: list[Callable[[], _C.Work]] = []
         self.call: Callable[[], object] = self._bind_peer() if self.row.peer else self._bind_collective()
         self._salt = 0

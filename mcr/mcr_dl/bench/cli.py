@@ -11,11 +11,17 @@ from collections.abc import Callable, Sequence
 
 from rich.progress import BarColumn, TimeRemainingColumn
 
-from mcr_dl import _C, _backends, _groups, _launch, _runtime
-from mcr_dl._console import Console, bars
-from mcr_dl._errors import InvalidArgumentError, McrError
-from mcr_dl.bench import _device, report
-from mcr_dl.bench._arguments import (
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.base.operations import operation_of
+from mcr_dl.bench import devices, report
+from mcr_dl.bench._sweep import Row, Settings, points, sweep
+from mcr_dl.bench.cases import candidates, differs
+from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
+from mcr_dl.bench.ranks import bind, launched, run_local
+from mcr_dl.bench.timing import TorchControl
+from mcr_dl.commands.arguments import (
     INTERRUPTED,
     UNREAD,
     Parser,
@@ -33,12 +39,10 @@ from mcr_dl.bench._arguments import (
     refuse,
     sizes,
 )
-from mcr_dl.bench._sizes import parse_size
-from mcr_dl.bench._sweep import Row, Settings, points, sweep
-from mcr_dl.bench.cases import candidates, differs, operation_of
-from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
-from mcr_dl.bench.ranks import bind, launched, run_local
-from mcr_dl.bench.timing import TorchControl
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.commands.sizes import parse_size
+from mcr_dl.groups import default_group
+from mcr_dl.libraries import registry
 
 _PROGRAM = "mcr-bench"
 _WRONG = 1
@@ -111,7 +115,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
         defined = ", ".join(red for red in reductions() if _C.reduction_defined(given.dtype, red))
         message = f"argument --redop: expected one of {defined} for dtype {given.dtype}, got {given.redop}"
         raise InvalidArgumentError(message)
-    ranks = _launch.detect().size if launched() else given.n or 2
+    ranks = launcher.detect().size if launched() else given.n or 2
     if given.n not in (None, ranks):
         message = f"argument -n: expected {ranks}, as the launcher has started so many ranks, got {given.n}"
         raise InvalidArgumentError(message)
@@ -133,9 +137,11 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
 def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     """The default group, and the names of the candidates to measure on it."""
     wanted = [part.candidate for part in settings.mix] or list(settings.backends)
-    bases = _backends.with_parts(wanted)
-    _device.take(settings.device)
-    _runtime.init_process_group(_device.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases)
+    bases = registry.with_parts(wanted)
+    devices.take(settings.device)
+    default_group.init_process_group(
+        devices.usable_backends(settings.device) if {"all", "auto"} & set(bases) else bases
+    )
     group = _C.world()
     assert group is not None
     known = group.candidates
@@ -203,7 +209,7 @@ def _measure(settings: Settings) -> int:
             _finish(settings, group, rows, mix)
     finally:
         control.barrier()  # keeps the ranks until rank 0 has reported
-        _groups.destroy_process_group()
+        default_group.destroy_process_group()
     wrong = sum(row.wrong for row in rows) + (mix.wrong if mix is not None else 0)
     return _WRONG if wrong else 0
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
-from mcr_dl import _backends, _launch
-
-_DEVICES_ALONE = ("nccl",)  # backends that do not take tensors in host memory
-_SHARING = (2, 30)  # NCCL's first version that lets ranks share a device on request
+from mcr_dl.base import launcher
+from mcr_dl.libraries import nccl, registry
 
 
 def count(kind: str) -> int:
@@ -22,7 +19,7 @@ def count(kind: str) -> int:
 def ranks_per_device(kind: str) -> int:
     """The largest number of ranks of this host that share a device; 1 on the CPU."""
     devices = count(kind)
-    return 1 if devices == 0 else -(-_launch.local_size() // devices)
+    return 1 if devices == 0 else -(-launcher.local_size() // devices)
 
 
 def take(kind: str) -> None:
@@ -34,19 +31,11 @@ def take(kind: str) -> None:
     devices = count(kind)
     if devices == 0:
         return
-    launch = _launch.detect()
+    launch = launcher.detect()
     local = launch.local_rank if launch.local_rank >= 0 else launch.rank
     torch.get_device_module(kind).set_device(local % devices)
     if ranks_per_device(kind) > 1:
-        share(launch.rank)
-
-
-def share(rank: int) -> None:
-    """Let NCCL run several ranks on one device; values that are already in the environment stay."""
-    if torch.cuda.is_available() and torch.cuda.nccl.version() < _SHARING:  # type: ignore[no-untyped-call]
-        os.environ.setdefault("NCCL_HOSTID", f"mcr-rank-{rank}")
-    else:
-        os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+        nccl.share_device(launch.rank)
 
 
 def synchronize(kind: str) -> Callable[[], object] | None:
@@ -59,9 +48,9 @@ def synchronize(kind: str) -> Callable[[], object] | None:
 
 def serves(name: str, kind: str) -> bool:
     """Whether a backend is measured for tensors on this kind of device. Host libraries serve all kinds, by staging."""
-    return kind != "cpu" or name not in _DEVICES_ALONE
+    return kind != "cpu" or kind in registry.describe(name).devices
 
 
 def usable_backends(kind: str) -> list[str]:
     """The backends that can be used here and serve the device, in order of preference."""
-    return [name for name in _backends.usable() if serves(name, kind)]
+    return [name for name in registry.usable() if serves(name, kind)]

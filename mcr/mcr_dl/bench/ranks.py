@@ -19,8 +19,8 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, SubprocessContext, start_processes
 
-from mcr_dl import _launch
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError
 
 _GRACE_SECONDS = 5.0  # for the other ranks after one has failed
 _POLL_SECONDS = 0.05
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.05
 
 def launched() -> bool:
     """Whether torchrun, mpiexec or srun started this process, so that it already is a rank."""
-    return _launch.detect().launcher != "none"
+    return launcher.detect().launcher != "none"
 
 
 def bind() -> bool:
@@ -38,8 +38,8 @@ def bind() -> bool:
     measured after them would then share it for milliseconds. Existing threads stay free; new threads inherit the
     core, so use this only for blocking calls.
     """
-    cores, local = sorted(os.sched_getaffinity(0)), _launch.detect().local_rank
-    if local < 0 or _launch.local_size() > len(cores):
+    cores, local = sorted(os.sched_getaffinity(0)), launcher.detect().local_rank
+    if local < 0 or launcher.local_size() > len(cores):
         return len(cores) == 1
     os.sched_setaffinity(0, {cores[local]})
     return True

@@ -20,15 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mcr_dl import _C
-from mcr_dl._console import Console
-from mcr_dl.bench import _device
-from mcr_dl.bench._sizes import size_text
+from mcr_dl.base.operations import bandwidths, operation_of
+from mcr_dl.bench import devices
 from mcr_dl.bench._sweep import Row, Settings
-from mcr_dl.bench.cases import operation_of
 from mcr_dl.bench.mix import MixResult
-from mcr_dl.bench.timing import Statistics, bandwidths
-from mcr_dl.tuning._text import colours
-from mcr_dl.tuning.host import host
+from mcr_dl.bench.timing import Statistics
+from mcr_dl.commands.console import Console
+from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.text import colours
+from mcr_dl.tables.host import host
 
 _WIDTH = 120
 
@@ -55,8 +55,8 @@ def _columns(title: str, names: Sequence[str], texts: int) -> Table:
 
 def _title(settings: Settings, operation: str, ranks: int) -> str:
     how = ["asynchronous" if settings.asynchronous else "blocking", settings.device]
-    if _device.ranks_per_device(settings.device) > 1:
-        how.append(f"{_device.ranks_per_device(settings.device)} ranks on a device")
+    if devices.ranks_per_device(settings.device) > 1:
+        how.append(f"{devices.ranks_per_device(settings.device)} ranks on a device")
     if settings.in_place:
         how.append("in place")
     return f"{operation}: {ranks} rank{'s' if ranks > 1 else ''}, {', '.join(how)}"

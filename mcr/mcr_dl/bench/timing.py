@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _runtime, _torch_backends
-from mcr_dl.bench.cases import operation_of
+from mcr_dl import _C
+from mcr_dl.libraries import c10d
+from mcr_dl.runtime import state
 
 MINIMUM_ROUNDS = 5
 _BATCH_US = 200.0
@@ -64,12 +65,12 @@ class TorchControl:
     """Agreement over a separate gloo group, which a broken candidate cannot disturb. All ranks create it together."""
 
     def __init__(self, group: _C.Group | None = None) -> None:
-        current = _runtime.state()
+        current = state.current()
         members = group or _C.world()
         assert members is not None  # there is one where there is a state
         key = f"bench/{members.name()}"
         store = torch_dist.PrefixStore(f"{key}/{current.count(key)}", current.store)
-        self._gloo: Any = _torch_backends.create("gloo", store, members.rank(), members.size(), members.timeout)
+        self._gloo: Any = c10d.GLOO.create(store, members.rank(), members.size(), members.timeout)
         self._rank, self._size = members.rank(), members.size()
 
     def maximum(self, values: list[float]) -> list[float]:
@@ -282,19 +283,3 @@ def measure(
 ) -> dict[str, Statistics]:
     """Measure all candidates in one visit (Sampling). Collective."""
     return Sampling(prepared, control, confidence, seed).extend(budget_seconds, minimum_rounds)
-
-
-# Bus bandwidth over algorithm bandwidth on n ranks, by the op table's words. Source: nccl-tests, PERFORMANCE.md and
-# getBw() of each test.
-_BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "none": lambda _: 0.0,
-    "once": lambda _: 1.0,
-    "others": lambda n: (n - 1) / n,
-    "twice": lambda n: 2 * (n - 1) / n,
-}
-
-
-def bandwidths(operation: str, nbytes: int, median_us: float, ranks: int) -> tuple[float, float]:
-    """Algorithm and bus bandwidth in GB/s (10^9 bytes per second) of a message of `nbytes` that takes `median_us`."""
-    algbw = nbytes / median_us / 1000
-    return algbw, algbw * _BUS_FACTORS[operation_of(operation).bus](ranks)

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mcr_dl import _C
-from mcr_dl._errors import InvalidTypeError
-from mcr_dl.passes import zfp
-
-Bytes = npt.NDArray[np.uint8]
-Values = npt.NDArray[Any]  # float32 or float64, of one dimension
+from mcr_dl.base.errors import InvalidTypeError
+from mcr_dl.codecs import zfp
+from mcr_dl.codecs.zfp import Bytes, Values
 
 
 class Codec(Protocol):

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from mcr_dl.passes.codecs import Bytes, Values
+Bytes = npt.NDArray[np.uint8]
+Values = npt.NDArray[Any]  # float32 or float64, of one dimension
 
 _BLOCK = 4  # values of one dimension that are coded together
 _WORD = 64  # bits; streams are padded to multiples of this

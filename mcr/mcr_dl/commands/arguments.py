@@ -16,9 +16,11 @@ from typing import NoReturn
 
 import torch
 
-from mcr_dl import _C, _backends, _launch
-from mcr_dl._errors import InvalidArgumentError, McrError
-from mcr_dl.bench.cases import operation_of, operations
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.base.operations import operation_of, operations
+from mcr_dl.libraries import registry
 
 MOST_SIZES = 1000
 MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second of processor time to start
@@ -37,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 def _first() -> bool:
     try:
-        return _launch.detect().rank == 0
+        return launcher.detect().rank == 0
     except InvalidArgumentError:  # the launcher's variables may be the wrong ones
         return True
 
@@ -68,7 +70,7 @@ def exit_code(program: str, run: Callable[[], int]) -> int:
 
 
 def name_list(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in _backends.split_names(text) if name.strip()))
+    names = tuple(dict.fromkeys(name.strip() for name in registry.split_names(text) if name.strip()))
     if not names:
         raise InvalidArgumentError("expected names separated by commas, got nothing")
     return names
@@ -92,9 +94,9 @@ def _candidate_name(text: str) -> str:
     if text in ("all", "auto"):
         return text
     candidate = _C.Candidate(text)
-    if unknown := _backends.unknown_in(text):
+    if unknown := registry.unknown_in(text):
         where = f"{unknown!r} in {text!r}" if candidate.parts else f"{text!r}"
-        message = f"expected some of {', '.join(_backends.known_names())}, auto or all, got {where}"
+        message = f"expected some of {', '.join(registry.known_names())}, auto or all, got {where}"
         raise InvalidArgumentError(message)
     if candidate.codec:
         message = f"expected candidates without a codec, got {text!r}"
@@ -152,7 +154,7 @@ def local_ranks(lowest: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
         value, cores = count(lowest)(text), os.cpu_count() or 1
         most = MOST_RANKS_PER_CORE * cores
-        if value > most and _launch.detect().launcher == "none":
+        if value > most and launcher.detect().launcher == "none":
             message = (
                 f"expected at most {most} ranks on this machine ({cores} cores), got {text}: use a launcher for more"
             )

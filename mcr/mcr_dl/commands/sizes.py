@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
 
 _END = 2**63
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -7,11 +7,9 @@ import importlib
 import importlib.util
 from collections.abc import Iterable
 
-from mcr_dl import _backends
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.libraries import registry
 from mcr_dl_autoload import _deepspeed
-
-_names: list[str] | None = None
 
 
 def install(backends: str | Iterable[str] | None = None) -> None:
@@ -27,8 +25,7 @@ def install(backends: str | Iterable[str] | None = None) -> None:
         BackendUnavailableError: DeepSpeed is missing, or its version lacks the class that this hooks.
         InvalidArgumentError: a backend is unknown, or ``deepspeed.comm`` already runs on another one.
     """
-    global _names
-    names = _backends.parse_backends(backends)
+    names = registry.parse_backends(backends)
     if importlib.util.find_spec("deepspeed") is None:
         message = "deepspeed: expected an installed DeepSpeed, found none; `pip install deepspeed`"
         raise BackendUnavailableError(message)
@@ -39,15 +36,10 @@ def install(backends: str | Iterable[str] | None = None) -> None:
         found = _deepspeed.deepspeed_version()
         message = f"deepspeed: expected {_deepspeed.MODULE} of DeepSpeed {found} to be importable: {error}"
         raise BackendUnavailableError(message) from error
-    from mcr_dl.deepspeed._backend import McrBackend
+    from mcr_dl.deepspeed.backend import McrBackend
 
     if comm.cdb is not None and comm.cdb.is_initialized() and not isinstance(comm.cdb, McrBackend):
         message = f"install: expected deepspeed.comm not to run yet, but it runs on {comm.cdb.name!r}; install first"
         raise InvalidArgumentError(message)
     _deepspeed.installed = True
-    _names = None if backends is None else names or ["auto"]
-
-
-def backends() -> str | list[str] | None:
-    """The argument of init_process_group for DeepSpeed."""
-    return "auto" if _names == ["auto"] else _names
+    _deepspeed.names = None if backends is None else names or ["auto"]

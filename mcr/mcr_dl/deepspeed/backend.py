@@ -21,12 +21,13 @@ from deepspeed.comm.backend import Backend
 from deepspeed.comm.reduce_op import ReduceOp
 from deepspeed.comm.torch import Noop, TorchBackend
 
-import mcr_dl
-from mcr_dl import _launch
-from mcr_dl._collections import _coalescing_manager
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl._torch_backends import OURS
-from mcr_dl.deepspeed import _install
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.groups import batches, default_group, making, objects, queries, torch_groups
+from mcr_dl.libraries.c10d import OURS
+from mcr_dl.runtime import state
+from mcr_dl_autoload import _deepspeed
 
 _switches = import_module(TorchBackend.__module__)  # its attribute `torch` in deepspeed.comm is torch itself
 _REDUCTIONS = {
@@ -40,7 +41,7 @@ Tensors = Sequence[torch.Tensor]
 class CoalescedWork:
     """The works of a coalesced call."""
 
-    def __init__(self, works: list[mcr_dl.Work]) -> None:
+    def __init__(self, works: list[_C.Work]) -> None:
         self.works = works
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -93,10 +94,10 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     ) -> None:
         """Start the runtime if it is not running; DeepSpeed's engines then find LOCAL_RANK under any launcher."""
         del backend
-        _launch.export_local_rank()
-        if not mcr_dl.is_initialized():
-            mcr_dl.init_process_group(
-                _install.backends(),
+        launcher.export_local_rank()
+        if not state.is_initialized():
+            default_group.init_process_group(
+                _deepspeed.backends(),
                 init_method=init_method,
                 timeout=timeout,
                 rank=rank,
@@ -109,11 +110,11 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
 
     @classmethod
     def get_all_gather_function(cls) -> Any:
-        return mcr_dl.all_gather_into_tensor
+        return _C.all_gather_into_tensor
 
     @classmethod
     def get_reduce_scatter_function(cls) -> Any:
-        return mcr_dl.reduce_scatter_tensor
+        return _C.reduce_scatter_tensor
 
     def has_all_gather_into_tensor(self) -> bool:
         return True
@@ -133,22 +134,22 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     # ---- collectives
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-        return mcr_dl.all_reduce(tensor, self._reduce_op(op), group, async_op)
+        return _C.all_reduce(tensor, self._reduce_op(op), group, async_op)
 
     def inference_all_reduce(self, tensor: torch.Tensor, op: Any, group: Any = None) -> Any:
         """Blocking all_reduce; returns the tensor if this rank is alone, as TorchBackend does."""
-        if mcr_dl.get_world_size(group) <= 1:
+        if queries.get_world_size(group) <= 1:
             return tensor
-        return mcr_dl.all_reduce(tensor, self._reduce_op(op), group)
+        return _C.all_reduce(tensor, self._reduce_op(op), group)
 
     def all_reduce_coalesced(
         self, tensors: Tensors, op: Any = _SUM, group: Any = None, async_op: bool = False
     ) -> CoalescedWork | None:
         """all_reduce of several tensors that start together."""
         reduction = self._reduce_op(op)
-        with _coalescing_manager(group, async_ops=async_op) as manager:
+        with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for tensor in tensors:
-                mcr_dl.all_reduce(tensor, reduction, group)
+                _C.all_reduce(tensor, reduction, group)
         return CoalescedWork(manager.works) if async_op else None
 
     def reduce(
@@ -156,14 +157,14 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
     ) -> Any:
         if _switches.DS_COMM_REDUCE_OFF:
             return Noop()
-        return mcr_dl.reduce(tensor, dst, self._reduce_op(op), group, async_op)
+        return _C.reduce(tensor, dst, self._reduce_op(op), group, async_op)
 
     def reduce_scatter(
         self, output: torch.Tensor, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         if _switches.DS_COMM_REDUCE_SCATTER_OFF:
             return Noop()
-        return mcr_dl.reduce_scatter(output, input_list, self._reduce_op(op), group, async_op)
+        return _C.reduce_scatter(output, input_list, self._reduce_op(op), group, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -173,22 +174,22 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        return mcr_dl.reduce_scatter_tensor(output_tensor, input_tensor, self._reduce_op(op), group, async_op)
+        return _C.reduce_scatter_tensor(output_tensor, input_tensor, self._reduce_op(op), group, async_op)
 
     def broadcast(self, tensor: torch.Tensor, src: int, group: Any = None, async_op: bool = False) -> Any:
         if _switches.DS_COMM_BROADCAST_OFF:
             return Noop()
-        return mcr_dl.broadcast(tensor, src, group, async_op)
+        return _C.broadcast(tensor, src, group, async_op)
 
     def all_gather(self, tensor_list: Any, tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
         if _switches.DS_COMM_ALL_GATHER_OFF:
             return Noop()
-        return mcr_dl.all_gather(tensor_list, tensor, group, async_op)
+        return _C.all_gather(tensor_list, tensor, group, async_op)
 
     def all_gather_into_tensor(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
     ) -> Any:
-        return mcr_dl.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return _C.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
     def all_gather_base(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
@@ -196,15 +197,15 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         """all_gather_into_tensor under its old name."""
         if _switches.DS_COMM_ALL_GATHER_OFF:
             return Noop()
-        return mcr_dl.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return _C.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
     def all_gather_coalesced(
         self, output_tensors: Tensors, input_tensors: Tensors, group: Any = None, async_op: bool = False
     ) -> CoalescedWork | None:
         """all_gather_into_tensor of several pairs that start together."""
-        with _coalescing_manager(group, async_ops=async_op) as manager:
+        with batches.coalescing_manager(group, async_ops=async_op) as manager:
             for output, input in zip(output_tensors, input_tensors, strict=True):
-                mcr_dl.all_gather_into_tensor(output, input, group)
+                _C.all_gather_into_tensor(output, input, group)
         return CoalescedWork(manager.works) if async_op else None
 
     def all_to_all_single(
@@ -216,90 +217,90 @@ class McrBackend(TorchBackend):  # type: ignore[misc]
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        return mcr_dl.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        return _C.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
 
     def all_to_all(
         self, output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None, async_op: bool = False
     ) -> Any:
-        return mcr_dl.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+        return _C.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
 
     def gather(
         self, tensor: torch.Tensor, gather_list: Any = None, dst: int = 0, group: Any = None, async_op: bool = False
     ) -> Any:
-        return mcr_dl.gather(tensor, gather_list, dst, group, async_op)
+        return _C.gather(tensor, gather_list, dst, group, async_op)
 
     def scatter(
         self, tensor: torch.Tensor, scatter_list: Any = None, src: int = 0, group: Any = None, async_op: bool = False
     ) -> Any:
-        return mcr_dl.scatter(tensor, scatter_list, src, group, async_op)
+        return _C.scatter(tensor, scatter_list, src, group, async_op)
 
     def broadcast_object_list(
         self, object_list: list[Any], src: int, group: Any = None, device: torch.device | None = None
     ) -> None:
-        mcr_dl.broadcast_object_list(object_list, src, group, device)
+        objects.broadcast_object_list(object_list, src, group, device)
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        mcr_dl.all_gather_object(object_list, obj, group)
+        objects.all_gather_object(object_list, obj, group)
 
     def barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-        return mcr_dl.barrier(group, async_op, device_ids)
+        return _C.barrier(group, async_op, device_ids)
 
     def monitored_barrier(
         self, group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        mcr_dl.monitored_barrier(group, timeout, wait_all_ranks)
+        objects.monitored_barrier(group, timeout, wait_all_ranks)
 
     # ---- point-to-point
 
     def send(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return mcr_dl.send(tensor, dst, group, tag)
+        return _C.send(tensor, dst, group, tag)
 
     def recv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        return mcr_dl.recv(tensor, src, group, tag)
+        return _C.recv(tensor, src, group, tag)
 
     def isend(self, tensor: torch.Tensor, dst: int, group: Any = None, tag: int = 0) -> Any:
-        return mcr_dl.isend(tensor, dst, group, tag)
+        return _C.isend(tensor, dst, group, tag)
 
     def irecv(self, tensor: torch.Tensor, src: int | None = None, group: Any = None, tag: int = 0) -> Any:
-        return mcr_dl.irecv(tensor, src, group, tag)
+        return _C.irecv(tensor, src, group, tag)
 
-    def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[mcr_dl.Work]:
+    def batch_isend_irecv(self, p2p_op_list: Sequence[Any]) -> list[_C.Work]:
         """Start DeepSpeed's P2POps together; returns their works."""
-        return mcr_dl.batch_isend_irecv(
-            [mcr_dl.P2POp(getattr(mcr_dl, op.op), op.tensor, op.peer, op.group, op.tag) for op in p2p_op_list]
+        return batches.batch_isend_irecv(
+            [batches.P2POp(getattr(_C, op.op), op.tensor, op.peer, op.group, op.tag) for op in p2p_op_list]
         )
 
     # ---- groups
 
     def get_rank(self, group: Any = None) -> int:
-        return mcr_dl.get_rank(group)
+        return queries.get_rank(group)
 
     def get_world_size(self, group: Any = None) -> int:
-        return mcr_dl.get_world_size(group)
+        return queries.get_world_size(group)
 
     def is_initialized(self) -> bool:
-        return mcr_dl.is_initialized()
+        return state.is_initialized()
 
     def get_backend(self, group: Any = None) -> str:
-        return mcr_dl.get_backend(group)
+        return queries.get_backend(group)
 
     def new_group(self, ranks: Any) -> Any:
-        return mcr_dl.new_group(ranks)
+        return making.new_group(ranks)
 
     def get_global_rank(self, group: Any, group_rank: int) -> int:
-        return mcr_dl.get_global_rank(group, group_rank)
+        return queries.get_global_rank(group, group_rank)
 
     def get_world_group(self) -> Any:
-        return mcr_dl.group.WORLD
+        return torch_groups.world()
 
     def destroy_process_group(self, group: Any = None) -> None:
         """End a group, or the runtime; nothing on a rank that is not a member, as in torch."""
         if group != torch_dist.GroupMember.NON_GROUP_MEMBER:
-            mcr_dl.destroy_process_group(group)
+            default_group.destroy_process_group(group)
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
         """torch's DeviceMesh, with groups of mcr_dl even if torch's default group belongs to another backend."""
         kind = get_accelerator().current_device_name().partition(":")[0]
-        ours = torch_dist.group.WORLD is mcr_dl.group.WORLD
+        ours = torch_dist.group.WORLD is torch_groups.world()
         other: dict[str, Any] = {} if ours else {"backend_override": dict.fromkeys(mesh_dim_names, OURS)}
         return torch_dist.device_mesh.init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names, **other)

@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl.examples.report import Record, Setting, speed, spread
+from mcr_dl.examples.record import Record, Setting, speed, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,7 +26,8 @@ import torch
 from torch.nn import functional
 
 import mcr_dl as dist
-from mcr_dl.examples import program, report
+from mcr_dl.examples import program
+from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import Comm, Pending
 from mcr_dl.examples.dlrm_model import Batch, Clicks, Dense, Shape, Tables
 from mcr_dl.examples.parallel import GradientAverage
@@ -177,7 +178,7 @@ class Workload(program.Workload):
         for work in pending:
             work.wait()
 
-    def setting(self) -> report.Setting:
+    def setting(self) -> records.Setting:
         """The training's model and data."""
         ranks, shape = dist.get_world_size(), self.shape
         exchange = 4 * self.samples // ranks * shape.tables * shape.width
@@ -187,7 +188,7 @@ class Workload(program.Workload):
             "-".join(map(str, part))
             for part in ((shape.dense, *shape.below), (shape.width + shape.pairs, *shape.above))
         ]
-        return report.Setting(
+        return records.Setting(
             title=f"Recommendation model (DLRM), {ranks} ranks, {shape.tables} tables of {shape.rows:,} rows, "
             f"{self.samples:,} samples a step",
             ranks=ranks,

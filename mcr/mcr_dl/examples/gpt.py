@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 import mcr_dl as dist
-from mcr_dl.examples import program, report, text
+from mcr_dl.examples import program, text
+from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ACTIVATIONS, GRADIENTS, Comm, Layout, Pending
 from mcr_dl.examples.gpt_model import LanguageModel, Place, Shape
 from mcr_dl.examples.parallel import GradientAverage
@@ -166,7 +167,7 @@ class Workload(program.Workload):
         for work in pending:
             work.wait()
 
-    def setting(self) -> report.Setting:
+    def setting(self) -> records.Setting:
         """The training's model and data."""
         grid, shape = self.grid, self.shape
         tokens = grid.copies * self.windows * shape.context
@@ -191,7 +192,7 @@ class Workload(program.Workload):
             f"Each step and rank: {self.reduces} all_reduce of activations of {4 * self.elements / 1e6:.2f} MB, "
             f"{len(self.buckets)} of gradients of {reduce / 1e6:.2f} MB together",
         ]
-        return report.Setting(
+        return records.Setting(
             title=f"Dense language model, {grid.copies} x {grid.parts} ranks, {tokens:,} bytes of text a step",
             ranks=grid.ranks,
             threads=torch.get_num_threads(),

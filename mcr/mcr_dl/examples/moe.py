@@ -27,6 +27,7 @@ import torch
 
 import mcr_dl as dist
 from mcr_dl.examples import program, report, text
+from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Pending
 from mcr_dl.examples.moe_model import LanguageModel, Shape
 from mcr_dl.examples.parallel import GradientAverage
@@ -123,7 +124,7 @@ class Workload(program.Workload):
         for work in pending:
             work.wait()
 
-    def setting(self) -> report.Setting:
+    def setting(self) -> records.Setting:
         """The training's model and data."""
         ranks = dist.get_world_size()
         flat = [bucket.flat for bucket in self.gradients.buckets]
@@ -147,7 +148,7 @@ class Workload(program.Workload):
             f"Each step and rank: {self.exchanges} all_to_all of {details['exchange_bytes'] / 1e6:.2f} MB, "
             f"{len(flat)} all_reduce of {details['reduce_bytes'] / 1e6:.2f} MB together ({details['reduce_dtype']})",
         ]
-        return report.Setting(
+        return records.Setting(
             title=f"Mixture-of-experts language model, {ranks} ranks, {self.shape.experts} experts, "
             f"{tokens:,} bytes of text a step",
             ranks=ranks,
@@ -176,7 +177,7 @@ class Options(program.Options):
 class _Explained(Workload):
     """As Workload; prints before the training what auto does with its messages."""
 
-    def setting(self) -> report.Setting:
+    def setting(self) -> records.Setting:
         found = super().setting()
         for kind, name in ((ALL_TO_ALL, "exchange_bytes"), (ALL_REDUCE, "largest_bucket_bytes")):
             explanation = dist.explain(kind, found.details[name], dtype=self.gradients.dtype)

@@ -20,11 +20,15 @@ import torch
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
 import mcr_dl as dist
-from mcr_dl import _launch
-from mcr_dl._console import Console
-from mcr_dl.bench import _arguments as arguments
+from mcr_dl.base import launcher
+from mcr_dl.commands import arguments
+from mcr_dl.commands.console import Console
 from mcr_dl.examples import mixes, report
+from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
+from mcr_dl.trace import cli
+from mcr_dl.trace.plot import plot
+from mcr_dl.trace.show import show
 
 BACKENDS = ("gloo", "mpi")
 SEED = 2023
@@ -53,7 +57,7 @@ class Trainer(ABC):
 
     def __init__(self, mode: str, comm: Comm) -> None:
         self.comm = comm
-        self.record = report.Record(mode, comm.backends)
+        self.record = records.Record(mode, comm.backends)
         self.steps = 0
 
     @abstractmethod
@@ -99,7 +103,7 @@ class Workload(ABC):
         """The communication of one step without its computation, with the waits where the step has them."""
 
     @abstractmethod
-    def setting(self) -> report.Setting:
+    def setting(self) -> records.Setting:
         """The training's model and data; `turn` and `trial_seconds` are filled in later."""
 
     @property
@@ -193,15 +197,10 @@ def save_trace(trace: Path, console: Console) -> None:
     dist.barrier()
     if dist.get_rank() != 0:
         return
-    from mcr_dl.trace import cli
-    from mcr_dl.trace._show import show
-
     traces = dist.trace.read_all(folder)
     show(traces, console)
     cli.merge(traces, trace)
     if importlib.util.find_spec("matplotlib") is not None:
-        from mcr_dl.trace._plot import plot
-
         plot(traces, trace.with_suffix(".png"))
         console.say(f"{trace.with_suffix('.png')}: where the time went")
 
@@ -328,7 +327,7 @@ def main(run: Callable[[Given], int], options: Given) -> int:
         if name in BACKENDS and not condition.startswith("ok"):
             print(f"{name} is needed here, and is {condition}", file=sys.stderr)
             return 2
-    if _launch.detect().launcher != "none":
+    if launcher.detect().launcher != "none":
         dist.init_process_group(list(BACKENDS))
         status = run(options)
         dist.destroy_process_group()

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from types import TracebackType
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-import mcr_dl as dist
-from mcr_dl._console import Console, bars
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.examples import chart as picture
+from mcr_dl.examples.record import Record, Setting, speed, spread, turns
 
 
 def console(*, quiet: bool) -> Console:
@@ -24,80 +24,9 @@ def console(*, quiet: bool) -> Console:
     return Console(quiet=quiet, width=None if plain.is_terminal else 100)
 
 
-@dataclass
-class Setting:
-    """The training's model and data."""
-
-    title: str
-    ranks: int
-    threads: int
-    unit: str  # the unit of a step's size: tokens, samples
-    per_step: int  # of all ranks together
-    loss_unit: str
-    turn: int
-    trial_seconds: dict[str, float]  # a step's communication alone, by mix
-    lines: list[str]  # sizes, in words
-    details: dict[str, Any]  # sizes, as numbers
-
-
-@dataclass
-class Record:
-    """The course of one mode's training."""
-
-    mode: str
-    backends: dict[str, str]  # by kind of operation
-    loss_start: float = 0.0
-    loss_end: float = 0.0
-    curve: list[float] = field(default_factory=list)  # training loss, every step
-    step_seconds: list[float] = field(default_factory=list)  # measured steps only, as in the two fields below
-    communication: dict[str, list[float]] = field(default_factory=dict)  # by kind of operation
-
-    def add(self, seconds: float, communication: Mapping[str, float]) -> None:
-        """Record the times of a step."""
-        self.step_seconds.append(seconds)
-        for kind in self.backends:
-            self.communication.setdefault(kind, []).append(communication[kind])
-
-    def averaged(self) -> Record:
-        """The mean over the ranks, step by step. (The held-out losses already cover all ranks.)"""
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (self.curve, self.step_seconds, self.communication))
-        curves, steps, communications = zip(*everyone, strict=True)
-        mean = {name: _mean([one[name] for one in communications]) for name in self.backends}
-        return Record(self.mode, self.backends, self.loss_start, self.loss_end, _mean(curves), _mean(steps), mean)
-
-    def communication_seconds(self, kind: str) -> float:
-        """Median over the measured steps."""
-        return median(self.communication[kind])
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
-
-
-def speed(setting: Setting, record: Record) -> float:
-    """Tokens, or samples, of all ranks per second, in the median step."""
-    return setting.per_step / median(record.step_seconds)
-
-
-def _turns(setting: Setting, record: Record) -> list[float]:
-    """The median step of each measured turn."""
-    times = record.step_seconds
-    return [median(times[start : start + setting.turn]) for start in range(0, len(times), setting.turn)]
-
-
-def spread(setting: Setting, record: Record) -> tuple[float, float]:
-    """Lower and upper quartile of the speed over the measured turns."""
-    speeds = [setting.per_step / seconds for seconds in _turns(setting, record)]
-    if len(speeds) < 2:
-        return speeds[0], speeds[0]
-    low, _, high = quantiles(speeds, n=4, method="inclusive")
-    return low, high
-
-
 def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
     """The speedup over another mode: median and quartiles over turns that ran next to each other."""
-    pairs = zip(_turns(setting, record), _turns(setting, base), strict=True)
+    pairs = zip(turns(setting, record), turns(setting, base), strict=True)
     ratios = [theirs / ours for ours, theirs in pairs]
     if len(ratios) < 2:
         return ratios[0], ratios[0], ratios[0]
@@ -249,7 +178,5 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
     path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
     console.say(f"Figures: {path}")
     if chart is not None:
-        from mcr_dl.examples import chart as picture
-
         picture.draw(setting, records, chart)
         console.say(f"Chart: {chart}")

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _groups
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.groups import queries
+from mcr_dl.runtime import handles
 
 _SENDS = (_C.isend, torch_dist.isend)
 _RECEIVES = (_C.irecv, torch_dist.irecv)
@@ -35,7 +37,7 @@ class P2POp:
         op: Callable[..., Any],
         tensor: torch.Tensor,
         peer: int | None = None,
-        group: _groups.Group = None,
+        group: handles.Group = None,
         tag: int = 0,
         group_peer: int | None = None,
         *,
@@ -47,14 +49,14 @@ class P2POp:
         if (peer is None) == (group_peer is None):
             message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
             raise InvalidArgumentError(message)
-        if not _groups._not_a_member(group):
-            _groups._group(group)  # raises if it is not a group
+        if not handles.not_a_member(group):
+            handles.core_group(group)  # raises if it is not a group
         self.op = _C.isend if op in _SENDS else _C.irecv
         self.tensor = tensor
         self.group = group
         self.tag = tag
         self.backend = backend
-        self.peer = _groups.get_global_rank(_groups._group(group), group_peer) if peer is None else peer  # type: ignore[arg-type]
+        self.peer = queries.get_global_rank(handles.core_group(group), group_peer) if peer is None else peer  # type: ignore[arg-type]
 
     def start(self) -> _C.Work:
         """Issue the operation."""
@@ -107,8 +109,8 @@ _active = threading.local()
 
 
 @contextmanager
-def _coalescing_manager(
-    group: _groups.Group = None, device: torch.device | None = None, async_ops: bool = False
+def coalescing_manager(
+    group: handles.Group = None, device: torch.device | None = None, async_ops: bool = False
 ) -> Iterator[CoalescingManager]:
     """Start the calls of the block together and wait for them at its end, or in ``manager.wait()`` if ``async_ops``.
 
@@ -116,7 +118,7 @@ def _coalescing_manager(
     Source: torch.distributed._coalescing_manager.
     """
     del device
-    _groups._group(group)
+    handles.core_group(group)
     if getattr(_active, "manager", None) is not None:
         message = "coalescing managers cannot be nested"
         raise InvalidArgumentError(message)

@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 
-from mcr_dl import _C, _groups, _runtime
-from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.groups import queries
+from mcr_dl.runtime import handles, state
 
-_Group = _groups.Group
+_Group = handles.Group
 
 
 def _device(group: _Group) -> torch.device:
     """Where the group can move bytes: on the host, unless all of its backends need device memory."""
-    members = _groups._group(group)
+    members = handles.core_group(group)
     if all(members._streams(name) == "cuda" for name in members.backends):
-        return torch.device("cuda", _runtime.state().device)
+        return torch.device("cuda", state.current().device)
     return torch.device("cpu")
 
 
@@ -44,24 +46,24 @@ def _space(count: int, group: _Group, dtype: torch.dtype = torch.uint8) -> torch
 
 
 def _sizes(group: _Group, mine: int) -> list[int]:
-    sizes = _space(_groups.get_world_size(group), group, torch.int64)
+    sizes = _space(queries.get_world_size(group), group, torch.int64)
     _C.all_gather_single(sizes, _numbers([mine], group), group=group)
     return [int(size) for size in sizes]
 
 
 def _root(group: _Group, rank: int | None, group_rank: int | None, default: int | None = None) -> int:
     """The root as a group rank."""
-    members = _groups._group(group)
+    members = handles.core_group(group)
     if rank is not None and group_rank is not None:
         message = "expected one of the global and the group rank, got both"
         raise InvalidArgumentError(message)
     if group_rank is not None:
-        _groups.get_global_rank(members, group_rank)
+        queries.get_global_rank(members, group_rank)
         return group_rank
     if rank is None and default is None:
         message = "expected a global or a group rank, got neither"
         raise InvalidArgumentError(message)
-    return _groups.get_group_rank(members, default if rank is None else rank)  # type: ignore[arg-type]
+    return queries.get_group_rank(members, default if rank is None else rank)  # type: ignore[arg-type]
 
 
 def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
@@ -73,9 +75,9 @@ def _expect_list(name: str, value: Sequence[Any] | None, size: int) -> None:
 
 def all_gather_object(object_list: list[Any], obj: Any, group: _Group = None) -> None:
     """Gather every rank's object into ``object_list`` on all ranks (torch.distributed.all_gather_object)."""
-    if _groups._left_out(group, "all_gather_object"):
+    if handles.left_out(group, "all_gather_object"):
         return
-    size = _groups.get_world_size(group)
+    size = queries.get_world_size(group)
     _expect_list("object_list", object_list, size)
     data = _pack(obj, group)
     sizes = _sizes(group, data.numel())
@@ -92,9 +94,9 @@ def gather_object(
     group_dst: int | None = None,
 ) -> None:
     """Gather every rank's object into a list on the root (torch.distributed.gather_object)."""
-    if _groups._left_out(group, "gather_object"):
+    if handles.left_out(group, "gather_object"):
         return
-    members = _groups._group(group)
+    members = handles.core_group(group)
     root = _root(group, dst, group_dst, default=0)
     if members.rank() == root:
         _expect_list("object_gather_list", object_gather_list, members.size())
@@ -115,9 +117,9 @@ def broadcast_object_list(
 ) -> None:
     """Replace the objects in the list with the root's (torch.distributed.broadcast_object_list)."""
     del device
-    if _groups._left_out(group, "broadcast_object_list"):
+    if handles.left_out(group, "broadcast_object_list"):
         return
-    members = _groups._group(group)
+    members = handles.core_group(group)
     root = _root(group, src, group_src)
     data = _pack(list(object_list), group) if members.rank() == root else _space(0, group)
     header = _numbers([data.numel(), len(object_list)], group)
@@ -140,12 +142,12 @@ def scatter_object_list(
     group_src: int | None = None,
 ) -> None:
     """Put the i-th object of the root's list first into rank i's list (torch.distributed.scatter_object_list)."""
-    if _groups._left_out(group, "scatter_object_list"):
+    if handles.left_out(group, "scatter_object_list"):
         return
     if not scatter_object_output_list:
         message = "scatter_object_output_list: expected a list of at least one entry, got an empty one"
         raise InvalidArgumentError(message)
-    members = _groups._group(group)
+    members = handles.core_group(group)
     root = _root(group, src, group_src, default=0)
     is_root = members.rank() == root
     sizes = _space(members.size(), group, torch.int64)
@@ -171,7 +173,7 @@ def send_object_list(
 ) -> None:
     """Send the objects of a list to one rank (torch.distributed.send_object_list)."""
     del device, use_batch
-    if _groups._left_out(group, "send_object_list"):
+    if handles.left_out(group, "send_object_list"):
         return
     data = _pack(list(object_list), group)
     peer = _root(group, dst, group_dst)
@@ -189,7 +191,7 @@ def recv_object_list(
 ) -> int:
     """Receive the objects of a list; returns the sender's global rank (torch.distributed.recv_object_list)."""
     del device, use_batch
-    if _groups._left_out(group, "recv_object_list"):
+    if handles.left_out(group, "recv_object_list"):
         return -1
     length = _space(1, group, torch.int64)
     peer = None if src is None and group_src is None else _root(group, src, group_src)
@@ -212,10 +214,10 @@ def monitored_barrier(
     It runs over the store, so it works on every backend, even while a collective hangs. Raises CollectiveTimeoutError
     on all ranks that have arrived. Source: torch.distributed.monitored_barrier.
     """
-    if _groups._left_out(group, "monitored_barrier"):
+    if handles.left_out(group, "monitored_barrier"):
         return
-    current = _runtime.state()
-    members = _groups._group(group)
+    current = state.current()
+    members = handles.core_group(group)
     limit = members.timeout if timeout is None else _C.timeout(timeout)
     key = f"monitored_barrier/{members.name()}/{current.count(members.name())}"
     current.store.set(f"{key}/{members.rank()}", "here")
@@ -233,7 +235,7 @@ def monitored_barrier(
 
 def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool) -> list[int]:
     """Global ranks that do not arrive in time. Group rank 0 looks for them."""
-    store = _runtime.state().store
+    store = state.current().store
     keys = [f"{key}/{rank}" for rank in range(members.size())]
     try:
         store.wait(keys, limit)

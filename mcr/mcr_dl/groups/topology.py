@@ -10,8 +10,10 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from mcr_dl import _C, _changes, _dimensions, _groups, _runtime, _torch_groups
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.groups import factory, torch_groups
+from mcr_dl.runtime import changes, dimensions, handles, state
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Topology:
     def __init__(self, group: _C.Group) -> None:
         """``group`` must have a topology."""
         self._of = group
-        self._held = _runtime.state().topologies[group.name()]
+        self._held = state.current().topologies[group.name()]
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
@@ -79,13 +81,13 @@ class Topology:
         return f"<Topology {shape}, rank {self._of.rank()} at {self.coordinates()}>"
 
 
-def topology(group: _groups.Group = None) -> Topology:
+def topology(group: handles.Group = None) -> Topology:
     """The topology of a group (None: of the default group).
 
     It was set by ``set_topology`` or ``MCR_DL_TOPOLOGY``, or else comes from the ranks' hosts: ``rail`` over the hosts
     and ``host`` within one, or one dimension ``ranks`` if hosts have different numbers of ranks.
     """
-    return Topology(_groups._group(group))
+    return Topology(handles.core_group(group))
 
 
 def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
@@ -95,12 +97,12 @@ def _document_of(topology: object, group: _C.Group) -> dict[str, Any]:
         ranks = [group._group_rank(rank) for rank in topology.mesh.flatten().tolist()]
         if -1 in ranks:
             raise InvalidArgumentError("topology: expected a mesh of the group's ranks, got one with others")
-        document = {"format": _dimensions.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
-        return _dimensions.check(document, "topology: mesh")
+        document = {"format": dimensions.FORMAT, "version": 1, "dimensions": rows, "ranks": ranks}
+        return dimensions.check(document, "topology: mesh")
     if isinstance(topology, (str, os.PathLike)):
-        return _dimensions.read(topology)
+        return dimensions.read(topology)
     if isinstance(topology, Mapping):
-        return _dimensions.check(dict(topology), "topology")
+        return dimensions.check(dict(topology), "topology")
     message = f"topology: expected a DeviceMesh, the path of a file or its content, got {type(topology).__name__}"
     raise InvalidTypeError(message)
 
@@ -113,7 +115,7 @@ def _groups_of_mesh(mesh: DeviceMesh) -> dict[str, _C.Group]:
 
 
 def set_topology(
-    topology: DeviceMesh | str | os.PathLike[str] | Mapping[str, Any], group: _groups.Group = None
+    topology: DeviceMesh | str | os.PathLike[str] | Mapping[str, Any], group: handles.Group = None
 ) -> None:
     """Give a group a topology: a DeviceMesh, the path of a file as for ``MCR_DL_TOPOLOGY``, or such a file's content.
 
@@ -124,19 +126,19 @@ def set_topology(
     Raises InvalidArgumentError on all ranks, and changes nothing, if the topology does not fit the group, or if the
     topologies or the calls before this one differ.
     """
-    members = _groups._group(group)
-    current = _runtime.state()
+    members = handles.core_group(group)
+    current = state.current()
     value: dict[str, Any] = {"document": None, "problem": ""}
     try:
         value["document"] = _document_of(topology, members)
-        _dimensions.check_backends(value["document"], members.backends)
+        dimensions.check_backends(value["document"], members.backends)
     except (InvalidArgumentError, InvalidTypeError) as error:
         value["problem"] = str(error)
     turn = current.count(f"topology {members.name()}")
     size = members.size()
-    document = _changes.agree(members, "set_topology", value, lambda values: _dimensions.decide(values, size))
+    document = changes.agree(members, "set_topology", value, lambda values: dimensions.decide(values, size))
     meshes = _groups_of_mesh(topology) if isinstance(topology, DeviceMesh) else {}
-    _runtime.end_dimensions(members)
-    _runtime.add_dimensions(members, _dimensions.grid_of(document, size), given=meshes or None, turn=turn)
+    factory.end_dimensions(members)
+    factory.add_dimensions(members, dimensions.grid_of(document, size), given=meshes or None, turn=turn)
     for each in current.topologies[members.name()].owned:
-        _torch_groups.publish(each)
+        torch_groups.publish(each)

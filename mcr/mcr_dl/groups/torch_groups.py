@@ -12,9 +12,13 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _backends, _changes, _runtime
-from mcr_dl._errors import InvalidArgumentError, NotInitializedError
-from mcr_dl._torch_backends import OURS
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
+from mcr_dl.groups import factory, lifecycle, objects
+from mcr_dl.libraries import registry
+from mcr_dl.libraries.c10d import OURS
+from mcr_dl.runtime import changes, core_groups, state
 
 _expected: _C.Group | None = None  # the group behind the process group that torch is making now
 
@@ -35,7 +39,7 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
     The members call this. mcr_dl's options and the parent group determine the form of its calls. Raises
     InvalidArgumentError if torch's default group has other processes, or if the ranks' options differ.
     """
-    current = _runtime.state()
+    current = state.current()
     _agree_on_form(group, options, parent)
     with _standing_for(group):
         if not torch_dist.is_initialized():
@@ -67,7 +71,7 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
 
 
 def _check_default() -> None:
-    launch = _runtime.state().launch
+    launch = state.current().launch
     place = torch_dist.get_rank(), torch_dist.get_world_size()
     if place != (launch.rank, launch.size):
         message = (
@@ -105,7 +109,7 @@ def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None
         asked = not parent._any_form
     value = {"asked": asked, "variable": os.environ.get("MCR_DL_UNIFORM", "")}
     try:
-        group._set_any_form(not _changes.agree(group, "new_group", value, _uniform))
+        group._set_any_form(not changes.agree(group, "new_group", value, _uniform))
     except BaseException:
         on_abort(group)
         raise
@@ -118,7 +122,7 @@ def _uniform(values: list[Any]) -> bool:
             message = f"MCR_DL_UNIFORM: expected 0 or 1, got {value['variable']!r} on rank {rank}"
             raise InvalidArgumentError(message)
         wanted.append(value["variable"] != "0" if value["asked"] is None else bool(value["asked"]))
-    _agreement.require_equal("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", wanted)
+    agreement.require_equal("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", wanted)
     return wanted[0]
 
 
@@ -139,7 +143,7 @@ def _notice_joins() -> None:
         make(join, joinables, *args, **options)
         group = _C.group_of(joinables[0].join_process_group or torch_dist.group.WORLD)
         if group is not None and not group._any_form:
-            _changes.agree(group, "Join", None)
+            changes.agree(group, "Join", None)
             group._set_any_form(True)
 
     Join.__init__ = notice  # type: ignore[assignment, method-assign]
@@ -159,14 +163,14 @@ def create(options: Any, backend_options: Any) -> Any:
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
     ranks = list(options.global_ranks_in_group)  # empty: torch's default group
     everyone = not ranks or len(ranks) == torch_dist.get_world_size()
-    if not _runtime.is_initialized():
+    if not state.is_initialized():
         if not everyone:
             message = (
                 "mcr starts on all ranks together: make a process group of all ranks with the backend 'mcr' first, or "
                 f"call mcr_dl.init_process_group(); got the ranks {ranks}"
             )
             raise NotInitializedError(message)
-        _runtime.start(
+        lifecycle.start(
             wanted or OURS,
             timeout=options.timeout,
             store=options.store,
@@ -174,19 +178,19 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
             world_size=options.group_size,
             pg_options=pg_options,
         )
-        group = _runtime.state().groups["default"]
+        group = state.current().groups["default"]
         _agree_on_form(group, pg_options)
         return group
     if not ranks:
         return _default_group(options)
-    names = _backends.parse_for_group(wanted) if wanted else list(_runtime.state().backends)
-    group = _runtime.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
+    names = registry.parse_for_group(wanted) if wanted else list(state.current().backends)
+    group = factory.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
     return group
 
 
 def _default_group(options: Any) -> _C.Group:
-    group = _runtime.state().groups["default"]
+    group = state.current().groups["default"]
     if (options.group_rank, options.group_size) != (group.rank(), group.size()):
         message = (
             f"torch.distributed's default group: expected rank {group.rank()} of {group.size()} as in mcr_dl's, got "
@@ -199,30 +203,28 @@ def _default_group(options: Any) -> _C.Group:
 def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
     if group is _C.world():
-        _runtime.end()
+        lifecycle.end()
     elif not group._closed:  # the groups of a group's dimensions have ended with it
-        _runtime.end_group(group)
+        factory.end_group(group)
 
 
 def on_abort(group: _C.Group) -> None:
     """As ``on_shutdown``, without waiting for anything."""
     if group is _C.world():
-        _runtime.forget()
+        core_groups.forget()
     else:
-        _runtime.forget_group(group)
+        core_groups.forget_group(group)
 
 
 def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta, options: Any) -> Any:
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
-    turn = _runtime.state().count(f"torch split {parent.group_name} {name}")
+    turn = state.current().count(f"torch split {parent.group_name} {name}")
     members = [parent.ranks[rank] for rank in ranks]
-    group = _runtime.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, parent.backends, timeout)
+    group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, parent.backends, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(parent.backends))
 
 
 def monitored_barrier(group: _C.Group, timeout: timedelta, wait_all_ranks: bool) -> None:
     """torch.distributed.ProcessGroup.monitored_barrier."""
-    from mcr_dl import _objects
-
-    _objects.monitored_barrier(group, timeout, wait_all_ranks)
+    objects.monitored_barrier(group, timeout, wait_all_ranks)

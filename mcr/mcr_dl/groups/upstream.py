@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as torch_dist
 
-from mcr_dl import _launch, _runtime
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.runtime import state
 
-_MODULES = {"mcr_dl": "mcr_dl", "torch": "torch.distributed"}
+_ENGINES = ("mcr_dl", "torch")
 _PORT = 29500  # torch's own
 _engine = "mcr_dl"
 
@@ -25,7 +27,7 @@ def init_distributed(
     auto_mpi_discovery: bool = True,
     distributed_port: int = _PORT,
     verbose: bool = True,
-    timeout: timedelta = _runtime.DEFAULT_TIMEOUT,
+    timeout: timedelta = state.DEFAULT_TIMEOUT,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
     config: Any | None = None,
@@ -60,13 +62,13 @@ def init_distributed(
     if config is not None and not use_mcr_dl:
         message = "config: expected None where torch.distributed does the work, whose calls mcr_dl does not log"
         raise InvalidArgumentError(message)
-    module = importlib.import_module(_MODULES[engine])
+    module = _module(engine)
     if not module.is_initialized():
         if dist_init_required is False:
             message = f"dist_init_required=False: expected {module.__name__} to run already, but it does not"
             raise NotInitializedError(message)
         if auto_mpi_discovery:
-            _launch.export_local_rank()
+            launcher.export_local_rank()
         elif rank < 0 and not {"RANK", "WORLD_SIZE"} <= set(os.environ):
             message = "auto_mpi_discovery=False: expected RANK and WORLD_SIZE, or rank and world_size, got none"
             raise InvalidArgumentError(message)
@@ -92,11 +94,11 @@ def init_processes(dist_engine: str, dist_backend: str | Iterable[str] | None = 
     Raises InvalidArgumentError for another engine, and the errors of ``init_distributed``.
     Source: init_processes of OSU-Nowlab/MCR-DL.
     """
-    if dist_engine not in _MODULES:
+    if dist_engine not in _ENGINES:
         kind = InvalidArgumentError if isinstance(dist_engine, str) else InvalidTypeError
-        message = f"dist_engine: expected one of {', '.join(_MODULES)}, got {dist_engine!r}"
+        message = f"dist_engine: expected one of {', '.join(_ENGINES)}, got {dist_engine!r}"
         raise kind(message)
-    local_rank = _launch.detect().local_rank
+    local_rank = launcher.detect().local_rank
     if torch.cuda.is_available() and local_rank >= 0:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     init_distributed(dist_backend, use_mcr_dl=dist_engine == "mcr_dl")
@@ -107,15 +109,19 @@ def get_distributed_engine() -> ModuleType:
 
     Source: get_distributed_engine of OSU-Nowlab/MCR-DL.
     """
-    return importlib.import_module(_MODULES[_engine])
+    return _module(_engine)
+
+
+def _module(engine: str) -> ModuleType:
+    return torch_dist if engine == "torch" else sys.modules[__name__.partition(".")[0]]
 
 
 def _tell_torch(port: int, meet: bool) -> None:
     """Copy the launcher's values to the names that torch.distributed reads; ``meet``: also the ranks' meeting point."""
-    found = _launch.detect()
+    found = launcher.detect()
     facts: dict[str, int | str] = {"RANK": found.rank, "WORLD_SIZE": found.size}
     if meet and "MASTER_ADDR" not in os.environ:
-        if _launch.local_size() != found.size:
+        if launcher.local_size() != found.size:
             message = f"MASTER_ADDR: expected rank 0's address, as the {found.size} ranks have several hosts, got none"
             raise InvalidArgumentError(message)
         facts["MASTER_ADDR"] = "127.0.0.1"

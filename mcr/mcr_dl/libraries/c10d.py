@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the backends that torch.distributed has or that are registered with it, for the c10d adapter."""
+"""The backends that torch.distributed has or that are registered with it, for the c10d adapter."""
 
 from __future__ import annotations
 
@@ -9,59 +9,105 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from mcr_dl.base.errors import BackendUnavailableError, McrError
+from mcr_dl.libraries.descriptor import Library, module_path
+
 if dist.is_available():
     from torch._C import _distributed_c10d as c10d
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from mcr_dl import _C
+
 OURS = "mcr"  # MCR-DL's own name in torch, registered by mcr_dl_autoload
 _FAKE_MODULE = "torch.testing._internal.distributed.fake_pg"
+_ADAPTER = "c10d"  # the module that serves all of them
 
 
-def names() -> list[str]:
-    """Return the names of the torch backends that can be used here, for tensors in host memory."""
-    if not dist.is_available():
-        return []
-    known = dict.fromkeys(["gloo", "fake", *_plugged_in()])
-    return [name for name in known if unavailable(name) is None]
+class TorchLibrary(Library):
+    """A backend that is registered with torch.distributed, for tensors in host memory."""
+
+    def owns(self, stem: str) -> bool:
+        """All of them share the adapter."""
+        return stem == _ADAPTER
+
+    def unavailable(self) -> str | None:
+        """Why torch's backend cannot be used here, or None if it can."""
+        if not dist.is_available():
+            return "this torch is built without torch.distributed"
+        return self._missing()
+
+    def _missing(self) -> str | None:
+        if self.name not in plugged_in():
+            known = f"torch.distributed knows no backend {self.name!r}"
+            return f"{known}: the package that registers it must be imported first"
+        devices = dist.Backend.backend_capability.get(self.name, ["cpu"])
+        return None if "cpu" in devices else f"torch's {self.name!r} is for {', '.join(devices)}, not for cpu"
+
+    def exists(self) -> bool:
+        """Those that cannot be used here are not listed."""
+        return self.unavailable() is None
+
+    def locate(self) -> tuple[str, str]:
+        """The adapter."""
+        reason = self.unavailable()
+        if reason is not None:
+            raise BackendUnavailableError(reason, absent=self.automatic)
+        return module_path(_ADAPTER), ""
+
+    def argument(self, store: c10d.Store, group: _C.Group) -> object:
+        """Torch's object, which the adapter calls."""
+        try:
+            return self.create(store, group.rank(), group.size(), group.timeout)
+        except McrError:
+            raise
+        except Exception as error:  # other packages' code may raise anything
+            raise BackendUnavailableError(f"backend '{self.name}' cannot start: {error}") from error
+
+    def create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
+        """Make the torch backend for a group, together with the group's other members.
+
+        The members share the store, and their other backends use no keys below the name. Keep the result alive as long
+        as the group: a backend written in Python is more than the C++ object behind it.
+        """
+        reason = self.unavailable()
+        if reason is not None:
+            raise RuntimeError(f"backend {self.name!r} is unavailable: {reason}")
+        return self._create(c10d.PrefixStore(f"{self.name}/", store), rank, size, timeout)
+
+    def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
+        return _create_plugged_in(self.name, store, rank, size, timeout)
 
 
-def unavailable(name: str) -> str | None:
-    """Return why the torch backend of that name cannot be used here, or None if it can."""
-    name = name.lower()
-    if not dist.is_available():
-        return "this torch is built without torch.distributed"
-    if name == "gloo":
+class _Gloo(TorchLibrary):
+    automatic = True
+
+    def _missing(self) -> str | None:
         return None if dist.is_gloo_available() else "this torch is built without gloo"
-    if name == "fake":
+
+    def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
+        return c10d.ProcessGroupGloo(store, rank, size, timeout)
+
+
+class _Fake(TorchLibrary):
+    measured = False
+
+    def _missing(self) -> str | None:
         return None if importlib.util.find_spec(_FAKE_MODULE) else f"this torch has no {_FAKE_MODULE}"
-    if name not in _plugged_in():
-        return f"torch.distributed knows no backend {name!r}: the package that registers it must be imported first"
-    devices = dist.Backend.backend_capability.get(name, ["cpu"])
-    return None if "cpu" in devices else f"torch's {name!r} is for {', '.join(devices)}, not for cpu"
 
-
-def create(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
-    """Make the torch backend of that name for a group, together with the group's other members.
-
-    The members share the store, and their other backends use no keys below `name`. Keep the result
-    alive as long as the group: a backend written in Python is more than the C++ object behind it.
-    """
-    name = name.lower()
-    reason = unavailable(name)
-    if reason is not None:
-        raise RuntimeError(f"backend {name!r} is unavailable: {reason}")
-    own_store = c10d.PrefixStore(f"{name}/", store)
-    if name == "gloo":
-        return c10d.ProcessGroupGloo(own_store, rank, size, timeout)
-    if name == "fake":
+    def _create(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:
         importlib.import_module(_FAKE_MODULE)  # registers the backend
-    return _create_plugged_in(name, own_store, rank, size, timeout)
+        return super()._create(store, rank, size, timeout)
 
 
-def _plugged_in() -> list[str]:
-    return [name.lower() for name in dist.Backend._plugins if name.lower() != OURS]
+GLOO = _Gloo("gloo")
+FAKE = _Fake("fake")
+
+
+def plugged_in() -> list[str]:
+    """Names of the backends that packages have registered with torch, without ours; "fake" may be among them."""
+    return [name.lower() for name in dist.Backend._plugins if name.lower() != OURS] if dist.is_available() else []
 
 
 def _create_plugged_in(name: str, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> c10d.Backend:

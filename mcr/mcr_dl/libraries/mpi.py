@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the MPI library for this process, and loads it where the backend's module can see its symbols."""
+"""MPI: finds its library for this process, and loads it where the backend's module can see its symbols."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
@@ -15,12 +16,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mcr_dl._launch import has_mpi_launcher
+from torch.distributed import PrefixStore, Store
+
+from mcr_dl.base import launcher as launchers
+from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.libraries.descriptor import FusionLimits, Library, module_path
+from mcr_dl.libraries.pmi import PmiResponder
 
 Family = Literal["mpich", "openmpi"]
 
 _NAMES: dict[Family, str] = {"mpich": "MPICH", "openmpi": "Open MPI"}
 _VARIABLE = "MCR_DL_MPI_LIB"
+_MODULE = "mpi_"  # begins the names of its modules, one for each ABI
+SHARED_CORES = {
+    f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "mpir" for operation in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+}
 _CACHE = "/sbin/ldconfig"  # lists what the loader knows
 # MPICH (and libraries with its ABI) has libmpi.so.12 and an older name; Open MPI has libmpi.so.40.
 _FILE = re.compile(r"lib(mpi|mpich)\.so(\.\d+)*")
@@ -83,7 +93,7 @@ def load() -> MpiLibrary:
 
 def require_launcher(size: int) -> None:
     """Raise MpiLibraryError if the library needs a launcher to start ``size`` ranks, and has none here."""
-    if size > 1 and not has_mpi_launcher() and find().family == "openmpi":
+    if size > 1 and not launchers.has_mpi_launcher() and find().family == "openmpi":
         raise MpiLibraryError(
             f"Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n {size} python "
             f"script.py`, or use MPICH under torchrun: `pip install mpich` and `{_VARIABLE}=mpich torchrun ...`"
@@ -93,8 +103,93 @@ def require_launcher(size: int) -> None:
 def module(library: MpiLibrary) -> str:
     """Name the backend's module for a loaded library: MPICH's ABI has two, for libraries with and without MPI 4."""
     if library.family == "mpich" and not hasattr(ctypes.CDLL(library.path), "MPI_Bcast_c"):
-        return "mpi_mpich3"
-    return f"mpi_{library.family}"
+        return f"{_MODULE}mpich3"
+    return f"{_MODULE}{library.family}"
+
+
+class Mpi(Library):
+    """MPI. The process ends it; without an MPI launcher, MPI_Init needs ``PmiResponder`` on torch's store."""
+
+    automatic = True
+    variable = _VARIABLE
+    together = True
+    communicators = True
+    rendezvous = True
+    fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
+    title = "MPI library"
+
+    _responder: PmiResponder | None = None
+
+    def exists(self) -> bool:
+        """Every build has it; the library may be missing."""
+        return True
+
+    def owns(self, stem: str) -> bool:
+        """One module for each ABI."""
+        return stem.startswith(_MODULE)
+
+    def locate(self) -> tuple[str, str]:
+        """The module for the library's ABI. Loads the library."""
+        try:
+            library = load()
+        except MpiLibraryError as error:
+            raise BackendUnavailableError(str(error), absent=error.absent) from error
+        # By two numbers that every rank of a host knows: mpiexec's ranks cannot communicate before MPI has started.
+        if launchers.local_size() > (os.cpu_count() or 1):
+            self.share_cores()
+        return module_path(module(library)), ""
+
+    def require_launcher(self, size: int) -> None:
+        """Open MPI starts under its own launcher only."""
+        try:
+            require_launcher(size)
+        except MpiLibraryError as error:
+            raise BackendUnavailableError(str(error)) from error
+
+    def share_cores(self) -> None:
+        """Let MPICH's ranks take turns where a host has more ranks than cores (each variable can be set by hand).
+
+        MPICH's shared-memory algorithms poll without yielding the core: with 4 ranks on 2 cores an all_reduce takes
+        8 ms, and 14 µs with the general algorithms (bench/oversubscribed.py). The variables must be set before MPI
+        starts, and equally on all ranks of a host.
+        """
+        for name, value in SHARED_CORES.items():
+            os.environ.setdefault(name, value)
+
+    def start(self, store: Store, rank: int, size: int) -> None:
+        """Make sure that MPI_Init finds a process manager: the launcher's, or ``PmiResponder`` on torch's store."""
+        if self._responder is None and size > 1 and not launchers.has_mpi_launcher():
+            self._responder = PmiResponder(PrefixStore("pmi", store), rank, size)
+
+    def started(self) -> None:
+        """Hide the responder from child programs."""
+        if self._responder is not None:
+            self._responder.hide()
+
+    def leave(self) -> None:
+        """The responder takes MPI's requests from now on as part of its finalization."""
+        if self._responder is not None:
+            self._responder.leave()
+
+    def close(self) -> None:
+        """Stop the responder: MPI has ended."""
+        if self._responder is not None:
+            self._responder.close()
+
+    def found(self, state: str) -> str:
+        """The library's family and path, or the reason why there is none."""
+        del state
+        try:
+            library = find()
+        except MpiLibraryError as error:
+            return f"none: {error}"
+        return f"{library.family}, {library.path} ({library.how})"
+
+
+LIBRARY = Mpi("mpi")
+# Exit handlers run in reverse order: MPI must end, in a handler of a module that imports this one, while the responder
+# still answers.
+atexit.register(LIBRARY.close)
 
 
 def _launcher() -> _Launcher:

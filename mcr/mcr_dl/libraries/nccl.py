@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the NCCL library for this process: the named one, else torch's."""
+"""NCCL: finds its library for this process, the named one, else torch's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ from typing import NamedTuple
 
 import torch
 
+from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.libraries.descriptor import Library, module_path
+
 _VARIABLE = "MCR_DL_NCCL_LIB"
 _FILE = re.compile(r"libnccl\.so(\.\d+)*")
 _SONAME = "libnccl.so.2"
 _STAND_IN = "mcr_dl_stand_in"  # the symbol that marks the tests' library
+_NO_DEVICE = "no CUDA device"  # also the core's text where there is none (src/backends/nccl/library.cc)
+_SHARING = (2, 30)  # the first version that lets ranks share a device on request
+_SHARE, _HOST = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
 
 
 class NcclLibraryError(RuntimeError):
@@ -49,7 +55,7 @@ def find() -> NcclLibrary:
     if named:
         return _loadable(named, f"named by {_VARIABLE}")
     if torch.version.cuda is None:
-        message = f"no CUDA device: torch {torch.__version__} is built without CUDA"
+        message = f"{_NO_DEVICE}: torch {torch.__version__} is built without CUDA"
         raise NcclLibraryError(message, absent=True)
     for path, how in _candidates():
         library = _loadable(path, how)
@@ -115,3 +121,61 @@ def _installed() -> Iterator[str]:
         return
     for folder in spec.submodule_search_locations or [] if spec is not None else []:
         yield from (str(path) for path in sorted(Path(folder, "lib").glob("libnccl.so*")))
+
+
+def share_device(rank: int) -> None:
+    """Let NCCL run several ranks on one device; values that are already in the environment stay.
+
+    This takes a variable from 2.30 on, and a host identifier for each rank before.
+    """
+    if torch.cuda.is_available() and torch.cuda.nccl.version() < _SHARING:  # type: ignore[no-untyped-call]
+        os.environ.setdefault(_HOST, f"mcr-rank-{rank}")
+    else:
+        os.environ.setdefault(_SHARE, "1")
+
+
+class Nccl(Library):
+    """NCCL. It works on device memory alone."""
+
+    automatic = True
+    variable = _VARIABLE
+    devices = ("cuda",)
+    recorder = "nccl"
+    title = "NCCL library"
+
+    def exists(self) -> bool:
+        """Every build has it; the library may be missing."""
+        return True
+
+    def locate(self) -> tuple[str, str]:
+        """The module, and the library that it binds."""
+        try:
+            return module_path(self.name), find().path
+        except NcclLibraryError as error:
+            raise BackendUnavailableError(str(error), absent=error.absent) from error
+
+    def is_absent(self, error: BackendUnavailableError) -> bool:
+        """The core may find no device after the library was found."""
+        return error.absent or _NO_DEVICE in str(error)
+
+    def is_stand_in(self) -> bool:
+        """The tests' library works on host memory."""
+        try:
+            return find().stand_in
+        except NcclLibraryError:
+            return False
+
+    def needs_own_device(self) -> bool:
+        """NCCL refuses ranks that share a device, unless a variable says otherwise."""
+        return os.environ.get(_SHARE) != "1" and _HOST not in os.environ
+
+    def found(self, state: str) -> str:
+        """The library, its version and the functions that it lacks, from the backend's state."""
+        try:
+            library = find()
+        except NcclLibraryError as error:
+            return f"none: {error}"
+        return f"{library.path} ({library.how}); {state.partition(': ')[2]}"
+
+
+LIBRARY = Nccl("nccl")

@@ -8,7 +8,6 @@ thread of the same process, so MPI_Init and MPI_Finalize must run without the GI
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import selectors
@@ -108,7 +107,6 @@ class PmiResponder:
         self._store.set(f"host/{rank}", host_identity())
         self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmi", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
 
     def hide(self) -> None:
         """Remove the variables from the environment, so that child programs do not see them."""
@@ -117,8 +115,7 @@ class PmiResponder:
                 del os.environ[name]
 
     def close(self) -> None:
-        """Stop answering, except MPI's final request. Runs at exit; may be called once MPI_Finalize has returned."""
-        atexit.unregister(self.close)
+        """Stop answering, except MPI's final request. Call it at exit, or once MPI_Finalize has returned."""
         if self._state == _State.CLOSED or os.getpid() != self._process:  # a forked child must not answer
             return
         self.hide()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the module of each backend, and which backends can be used here."""
+"""The backends that exist here: their names and descriptors, and the ones that can be used."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from mcr_dl import _C, _launch, _mpi_library, _nccl_library, _torch_backends
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
+from mcr_dl.libraries import c10d, mpi, nccl, null
+from mcr_dl.libraries.descriptor import MODULES, Library
 
 ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
-REAL = ("mpi", "nccl", "gloo")  # used for "auto" and for no name; all others start by name only
-_ASKED = {"mpi": "MCR_DL_MPI_LIB", "nccl": "MCR_DL_NCCL_LIB"}  # variables that name a library and thereby ask for it
-_NO_DEVICE = "no CUDA device"  # the core's text where there is none (src/backends/nccl/library.cc)
-_MODULES = Path(_C.__file__).parent / "_backends"
-_ADAPTERS = ("c10d",)  # modules that serve backends of other names
+# The descriptors of the backends that are more than a module, in order of preference.
+DESCRIBED: tuple[Library, ...] = (mpi.LIBRARY, nccl.LIBRARY, c10d.GLOO, c10d.FAKE, null.LIBRARY)
 _COMMA = re.compile(r",(?![^()]*\))")  # outside of parentheses
 
 
@@ -34,16 +32,57 @@ class Condition:
     asked: bool = False  # the environment names the library
 
 
+class _ThirdParty(Library):
+    """A module that another package brings, named by an entry point."""
+
+    def locate(self) -> tuple[str, str]:
+        path = str(_third_party()[self.name].load()())
+        if not os.path.isabs(path):  # dlopen would look in the current directory or on the loader's path
+            raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
+        return path, ""
+
+
 def _third_party() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
 
 
+def describe(name: str) -> Library:
+    """The descriptor of a backend; of an unknown name that of a plain module."""
+    described = next((each for each in DESCRIBED if each.name == name), None)
+    if described is not None:
+        return described
+    if name in c10d.plugged_in():
+        return c10d.TorchLibrary(name)
+    return (_ThirdParty if name in _third_party() else Library)(name)
+
+
+def automatic(device: str | None = None) -> list[str]:
+    """The backends behind ``auto`` and behind no name; for a device: those that take its memory. Others need a name."""
+    return [each.name for each in DESCRIBED if each.automatic and (device is None or device in each.devices)]
+
+
+def taking_communicators() -> list[str]:
+    """The backends that can work on a communicator that the program has made."""
+    return [each.name for each in DESCRIBED if each.communicators]
+
+
+def rendezvous() -> str:
+    """The backend whose ranks find each other without a store."""
+    return next(each.name for each in DESCRIBED if each.rendezvous)
+
+
+def first_for(device: str) -> str:
+    """The backend that is tried first for the memory of a device."""
+    return next(name for name in known_names() if device in describe(name).devices)
+
+
 def known_names() -> list[str]:
     """Names of all backends that this installation knows, usable here or not, in order of preference."""
-    built = sorted(
-        path.stem for path in _MODULES.glob("*.so") if path.stem not in _ADAPTERS and not path.stem.startswith("mpi_")
-    )
-    return list(dict.fromkeys(["mpi", "nccl", *_torch_backends.names(), *built, *_third_party()]))
+    described = [each.name for each in DESCRIBED if each.exists()]
+    torchs = [name for name in c10d.plugged_in() if c10d.TorchLibrary(name).exists()]
+    stems = sorted(path.stem for path in MODULES.glob("*.so"))
+    built = [stem for stem in stems if not any(each.owns(stem) for each in DESCRIBED)]
+    return list(dict.fromkeys([*described, *torchs, *built, *_third_party()]))
 
 
 def is_known(name: str) -> bool:
@@ -104,85 +143,10 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(_C.Candidate(name).parts)
 
 
-def is_torch(name: str) -> bool:
-    """Whether the backend belongs to torch.distributed and runs behind the c10d adapter."""
-    return name not in ("mpi", "nccl") and name in _torch_backends.names()
-
-
 def with_parts(names: Iterable[str]) -> list[str]:
     """Add the backends that these need: the two parts of "stripe(gloo,mpi)" come before it."""
     candidates = map(_C.Candidate, names)
     return list(dict.fromkeys(each for found in candidates for each in (*found.parts, found.backend)))
-
-
-def _module(stem: str) -> str:
-    path = _MODULES / f"{stem}.so"
-    if not path.exists():
-        raise BackendUnavailableError(f"expected {path}, which every build of mcr_dl has: reinstall mcr_dl")
-    return str(path)
-
-
-SHARED_CORES = {
-    f"MPIR_CVAR_{operation}_POSIX_INTRA_ALGORITHM": "mpir" for operation in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
-}
-
-
-def share_cores() -> None:
-    """Let MPICH's ranks take turns where a host has more ranks than cores (each variable can be set by hand).
-
-    MPICH's shared-memory algorithms poll without yielding the core: with 4 ranks on 2 cores an all_reduce takes 8 ms,
-    and 14 µs with the general algorithms (bench/oversubscribed.py). The variables must be set before MPI starts, and
-    equally on all ranks of a host.
-    """
-    for name, value in SHARED_CORES.items():
-        os.environ.setdefault(name, value)
-
-
-def _share_cores_of_machine() -> None:
-    """``share_cores`` by two numbers that every rank of a host knows: mpiexec's ranks cannot communicate before MPI."""
-    if _launch.local_size() > (os.cpu_count() or 1):
-        share_cores()
-
-
-def is_stand_in(name: str) -> bool:
-    """Whether the backend has only the tests' library, which must never be used without being asked for."""
-    if name != "nccl":
-        return False
-    try:
-        return _nccl_library.find().stand_in
-    except _nccl_library.NcclLibraryError:
-        return False
-
-
-def _locate(name: str) -> tuple[str, str]:
-    """The path of the backend's module, and of the library that the module binds at run time."""
-    if name == "nccl":
-        try:
-            return _module(name), _nccl_library.find().path
-        except _nccl_library.NcclLibraryError as error:
-            raise BackendUnavailableError(str(error), absent=error.absent) from error
-    return _locate_module(name), ""
-
-
-def _locate_module(name: str) -> str:
-    if name == "mpi":
-        try:
-            library = _mpi_library.load()
-            _share_cores_of_machine()
-        except _mpi_library.MpiLibraryError as error:
-            raise BackendUnavailableError(str(error), absent=error.absent) from error
-        return _module(_mpi_library.module(library))
-    if is_torch(name):
-        reason = _torch_backends.unavailable(name)
-        if reason is not None:
-            raise BackendUnavailableError(reason, absent=name in REAL)
-        return _module("c10d")
-    if name in _third_party():
-        path = str(_third_party()[name].load()())
-        if not os.path.isabs(path):  # dlopen would look in the current directory or on the loader's path
-            raise BackendUnavailableError(f"its entry point gives {path!r}: expected an absolute path")
-        return path
-    return _module(name)
 
 
 def load(name: str) -> str:
@@ -197,7 +161,7 @@ def load(name: str) -> str:
         _C.add_striped(*parts)
         return ""
     try:
-        path, library = _locate(name)
+        path, library = describe(name).locate()
     except BackendUnavailableError as error:
         _C.missing_backend(name, str(error))
         message = f"backend '{name}' is unavailable: {error}"
@@ -214,7 +178,7 @@ def parse_backends(backend: str | Iterable[str] | None) -> list[str]:
     InvalidTypeError that names the wrong part, and the variable if the names come from it.
     """
     source = "backend"
-    if backend in (None, _torch_backends.OURS):
+    if backend in (None, c10d.OURS):
         source, backend = VARIABLE, os.environ.get(VARIABLE, "auto")
     if backend == "auto":
         return []
@@ -257,24 +221,24 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
 
     ``named``: the program names the backend; only then is the tests' stand-in for NCCL accepted.
     """
-    asked = bool(os.environ.get(_ASKED.get(name, ""), ""))
+    library = describe(name)
+    asked = bool(os.environ.get(library.variable, ""))
     try:
         load(name)
-        if name == "mpi":
-            _mpi_library.require_launcher(size)
     except BackendUnavailableError as error:
-        absent = error.absent or _NO_DEVICE in str(error)
-        return Condition(problem=str(error), absent=absent, asked=asked)
-    except _mpi_library.MpiLibraryError as error:
+        return Condition(problem=str(error), absent=library.is_absent(error), asked=asked)
+    try:
+        library.require_launcher(size)
+    except BackendUnavailableError as error:
         return Condition(problem=f"backend '{name}' is unavailable: {error}", asked=asked)
-    if not named and is_stand_in(name):
+    if not named and library.is_stand_in():
         return Condition(problem="only the tests' library is there", absent=True)
     return Condition(library=_C.backend_status()[name], asked=asked)
 
 
 def usable() -> list[str]:
     """The backends behind ``auto`` that this process can load."""
-    return [name for name in REAL if condition(name, 1, named=False).library]
+    return [name for name in automatic() if condition(name, 1, named=False).library]
 
 
 def _nameable(backend: object) -> str:

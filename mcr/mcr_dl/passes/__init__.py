@@ -7,8 +7,8 @@
 """
 
 from mcr_dl._C import Pass, PassedCall
+from mcr_dl.codecs.codecs import Codec, decode, encode, error_bound, known_codecs, register_codec
 from mcr_dl.passes.chain import Specification, get_passes, register_pass, set_passes
-from mcr_dl.passes.codecs import Codec, decode, encode, error_bound, known_codecs, register_codec
 from mcr_dl.passes.compress import Compress, reset_feedback
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log

@@ -10,11 +10,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from mcr_dl import _C, _agreement, _changes, _groups, _runtime
-from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
+from mcr_dl.runtime import changes, core_groups, handles, state
 
 _SYNCHRONIZE_LIMIT = timedelta(seconds=30)
 
@@ -114,7 +116,7 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
 
 
 def _compare(values: list[Any]) -> None:
-    _agreement.require_equal("passes", values)
+    agreement.require_equal("passes", values)
 
 
 def _agree(group: _C.Group, passes: Iterable[str | Specification] | None) -> list[Specification]:
@@ -127,16 +129,16 @@ def _agree(group: _C.Group, passes: Iterable[str | Specification] | None) -> lis
         terms = [[entry.name, entry.terms()] for entry in found]
     except (InvalidArgumentError, InvalidTypeError) as error:
         problem = error
-    _changes.agree(group, "set_passes", terms, _compare, problem=problem)
+    changes.agree(group, "set_passes", terms, _compare, problem=problem)
     return found
 
 
 def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: bool = False) -> _C.Group:
-    current = _runtime.state()
+    current = state.current()
     name = f"{group.name()}/{suffix}"
     made = current.groups.get(name)
     if made is None:
-        made = _runtime.make_group(name, list(group.ranks), group.backends, group.timeout, passes=False)
+        made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
         current.shadows.setdefault(group.name(), []).append(name)
     synchronize(made)
     _put(made, after if rest else [])
@@ -159,7 +161,7 @@ def _synchronize_together(group: _C.Group) -> None:
         synchronize(group)
     except CollectiveTimeoutError as error:
         problem = error
-    _changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
+    changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
 
 
 def _put(group: _C.Group, specifications: list[Specification]) -> None:
@@ -175,7 +177,7 @@ def apply(group: _C.Group, specifications: list[Specification]) -> None:
     _put(group, _agree(group, specifications))
 
 
-def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Group = None) -> None:
+def set_passes(passes: Iterable[str | Specification] | None, group: handles.Group = None) -> None:
     """Set the passes that a group's calls go through from now on, the first one first; an empty list for none.
 
     Every rank of the group calls this, with the same list, after the same collective of the group. Asynchronous calls
@@ -190,15 +192,15 @@ def set_passes(passes: Iterable[str | Specification] | None, group: _groups.Grou
     twice, or if the lists or the calls before this one differ; CollectiveTimeoutError on every rank if some ranks do
     not come, or held calls are not released, within the timeout. The group then keeps its passes.
     """
-    if _groups._left_out(group, "set_passes"):
+    if handles.left_out(group, "set_passes"):
         return
-    where = _groups._group(group)
+    where = handles.core_group(group)
     specifications = _agree(where, passes)
     if _C.passes(where):
         _synchronize_together(where)
     _put(where, specifications)
 
 
-def get_passes(group: _groups.Group = None) -> list[str]:
+def get_passes(group: handles.Group = None) -> list[str]:
     """Names of the passes of a group, in the order in which calls go through them."""
-    return [station.name for station in _C.passes(_groups._group(group))]
+    return [station.name for station in _C.passes(handles.core_group(group))]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mcr_dl import _C, _groups, _runtime, _stages
-from mcr_dl._errors import InvalidArgumentError, InvalidTypeError
-from mcr_dl.tuning import codecs as tables
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
+from mcr_dl.runtime import handles, stages, state
+from mcr_dl.tables import codecs as tables
 
 # The operations with a compressed form, without receives: their sends determine the compression.
 OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and row["name"] in _C.operations())
@@ -94,22 +95,22 @@ class Compress:
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """Make the pass of one group, and give the group stages for what is issued after the calls themselves."""
         del shadow
-        _stages.make(group)
+        stages.make(group)
         ops = self._ops()
         if "send" in ops:
             ops.append("recv")
-        measured = tables.measured(_runtime.state().knowledge, group.ranks, self._codecs())
+        measured = tables.measured(state.current().knowledge, group.ranks, self._codecs())
         return _C.CompressPass(group, self.codec, ops, self.smallest, measured)
 
 
-def reset_feedback(group: _groups.Group = None) -> None:
+def reset_feedback(group: handles.Group = None) -> None:
     """Discard the values that calls with ``feedback=<name>`` have kept, for all names of the group (None: the default).
 
     Every rank of the group calls this, at the same point in its calls. Raises InvalidArgumentError if the group has no
     compression pass.
     """
 
-    where = _groups._group(group)
+    where = handles.core_group(group)
     found = [station for station in _C.passes(where) if isinstance(station, _C.CompressPass)]
     if not found:
         message = f"reset_feedback: expected a group with the pass 'compress', got '{where.name()}'"

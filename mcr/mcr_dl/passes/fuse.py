@@ -8,22 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mcr_dl import _C
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
+from mcr_dl.libraries.descriptor import FusionLimits
 
-
-@dataclass(frozen=True)
-class Limits:
-    """When a buffer is flushed, and which calls it may hold."""
-
-    buffer_bytes: int  # the paper's B
-    hold_microseconds: int  # the paper's T
-    largest_bytes: int
-
-
-# Measured by bench/fusion.py (docs/results/fusion.md).
-DEFAULTS = {"mpi": Limits(1 << 18, 200, 1 << 15), "gloo": Limits(1 << 20, 1000, 1 << 16)}
 _MOST = 1 << 40
-_OTHERS = DEFAULTS["gloo"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +24,7 @@ class Fuse:
     each flush (docs/passes.md).
 
     Args:
-        buffer_bytes: the size of a buffer, the paper's B; by default the backend's in ``DEFAULTS``.
+        buffer_bytes: the size of a buffer, the paper's B; by default the backend's (``mcr_dl/libraries``).
         hold_microseconds: how long a call may wait for others, the paper's T.
         largest_bytes: calls with more bytes are not held; at most ``buffer_bytes``.
 
@@ -69,12 +58,12 @@ class Fuse:
             "largest_bytes": self.largest_bytes,
         }
 
-    def limits(self, backend: str) -> Limits:
+    def limits(self, backend: str) -> FusionLimits:
         """The limits for one backend: the options, or its defaults where none are given."""
-        default = DEFAULTS.get(backend, _OTHERS)
+        default = registry.describe(backend).fusion
         buffer = self.buffer_bytes or default.buffer_bytes
         hold = default.hold_microseconds if self.hold_microseconds is None else self.hold_microseconds
-        return Limits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
+        return FusionLimits(buffer, hold, min(self.largest_bytes or default.largest_bytes, buffer))
 
     def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
         """Make the pass of one group, with a shadow group for the fused calls."""

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
-from mcr_dl import _C, _groups, _runtime
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.codecs.codecs import error_bound
+from mcr_dl.runtime import handles, state
 
 
 class RecordedGroup(NamedTuple):
@@ -69,8 +68,6 @@ class Record(NamedTuple):
     @property
     def error_bound(self) -> str | None:
         """How far its codec may move a value, in words; None without a codec."""
-        from mcr_dl.passes.codecs import error_bound
-
         return None if self.codec is None else error_bound(self.codec)
 
     @property
@@ -79,11 +76,11 @@ class Record(NamedTuple):
         return None if self.end is None else self.end - self.issue
 
 
-_MOST = 1 << 26  # largest capacity of a log
+PASS = "log"  # the name of the pass that makes the records
 _since = 0  # number of the first record that reset() has kept
 
 
-def records(group: _groups.Group = None, *, since: int = 0) -> list[Record]:
+def records(group: handles.Group = None, *, since: int = 0) -> list[Record]:
     """This process's records that are still in the ring, oldest first; of one group, or of all if None.
 
     ``since``: from this number on. Costs concurrent calls nothing; a record that is being written is left out. Raises
@@ -94,7 +91,7 @@ def records(group: _groups.Group = None, *, since: int = 0) -> list[Record]:
     found = [Record(row[0], row[1], groups[row[2]], *row[3:]) for row in rows]
     if group is None:
         return found
-    wanted = _groups._group(group)
+    wanted = handles.core_group(group)
     key = max((each for each in groups if each.name == wanted.name()), default=None)
     return [record for record in found if record.group == key]
 
@@ -112,67 +109,11 @@ OFF = (
 
 def is_on() -> bool:
     """Whether some group has the log among its passes. If it is off, views without records say so (``OFF``)."""
-    groups = _runtime.state().groups.values()
-    return any(station.name == Log.name for group in groups for station in _C.passes(group))
+    groups = state.current().groups.values()
+    return any(station.name == PASS for group in groups for station in _C.passes(group))
 
 
 def reset() -> None:
     """Forget all records so far; sequence numbers continue. Source: deepspeed.comm.reset_log."""
     global _since
     _since = _C.log_made() + 1
-
-
-def op_of(name: str) -> str:
-    """The operation behind any of its public names; InvalidArgumentError lists the names if there is no such name."""
-    for row in _C.signatures():
-        if row["name"] == name:
-            return str(row["op"])
-    known = ", ".join(row["name"] for row in _C.signatures())
-    message = f"ops: expected some of {known}, got {name!r}"
-    raise InvalidArgumentError(message)
-
-
-@dataclass(frozen=True)
-class Log:
-    """Record every call: operation, size, backend, times. Changes no call and synchronizes nothing.
-
-    Put it first: its times do not include the passes before it. Sequence numbers count from the moment when it is set.
-
-    Args:
-        capacity: how many records the process keeps (65,536 at first); a new capacity begins an empty log.
-        ops: names of the operations to record, in any public spelling; None: all.
-        verbose: print a line for each call some time after it has ended, on rank 0.
-
-    Raises InvalidArgumentError for an unknown operation or a capacity below 1.
-    """
-
-    capacity: int | None = None
-    ops: Iterable[str] | None = None
-    verbose: bool = False
-
-    name: ClassVar[str] = "log"
-
-    def __post_init__(self) -> None:
-        if self.capacity is not None and (not isinstance(self.capacity, int) or not 1 <= self.capacity <= _MOST):
-            message = f"Log: capacity: expected 1 to {_MOST}, got {self.capacity!r}"
-            raise InvalidArgumentError(message)
-        if self.ops is not None:
-            if isinstance(self.ops, str) or not isinstance(self.ops, Iterable):
-                message = f"Log: ops: expected a list of names, got {self.ops!r}"
-                raise InvalidArgumentError(message)
-            object.__setattr__(self, "ops", tuple(dict.fromkeys(op_of(name) for name in self.ops)))
-
-    def terms(self) -> dict[str, Any]:
-        """Nothing: a rank's records change no call."""
-        return {}
-
-    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
-        """Make the pass of one group."""
-        del shadow
-        if self.capacity is not None:
-            _C.log_resize(self.capacity)
-        if self.verbose:
-            from mcr_dl.trace import _printer
-
-            _printer.start()
-        return _C.LogPass(group, None if self.ops is None else list(self.ops))

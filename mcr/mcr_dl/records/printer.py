@@ -6,10 +6,10 @@ from __future__ import annotations
 import sys
 import threading
 
-from mcr_dl import _C, _launch
-from mcr_dl.passes import log
-from mcr_dl.passes.log import Record
-from mcr_dl.trace import _statistics as statistics
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.records import log, statistics
+from mcr_dl.records.log import Record
 
 _PERIOD = 0.5  # seconds
 _lock = threading.Lock()
@@ -54,7 +54,7 @@ def start() -> None:
     """Print from now on, on rank 0 of the job; does nothing if the thread already runs."""
     global _stop, _next
     with _lock:
-        if _stop is not None or _launch.detect().rank > 0:
+        if _stop is not None or launcher.detect().rank > 0:
             return
         _stop, _next = threading.Event(), _C.log_made() + 1
         threading.Thread(target=_run, args=(_stop,), name="mcr_dl log", daemon=True).start()

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mcr_dl.bench.timing import bandwidths
-from mcr_dl.passes.log import Record
+from mcr_dl.base.operations import bandwidths
+from mcr_dl.records.log import Record
 
 _TRIM = 0.1  # the fraction of outliers on either side that means leave out, as DeepSpeed's do
 _GIGABITS = 8.0  # of a gigabyte

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement, _runtime, watch
-from mcr_dl._errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
+from mcr_dl import _C, watch
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
+from mcr_dl.runtime import state
 
 _SHORTEST, _LONGEST = 0.0001, 0.1  # seconds between two checks for the answer: a tenth of the elapsed time
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
@@ -127,14 +129,14 @@ class _Meeting:
     decide: Decide
 
     def __post_init__(self) -> None:
-        current = _runtime.state()
+        current = state.current()
         members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
         self._turn = current.count(f"change {members}")
         self._store: Any = torch_dist.PrefixStore(f"change/{members}", current.store)
 
     def answer(self, mine: dict[str, Any]) -> dict[str, Any]:
         """Return the answer that all ranks get."""
-        self._store.set(f"value/{self.group.rank()}", _agreement.encode({"turn": self._turn, **mine}))
+        self._store.set(f"value/{self.group.rank()}", agreement.encode({"turn": self._turn, **mine}))
         if self._store.add(f"come/{self._turn}", 1) == self.group.size():
             self._finish(self._decided())
             if self._turn > 0:
@@ -146,14 +148,14 @@ class _Meeting:
             elif not self._appears(_PATIENCE):
                 raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
         text = self._store.get(f"answer/{self._turn}")
-        answer: dict[str, Any] = _agreement.decode(text, f"{self._name()}: the answer")
+        answer: dict[str, Any] = agreement.decode(text, f"{self._name()}: the answer")
         return answer
 
     def _name(self) -> str:
         return f"{self.what} (group {self.group.name()!r})"
 
     def _finish(self, answer: dict[str, Any]) -> None:
-        self._store.set(f"answer/{self._turn}", _agreement.encode(answer))
+        self._store.set(f"answer/{self._turn}", agreement.encode(answer))
 
     def _appears(self, limit: float) -> bool:
         """Whether an answer appears within ``limit`` seconds. Polls: a wait in the store would block other threads."""
@@ -170,7 +172,7 @@ class _Meeting:
         keys = [f"value/{rank}" for rank in range(self.group.size())]
         there = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
         found = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
-        values = [_agreement.decode(found[key], key) if key in found else {"turn": -1} for key in keys]
+        values = [agreement.decode(found[key], key) if key in found else {"turn": -1} for key in keys]
         return [value if value["turn"] == self._turn else None for value in values]
 
     def _decided(self) -> dict[str, Any]:

@@ -6,16 +6,17 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _agreement
-from mcr_dl._errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from mcr_dl._runtime import _State
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import changes, stages
+from mcr_dl.runtime.state import State
 
 # Not measured on a GPU yet: bench/gpu_check.sh compares sizes.
 _CHUNK = 4 << 20
@@ -56,13 +57,9 @@ def _identity(index: int) -> str:
     return str(getattr(properties, "uuid", f"{socket.gethostname()}:{index}"))
 
 
-def _may_share() -> bool:
-    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" or "NCCL_HOSTID" in os.environ
-
-
 def _decide(values: list[dict[str, Any]]) -> int | None:
     """The common size of pieces; None if no rank has a device. Raises if ranks share a device, which NCCL rejects."""
-    _agreement.require_equal("MCR_DL_STAGING_CHUNK", [value["chunk"] for value in values])
+    agreement.require_equal("MCR_DL_STAGING_CHUNK", [value["chunk"] for value in values])
     owners: dict[str, int] = {}
     for rank, value in enumerate(values):
         if value["device"] and value["alone"]:
@@ -76,34 +73,32 @@ def _decide(values: list[dict[str, Any]]) -> int | None:
     return int(values[0]["chunk"]) if any(value["device"] for value in values) else None
 
 
-def agree(current: _State) -> int | None:
+def agree(current: State) -> int | None:
     """Agree on the devices of all ranks (see ``_decide``). Collective over the job."""
     mine = {
         "device": _identity(current.device) if current.device >= 0 else "",
-        "alone": "nccl" in current.backends and not _may_share(),
+        "alone": any(registry.describe(name).needs_own_device() for name in current.backends),
         "chunk": _chunk(),
     }
     store = torch_dist.PrefixStore("init", current.store)
-    answer = _agreement.agree(store, current.launch.rank, current.launch.size, "devices", mine, _decide)
+    answer = agreement.agree(store, current.launch.rank, current.launch.size, "devices", mine, _decide)
     return None if answer is None else int(answer)
 
 
 def stage(group: _C.Group, names: list[str], chunk: int) -> None:
     """Let a group's host libraries take device tensors, by communicators of their own."""
-    from mcr_dl import _changes, _stages
-
     hosts = [name for name in names if group._streams(name) is None]
     if not hosts:
         return
-    _stages.make(group)
+    stages.make(group)
     direct = {name: group._support(name, "broadcast", "uint8", "SUM", False, "cuda") for name in hosts}
-    _changes.agree(group, "new_group", direct, _same_ways)
+    changes.agree(group, "new_group", direct, _same_ways)
     group._stage(chunk)
 
 
 def _same_ways(values: list[Any]) -> None:
     """Check that all ranks hand over device memory alike: in one piece, or as pieces of a copy."""
-    _agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
+    agreement.require_equal("device memory given to the library (MCR_DL_MPI_STREAMS)", values)
 
 
 def raise_priority() -> None:

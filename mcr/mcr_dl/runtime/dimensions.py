@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _documents
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
@@ -76,7 +77,7 @@ def check(document: Any, what: str) -> dict[str, Any]:
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a topology document. Raises InvalidArgumentError for a file that cannot be read or is not a topology."""
     what = f"topology {os.fspath(path)}"
-    return check(_documents.read(path, what, limit=64 * _documents.MIB), what)
+    return check(documents.read(path, what, limit=64 * documents.MIB), what)
 
 
 def own(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

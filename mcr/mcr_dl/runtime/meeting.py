@@ -11,37 +11,40 @@ from itertools import count
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _backends, _launch
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.libraries import registry
 
 # Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.
 _stores: dict[tuple[object, ...], torch_dist.Store] = {}
 _torch_meetings = count()
 
 
-def _store_over_mpi(launch: _launch.Launch, timeout: timedelta) -> torch_dist.Store:
+def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.Store:
     """The store under mpiexec, which sets no meeting point: rank 0 opens one and broadcasts its address over MPI."""
     try:
-        path = _backends.load("mpi")
+        name = registry.rendezvous()
+        path = registry.load(name)
     except BackendUnavailableError as error:
         message = f"no MASTER_ADDR and MASTER_PORT are set, and MPI cannot agree on them: {error}"
         raise BackendUnavailableError(message) from error
     group = _C.Group("bootstrap", list(range(launch.size)), launch.rank, timeout)
-    group._connect("mpi", path, None)
+    group._connect(name, path, None)
     address = torch.zeros(256, dtype=torch.uint8)
     store = None
     if launch.rank == 0:
-        text, store = _launch.listen(launch.size, timeout)
+        text, store = launcher.listen(launch.size, timeout)
         address[: len(text)] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     _C.broadcast(address, src=0, group=group)
     group._close()
     if store is not None:
         return store
     host, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
-    return _launch.tcp_store(host, int(port), launch.rank, launch.size, timeout)
+    return launcher.tcp_store(host, int(port), launch.rank, launch.size, timeout)
 
 
-def _rendezvous(launch: _launch.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
+def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
     url = init_method or "env://"
     if url != "env://" or ("MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ):
         store: torch_dist.Store
@@ -52,12 +55,12 @@ def _rendezvous(launch: _launch.Launch, init_method: str | None, timeout: timede
     if launch.launcher.startswith("mpiexec"):
         return _store_over_mpi(launch, timeout)
     if launch.launcher == "srun":
-        return _launch.tcp_store(*_launch.slurm_address(os.environ), launch.rank, launch.size, timeout)
+        return launcher.tcp_store(*launcher.slurm_address(os.environ), launch.rank, launch.size, timeout)
     message = "rank and size are set, but not where the ranks meet: set MASTER_ADDR and MASTER_PORT"
     raise InvalidArgumentError(message)
 
 
-def meet(launch: _launch.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
+def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
     """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this."""
     point = (launch, init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     if point not in _stores:
@@ -68,7 +71,7 @@ def meet(launch: _launch.Launch, init_method: str | None, timeout: timedelta) ->
 
 def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, int]] | None:
     """The result of torch's ``env://`` under mpiexec and srun; None if no launcher started this process."""
-    launch = _launch.detect()
+    launch = launcher.detect()
     if launch.launcher == "none":
         return None
     store = torch_dist.PrefixStore(f"torch-env/{next(_torch_meetings)}", meet(launch, None, timeout))

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from mcr_dl import _C, _runtime
-from mcr_dl.tuning import choice
+from mcr_dl import _C
+from mcr_dl.runtime import communicators, state
+from mcr_dl.tables import choice
 
 
 def make(group: _C.Group) -> None:
@@ -14,11 +15,11 @@ def make(group: _C.Group) -> None:
     """
     if group._has_stages():
         return
-    current = _runtime.state()
+    current = state.current()
     name = f"{group.name()}/stage"
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
     stage = _C.Group(name, list(group.ranks), group.rank(), group.timeout)
-    _runtime.connect(stage, hosts)
+    communicators.connect(stage, hosts)
     if current.candidates is not None:
         choice.keep_candidates(stage, current.candidates)
     if current.knowledge is not None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _agreement, _backends
-from mcr_dl._errors import BackendUnavailableError
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
 
 _Answer = dict[str, Any]
@@ -26,10 +27,10 @@ def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> t
     and InvalidArgumentError if the names differ between the ranks.
     """
     conditions = {
-        name: asdict(_backends.condition(name, size, named=bool(wanted))) for name in wanted or _backends.REAL
+        name: asdict(registry.condition(name, size, named=bool(wanted))) for name in wanted or registry.automatic()
     }
     facts = {"named": ",".join(wanted) or "auto", "conditions": conditions}
-    answer = _agreement.agree(store, rank, size, "backends", facts, _decide)
+    answer = agreement.agree(store, rank, size, "backends", facts, _decide)
     if answer["failed"]:
         raise BackendUnavailableError(answer["failed"])
     for text in answer["left_out"]:
@@ -43,14 +44,14 @@ def warn_left_out(text: str) -> None:
 
 
 def _decide(values: list[_Answer]) -> _Answer:
-    _agreement.require_equal("backend", [value["named"] for value in values])
+    agreement.require_equal("backend", [value["named"] for value in values])
     named = values[0]["named"] != "auto"
     backends, asked, left_out = [], [], []
     for name in values[0]["conditions"]:
         conditions = [value["conditions"][name] for value in values]
         libraries = [condition["library"] for condition in conditions]
         if named and all(libraries):
-            _agreement.require_equal(f"backend '{name}'", libraries)
+            agreement.require_equal(f"backend '{name}'", libraries)
         problem = _difference(name, libraries) if all(libraries) else problem_of([c["problem"] for c in conditions])
         if named or any(condition["asked"] for condition in conditions):
             asked.append(name)

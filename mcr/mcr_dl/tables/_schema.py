@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mcr_dl
-from mcr_dl import _C, _documents
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError
@@ -27,8 +27,8 @@ _TYPES = {
 
 
 def data_folders() -> list[Path]:
-    """Folders of the checkout's ``tuning/``: next to this package, and in an editable install apart from it."""
-    return [Path(root) / "tuning" for root in mcr_dl.__path__]
+    """Folders of the checkout's ``tuning/``: it is installed next to the compiled modules."""
+    return [Path(_C.__file__).parent / "tuning"]
 
 
 @cache
@@ -36,9 +36,7 @@ def schema() -> dict[str, Any]:
     """The schema as a JSON document. FileNotFoundError if the installation lacks it."""
     for folder in data_folders():
         if (folder / "schema.json").exists():
-            document: dict[str, Any] = _documents.read(
-                folder / "schema.json", "tuning/schema.json", limit=_documents.MIB
-            )
+            document: dict[str, Any] = documents.read(folder / "schema.json", "tuning/schema.json", limit=documents.MIB)
             return document
     raise FileNotFoundError(f"mcr_dl is not installed completely: no schema.json in {data_folders()}")
 

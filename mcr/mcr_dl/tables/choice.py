@@ -15,15 +15,16 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mcr_dl import _C, _documents, _launch
-from mcr_dl._agreement import require_equal
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import rules
-
-if TYPE_CHECKING:
-    from mcr_dl.tuning.table import Scale, Table
+from mcr_dl import _C
+from mcr_dl.base import documents, launcher
+from mcr_dl.base.agreement import require_equal
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.tables import rules
+from mcr_dl.tables import table as files
+from mcr_dl.tables.host import host, software
+from mcr_dl.tables.table import LARGEST, Scale, Table, default_path
 
 VARIABLE = "MCR_DL_TUNING_TABLE"
 _log = logging.getLogger("mcr_dl")
@@ -86,19 +87,14 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
         return None
     if named:
         return Path(named)
-    from mcr_dl.tuning.host import host
-    from mcr_dl.tuning.table import default_path
-
     path = default_path(host())
     return path if path.exists() else None
 
 
 def _digest(path: Path) -> str | None:
     """None for an unreadable file: only rank 0's counts, and rank 0 reports its errors to all ranks."""
-    from mcr_dl.tuning.table import LARGEST
-
     try:
-        return hashlib.sha256(_documents.read_bytes(path, "", limit=LARGEST)).hexdigest()
+        return hashlib.sha256(documents.read_bytes(path, "", limit=LARGEST)).hexdigest()
     except InvalidArgumentError:
         return None
 
@@ -109,7 +105,7 @@ def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) ->
     return {
         "libraries": libraries,
         "node": socket.gethostname(),
-        "cores": _launch.cores(),
+        "cores": launcher.cores(),
         "table": None if path is None else _digest(path),
         "rules": os.environ.get(rules.VARIABLE, ""),
     }
@@ -117,9 +113,6 @@ def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) ->
 
 def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) -> Table | None:
     """Rank 0's table. A broken table is an error if it was named, and a warning if it was found in the cache."""
-    from mcr_dl.tuning import table as files
-    from mcr_dl.tuning.host import host, software
-
     if _named(argument) == "none":
         return None
     own = _own_file(argument)
@@ -187,7 +180,7 @@ def decider(
         return {
             "source": "" if table is None else table.source,
             "nodes": [numbers[host] for host in hosts],
-            "crowded": _launch.crowded(hosts, [value["cores"] for value in values]),
+            "crowded": launcher.crowded(hosts, [value["cores"] for value in values]),
             "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mcr_dl import _C
 
 if TYPE_CHECKING:
-    from mcr_dl.tuning.choice import Knowledge
+    from mcr_dl.tables.choice import Knowledge
 
 OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and not row["rooted"] and not row["peer"])
 """Those that are measured with codecs, in which all ranks have equal parts; their curves stand for the vectored forms

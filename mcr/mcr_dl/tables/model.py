@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning.host import Host, Software
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.tables.host import Host, Software
 
 FORMAT = "mcr-dl tuning table"
 VERSION = 1

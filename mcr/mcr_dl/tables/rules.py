@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from mcr_dl import _C
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base.errors import InvalidArgumentError
 
 VARIABLE = "MCR_DL_TUNE"
 NO_END = -1

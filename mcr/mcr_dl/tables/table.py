@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _documents
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import _schema
-from mcr_dl.tuning._model import (
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.tables import _schema
+from mcr_dl.tables.host import Host, Software
+from mcr_dl.tables.model import (
     FORMAT,
     VERSION,
     Curve,
@@ -26,9 +28,8 @@ from mcr_dl.tuning._model import (
     from_document,
     respelt,
 )
-from mcr_dl.tuning.host import Host, Software
 
-LARGEST = 64 * _documents.MIB
+LARGEST = 64 * documents.MIB
 """Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
 _AGAIN = "measure again with mcr-tune"
 _LINE = 118
@@ -39,7 +40,7 @@ def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> Inv
 
 
 def _load(path: Path) -> Any:
-    return _documents.read(path, f"tuning table {path}", limit=LARGEST, make="make it with mcr-tune", again=_AGAIN)
+    return documents.read(path, f"tuning table {path}", limit=LARGEST, make="make it with mcr-tune", again=_AGAIN)
 
 
 def _check_version(path: Path, document: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mcr_dl.passes.log import Record
+from mcr_dl.records.log import Record
 from mcr_dl.trace._files import Trace
 
 Span = tuple[int, int]

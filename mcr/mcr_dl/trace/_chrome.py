@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from mcr_dl.passes.log import Record
+from mcr_dl.records.log import Record
 from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
 

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mcr_dl import _C, _documents, _runtime
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.passes.log import Log
-from mcr_dl.trace import _printer
+from mcr_dl.records import printer
+from mcr_dl.runtime import state
 
 _SECTION = "comms_logger"
-_LARGEST = 4 * _documents.MIB  # bytes of a DeepSpeed configuration
+_LARGEST = 4 * documents.MIB  # bytes of a DeepSpeed configuration
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def _read(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, (str, os.PathLike)):
-        config = _documents.read(config, f"configure: {os.fspath(config)}", limit=_LARGEST)
+        config = documents.read(config, f"configure: {os.fspath(config)}", limit=_LARGEST)
     return _from_mapping(config) if isinstance(config, Mapping) else _from_object(config)
 
 
@@ -94,7 +96,7 @@ def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
 
 def put(specification: Log | None) -> None:
     """Make it the first pass of every group, replacing an existing log; None: no log."""
-    current = _runtime.state()
+    current = state.current()
     shadows = {name for names in current.shadows.values() for name in names}
     for name, group in current.groups.items():
         if name in shadows:
@@ -139,6 +141,6 @@ def configure(
     specification = _specification(settings)
     put(specification)
     if specification is None or not settings.verbose:
-        _printer.stop()
+        printer.stop()
     _C.log_callers(specification is not None and settings.debug)
     _settings = settings

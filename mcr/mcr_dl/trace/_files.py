@@ -13,14 +13,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _documents, _shapes
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.passes.log import Record, RecordedGroup
+from mcr_dl import _C
+from mcr_dl.base import documents, shapes
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.records.log import Record, RecordedGroup
+from mcr_dl.tables.host import host, software
 from mcr_dl.trace._clock import WALL, Clock
 from mcr_dl.trace._regions import Region
 
 FORMAT, VERSION = "mcr-dl trace", 1
-LARGEST = 256 * _documents.MIB
+LARGEST = 256 * documents.MIB
 """Bytes of a rank's file, at most: of a million records."""
 # Fields of records that are words, with their possible values.
 _WORDS = {
@@ -76,8 +78,6 @@ def file_of(path: str | os.PathLike[str], rank: int) -> Path:
 
 def provenance() -> dict[str, Any]:
     """The machine and the versions that a measurement belongs to."""
-    from mcr_dl.tuning.host import host, software
-
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
@@ -115,7 +115,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
         "records": rows,
     }
     partial = place.with_suffix(f".{os.getpid()}.part")
-    partial.write_text(_documents.dumps(document), encoding="utf-8")
+    partial.write_text(documents.dumps(document), encoding="utf-8")
     partial.replace(place)
     return place
 
@@ -123,7 +123,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> Path:
 def _groups(rows: Any) -> list[RecordedGroup]:
     if not isinstance(rows, list):
         raise ValueError(f"groups: expected a list, got a {type(rows).__name__}")
-    found = [_shapes.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
+    found = [shapes.check(RecordedGroup, row, f"groups[{place}]") for place, row in enumerate(rows)]
     for place, row in enumerate(found):
         if not 0 <= row["rank"] < len(row["ranks"]):
             raise ValueError(f"groups[{place}]: expected a rank below {len(row['ranks'])}, got {row['rank']}")
@@ -132,7 +132,7 @@ def _groups(rows: Any) -> list[RecordedGroup]:
 
 def _rows(fields: Any, rows: Any, where: str) -> dict[str, list[Any]]:
     """The columns of a list of rows, each a list with one value per field."""
-    if not _shapes.are([fields], tuple[str, ...]) or not isinstance(rows, list) or len(set(fields)) != len(fields):
+    if not shapes.are([fields], tuple[str, ...]) or not isinstance(rows, list) or len(set(fields)) != len(fields):
         raise ValueError(f"{where}: expected a list, and different names of its fields, got something else")
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(fields):
@@ -144,7 +144,7 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
     columns = _rows(document["fields"], document["records"], "records")
     for name, default in Record._field_defaults.items():  # fields that older traces do not have
         columns.setdefault(name, [default] * len(document["records"]))
-    _shapes.check_columns(Record, columns, "records", skip=["group"])
+    shapes.check_columns(Record, columns, "records", skip=["group"])
     if any(type(index) is not int or not 0 <= index < len(groups) for index in columns["group"]):
         raise ValueError(f"records.group: expected places in the list of {len(groups)} groups")
     for index, root in zip(columns["group"], columns["root"], strict=True):
@@ -166,14 +166,14 @@ def _records(document: dict[str, Any], groups: list[RecordedGroup]) -> list[Reco
 def _trace(document: dict[str, Any]) -> Trace:
     groups = _groups(document["groups"])
     columns = _rows(list(Region._fields), document["regions"], "regions")
-    _shapes.check_columns(Region, columns, "regions")
+    shapes.check_columns(Region, columns, "regions")
     numbers = {name: document[name] for name in ("rank", "ranks", "lost", "saved")}
-    if not _shapes.are(list(numbers.values()), int) or not 0 <= numbers["rank"] < numbers["ranks"]:
+    if not shapes.are(list(numbers.values()), int) or not 0 <= numbers["rank"] < numbers["ranks"]:
         raise ValueError("expected whole numbers for rank, ranks, lost and saved, and the rank below ranks")
     if not isinstance(document["provenance"], dict):
         raise ValueError("provenance: expected an object")
     return Trace(
-        clock=Clock(**_shapes.check(Clock, document["clock"], "clock")),
+        clock=Clock(**shapes.check(Clock, document["clock"], "clock")),
         records=_records(document, groups),
         regions=[Region(*region) for region in document["regions"]],
         provenance=document["provenance"],
@@ -183,7 +183,7 @@ def _trace(document: dict[str, Any]) -> Trace:
 
 def read(path: str | os.PathLike[str]) -> Trace:
     """Read one rank's trace. Raises InvalidArgumentError, with the file's name, if too large or not of this version."""
-    document = _documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
+    document = documents.read(path, f"{path}: expected a trace that mcr_dl.trace.save has written", limit=LARGEST)
     try:
         if document["format"] != FORMAT or document["version"] != VERSION:
             message = f"{path}: expected a trace of version {VERSION}, got {document['format']} {document['version']}"

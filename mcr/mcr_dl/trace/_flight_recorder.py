@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mcr_dl.passes.log import Record, RecordedGroup
+from mcr_dl.libraries import registry
+from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace._files import Trace
 
 Entry = dict[str, Any]
 VERSION = "2.10"
 
-# torch's analyzer knows only these libraries; all others appear as gloo, as host libraries.
-_LIBRARIES = ("nccl", "gloo")
 _NAMES = {
     "all_gather": "_all_gather_base",
     "all_gatherv": "all_gather_v",
@@ -66,8 +65,7 @@ def _kind(record: Record) -> str:
 
 
 def _profiling_name(record: Record, place: _Place) -> str:
-    library = (record.backend or "").partition(":")[0]
-    library = library if library in _LIBRARIES else "gloo"
+    library = registry.describe((record.backend or "").partition(":")[0]).recorder
     if not record.peer:
         return f"{library}:{_kind(record)}"
     members = sorted(place.ranks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.passes.log import Record, RecordedGroup
+from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
 

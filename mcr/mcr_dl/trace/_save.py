@@ -12,9 +12,11 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _runtime
-from mcr_dl.passes import log
-from mcr_dl.trace import _clock, _files, _printer, _regions
+from mcr_dl import _C
+from mcr_dl.passes.log import Log
+from mcr_dl.records import log, printer
+from mcr_dl.runtime import state
+from mcr_dl.trace import _clock, _files, _regions
 
 VARIABLE = "MCR_DL_TRACE"
 _AT_END = timedelta(seconds=10)  # for ranks that end without the others
@@ -27,12 +29,12 @@ def folder() -> str | None:
 
 def with_log(specifications: list[Any]) -> list[Any]:
     """The passes of a new job: with the log first, if the environment asks for traces."""
-    if folder() is None or any(each.name == log.Log.name for each in specifications):
+    if folder() is None or any(each.name == log.PASS for each in specifications):
         return specifications
-    return [log.Log(), *specifications]
+    return [Log(), *specifications]
 
 
-def _clock_of(current: _runtime._State, patience: timedelta | None) -> _clock.Clock:
+def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:
     launch = current.launch
     offset: int = 0
     error: int | None = None
@@ -46,7 +48,7 @@ def _clock_of(current: _runtime._State, patience: timedelta | None) -> _clock.Cl
 
 def capture(patience: timedelta | None) -> _files.Trace:
     """This rank's records so far; `patience`: how long to wait for the others to compare clocks; None: do not."""
-    current = _runtime.state()
+    current = state.current()
     return _files.Trace(
         rank=current.launch.rank,
         ranks=current.launch.size,
@@ -71,7 +73,7 @@ def save(path: str | os.PathLike[str], *, align: bool = True) -> Path:
     Warns if the log is off and has no records. Raises NotInitializedError outside init and finalize; OSError if
     the file cannot be written.
     """
-    trace = capture(_runtime.state().timeout if align else None)
+    trace = capture(state.current().timeout if align else None)
     if not trace.records and not log.is_on():
         warnings.warn(f"trace.save: {log.OFF}", stacklevel=2)
     return _files.write(trace, path)
@@ -82,9 +84,9 @@ def finish(*, together: bool) -> None:
 
     A failure is reported and does not end the program.
     """
-    _printer.flush()
+    printer.flush()
     target = folder()
-    if target is None or not _runtime.is_initialized():
+    if target is None or not state.is_initialized():
         return
     try:
         try:

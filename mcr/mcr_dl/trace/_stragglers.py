@@ -9,9 +9,10 @@ from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _agreement, _runtime
-from mcr_dl.passes.log import Record
-from mcr_dl.trace import _statistics as statistics
+from mcr_dl.base import agreement
+from mcr_dl.records import statistics
+from mcr_dl.records.log import Record
+from mcr_dl.runtime import state
 
 Mine = list[list[Any]]  # group, instance, seq, latency in ns, ranks of the group
 Match = dict[tuple[str, int, int], tuple[int, int]]  # group, instance, seq -> lowest latency, the rank that had it
@@ -47,9 +48,9 @@ def match(everyone: Sequence[Mine]) -> list[list[Any]]:
 
 def exchange(records: Iterable[Record]) -> Match:
     """Match this rank's records with those of all other ranks: every rank of the job calls this."""
-    current = _runtime.state()
+    current = state.current()
     store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
-    rows = _agreement.agree(store, current.launch.rank, current.launch.size, "records", mine(records), match)
+    rows = agreement.agree(store, current.launch.rank, current.launch.size, "records", mine(records), match)
     return {(group, instance, seq): (least, rank) for group, instance, seq, least, rank in rows}
 
 

@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mcr_dl._console import Console
-from mcr_dl.bench import _arguments as arguments
+from mcr_dl.commands import arguments
+from mcr_dl.commands.console import Console
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
+from mcr_dl.trace.plot import plot
+from mcr_dl.trace.show import show
+from mcr_dl.watch import dump
 
 _PROGRAM = "mcr-trace"
 _FLIGHT_RECORDER_PREFIX = "rank_"
@@ -40,14 +43,10 @@ def _merge(given: argparse.Namespace) -> None:
 
 
 def _summary(given: argparse.Namespace) -> None:
-    from mcr_dl.trace._show import show
-
     show(read_all(given.traces))
 
 
 def _plot(given: argparse.Namespace) -> None:
-    from mcr_dl.trace._plot import plot
-
     plot(read_all(given.traces), given.output)
     _say(str(given.output))
 
@@ -67,10 +66,10 @@ def export_flight_recorder(traces: Sequence[Trace], folder: Path) -> None:
     """Write rank_0, rank_1, ... as ``torchfrtrace`` reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     dumps = flight_recorder(traces)
-    for rank, dump in enumerate(dumps):
-        (folder / f"{_FLIGHT_RECORDER_PREFIX}{rank}").write_bytes(pickle.dumps(dump))
-    _say(f"{folder}: {sum(len(dump['entries']) for dump in dumps)} calls; now: torchfrtrace {folder}")
-    left_out = sum(len(trace.records) for trace in traces) - sum(len(dump["entries"]) for dump in dumps)
+    for rank, content in enumerate(dumps):
+        (folder / f"{_FLIGHT_RECORDER_PREFIX}{rank}").write_bytes(pickle.dumps(content))
+    _say(f"{folder}: {sum(len(each['entries']) for each in dumps)} calls; now: torchfrtrace {folder}")
+    left_out = sum(len(trace.records) for trace in traces) - sum(len(each["entries"]) for each in dumps)
     if left_out:
         _say(f"left out: {left_out} calls that cannot be matched over the ranks")
 
@@ -86,9 +85,7 @@ def _export(given: argparse.Namespace) -> None:
 
 
 def _diagnose(given: argparse.Namespace) -> None:
-    from mcr_dl.watch import _dump
-
-    _say(_dump.told(_dump.read(Path(given.dumps))))
+    _say(dump.told(dump.read(Path(given.dumps))))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mcr_dl._pictures import INK, style
+from mcr_dl.commands.pictures import INK, style
+from mcr_dl.commands.text import colours, time_text
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
 from mcr_dl.trace._files import Trace
-from mcr_dl.tuning._text import colours, time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from mcr_dl._console import Console
+from mcr_dl.commands.console import Console
+from mcr_dl.commands.text import time_text
 from mcr_dl.trace import _breakdown as breakdown
 from mcr_dl.trace._breakdown import WHOLE, Breakdown
 from mcr_dl.trace._files import Trace
-from mcr_dl.tuning._text import time_text
 
 
 def _text(seconds: float, total: float) -> str:

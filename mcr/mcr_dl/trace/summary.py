@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl import _groups, _runtime
-from mcr_dl.passes import log
-from mcr_dl.passes.log import Record
-from mcr_dl.trace import _printer, _stragglers
-from mcr_dl.trace import _statistics as statistics
+from mcr_dl.records import log, printer, statistics
+from mcr_dl.records.log import Record
+from mcr_dl.runtime import handles, state
+from mcr_dl.trace import _stragglers
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,7 +75,7 @@ def _rows(summary: dict[str, dict[int, dict[str, Any]]]) -> Iterator[list[str]]:
 
 
 def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
-    from mcr_dl._console import Console  # imported here, as programs that do not print it need not have rich
+    from mcr_dl.commands.console import Console  # imported here, as programs that do not print it need not have rich
 
     console = Console(width=None if Console().is_terminal else 160)
     grid = _grid("Communication of this rank", _COLUMNS, 3)
@@ -101,7 +100,7 @@ def _print(result: dict[str, Any], lost: int, unfinished: int) -> None:
 
 
 def log_summary(
-    show_straggler: bool = False, return_dict: bool = False, group: _groups.Group = None
+    show_straggler: bool = False, return_dict: bool = False, group: handles.Group = None
 ) -> dict[str, Any] | None:
     """Print on rank 0 the communication since the log was turned on, by operation, message size and backend.
 
@@ -121,8 +120,8 @@ def log_summary(
     Raises NotInitializedError outside init and finalize, ModuleNotFoundError on rank 0 without the package rich.
     Source: deepspeed.comm.log_summary.
     """
-    current = _runtime.state()
-    _printer.flush()
+    current = state.current()
+    printer.flush()
     records = log.records(group)
     stragglers = _stragglers.analysis(records, _stragglers.exchange(records)) if show_straggler else None
     lost = log.lost()

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _documents
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import codecs
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.tables import codecs
 
-_LONGEST = _documents.MIB  # bytes of a line: the plan is the longest
+_LONGEST = documents.MIB  # bytes of a line: the plan is the longest
 _MOST, _LATEST = 1 << 62, 1e15  # limits of numbers and microseconds, as in tuning/schema.json
 
 
@@ -219,7 +220,7 @@ class Journal:
                     return
                 self._read += len(line)
                 try:
-                    event = _documents.parse(line, "", limit=_LONGEST)
+                    event = documents.parse(line, "", limit=_LONGEST)
                 except InvalidArgumentError:
                     message = (
                         f"{self.path}: expected the journal of mcr-tune, got {line[:80]!r}; start without --resume"

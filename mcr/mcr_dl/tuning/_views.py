@@ -6,13 +6,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from mcr_dl._console import Console
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.bench import _arguments as arguments
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.commands import arguments
+from mcr_dl.commands.console import Console
+from mcr_dl.tables import table as tables
+from mcr_dl.tables.host import host
+from mcr_dl.tables.table import Table
 from mcr_dl.tuning import diff, plot, show
-from mcr_dl.tuning import table as tables
-from mcr_dl.tuning.host import host
-from mcr_dl.tuning.table import Table
 
 NAMES = ("show", "plot", "diff")
 

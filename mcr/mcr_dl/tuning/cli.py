@@ -14,20 +14,24 @@ from typing import Any
 
 from rich.table import Table as Grid
 
-from mcr_dl import _C, _backends, _launch
-from mcr_dl._console import Console, bars
-from mcr_dl._errors import BackendUnavailableError, InvalidArgumentError
-from mcr_dl.bench import _arguments as arguments
-from mcr_dl.bench import _device
-from mcr_dl.bench._sizes import parse_size
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.bench import devices
 from mcr_dl.bench.ranks import launched
+from mcr_dl.commands import arguments
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.commands.sizes import parse_size
+from mcr_dl.commands.text import size_text
+from mcr_dl.libraries import registry
+from mcr_dl.tables import codecs
+from mcr_dl.tables import table as tables
+from mcr_dl.tables.host import host, software
+from mcr_dl.tables.table import Scale, Table
 from mcr_dl.tuning import _views as views
-from mcr_dl.tuning import codecs
-from mcr_dl.tuning import table as tables
+from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
-from mcr_dl.tuning._text import size_text
-from mcr_dl.tuning.host import host, software
-from mcr_dl.tuning.table import Scale, Table
+from mcr_dl.tuning.tuner import Tuner, now, scale_of
 
 _PROGRAM = "mcr-tune"
 _USABLE = "all"
@@ -123,7 +127,7 @@ def _measure_parser() -> argparse.ArgumentParser:
 def _parse(argv: Sequence[str]) -> _Settings:
     given = _measure_parser().parse_args(argv)
     quick = given.quick
-    launch = _launch.detect()
+    launch = launcher.detect()
     ranks = (launch.size,) if launched() else given.n or (2,)
     if given.n not in (None, ranks):
         message = f"argument -n: expected {ranks[0]}, as the launcher has started so many ranks, got {given.n}"
@@ -151,13 +155,13 @@ def _parse(argv: Sequence[str]) -> _Settings:
 def _backends_for(wanted: tuple[str, ...], device: str) -> list[str]:
     """The backends to measure. Named ones must be usable; of "all", those that are usable and serve the device."""
     if wanted == (_USABLE,):
-        return _device.usable_backends(device)
+        return devices.usable_backends(device)
     for name in wanted:
         try:
-            _backends.load(name)
+            registry.load(name)
         except BackendUnavailableError as error:
             raise InvalidArgumentError(f"argument --backends: {error}") from error
-    return _backends.with_parts(wanted)
+    return registry.with_parts(wanted)
 
 
 # ---- where the table goes
@@ -186,8 +190,6 @@ def _say(text: str) -> None:
 
 def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str, float | str | bool]) -> Table:
     """The file's table with this scale added; a new table if the file's is of another machine or other versions."""
-    from mcr_dl.tuning.tuner import now
-
     running = software(progress.facts.get("libraries", {}))
     fresh = Table(created=now(), host=host(), software=running, settings=settings, scales=())
     if path.exists():
@@ -274,8 +276,6 @@ def _measure(settings: _Settings) -> int:
         progress = _run(plan, path.with_suffix(f".{ranks}-ranks.journal"), settings)
         if progress is None:  # a rank other than 0 of an external launcher
             return 0
-        from mcr_dl.tuning.tuner import scale_of
-
         scale = scale_of(plan, progress)
         facts: dict[str, float | str | bool] = {
             "quick": settings.quick,
@@ -296,11 +296,7 @@ def _measure(settings: _Settings) -> int:
 def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
     journal = Journal(record)
     if launched():
-        from mcr_dl.tuning import launched as inside
-
         return inside.run(plan, journal, settings.limit, resume=settings.resume)
-    from mcr_dl.tuning.tuner import Tuner
-
     progress = Progress()
     if settings.resume:
         progress = journal.resume(plan)

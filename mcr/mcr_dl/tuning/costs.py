@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from mcr_dl import _C, _agreement, _changes, _groups
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.runtime import changes, handles
 
 _SIZES = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 24]  # bytes
 _ROUNDS = 5
@@ -32,12 +34,12 @@ def _times(task: _Task) -> list[int]:
 
 def _medians(values: list[Any]) -> list[list[int]]:
     """The lower median over the ranks of each time."""
-    _agreement.require_equal("cost_model: tasks", [value["tasks"] for value in values])
+    agreement.require_equal("cost_model: tasks", [value["tasks"] for value in values])
     by_task = zip(*(value["times"] for value in values), strict=True)
     return [[statistics.median_low(times) for times in zip(*ranks, strict=True)] for ranks in by_task]
 
 
-def cost_model(group: _groups.Group = None, codecs: Iterable[str] = ()) -> _C.CostModel:
+def cost_model(group: handles.Group = None, codecs: Iterable[str] = ()) -> _C.CostModel:
     """The costs of a group's calls and of the host's tasks, for ``simulate()``: a collective, equal on all ranks.
 
     Calls cost what the agreed tuning table says of each candidate; a candidate without measurements has no cost.
@@ -47,7 +49,7 @@ def cost_model(group: _groups.Group = None, codecs: Iterable[str] = ()) -> _C.Co
 
     Raises InvalidArgumentError on all ranks if the codecs differ or one is unknown.
     """
-    where = _groups._group(group)
+    where = handles.core_group(group)
     tasks = _tasks(codecs)
     mine: dict[str, Any] = {"tasks": [list(task) for task in tasks]}
     problem: Exception | None = None
@@ -55,7 +57,7 @@ def cost_model(group: _groups.Group = None, codecs: Iterable[str] = ()) -> _C.Co
         mine["times"] = [_times(task) for task in tasks]
     except InvalidArgumentError as error:
         problem = InvalidArgumentError(f"cost_model: {error}")
-    agreed = _changes.agree(where, "cost_model", mine, _medians, problem=problem, anywhere=True)
+    agreed = changes.agree(where, "cost_model", mine, _medians, problem=problem, anywhere=True)
     model = where._cost_model()
     thread = model.add_resource("thread", slots=1)
     for (kind, dtype, codec), times in zip(tasks, agreed, strict=True):

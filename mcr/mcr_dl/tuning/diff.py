@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from mcr_dl.tuning._text import size_text, time_text
-from mcr_dl.tuning.table import Curve, Scale, Table, Winner
+from mcr_dl.commands.text import size_text, time_text
+from mcr_dl.tables.table import Curve, Scale, Table, Winner
 
 if TYPE_CHECKING:
-    from mcr_dl._console import Console
+    from mcr_dl.commands.console import Console
 
 _MOVED = 1.2  # medians differ if their ratio is larger than this, either way
 

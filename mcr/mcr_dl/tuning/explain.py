@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from mcr_dl import _C, _groups, _runtime
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import codecs, rules
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.runtime import handles, state
+from mcr_dl.tables import codecs, rules
 
 ReduceOp = torch.distributed.ReduceOp
 
@@ -58,7 +59,7 @@ def _times(found: dict[str, Any]) -> dict[str, float | None]:
 
 
 def _rule(operation: str, nbytes: int | None) -> rules.Rule:
-    knowledge = _runtime.state().knowledge
+    knowledge = state.current().knowledge
     fitting = [
         rule
         for rule in ([] if knowledge is None else knowledge.rules)
@@ -88,7 +89,7 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
 
 
 def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], device: str) -> str:
-    knowledge = _runtime.state().knowledge
+    knowledge = state.current().knowledge
     assert knowledge is not None
     shape = knowledge.shape(group.ranks)
     scale = knowledge.scale_for(shape, device)
@@ -116,7 +117,7 @@ def _codec(
         codec = found[0]._standing(op, dtype, candidate, nbytes)
     if nbytes is None or codec == "none":
         return codec, None
-    return codec, codecs.predicted(_runtime.state().knowledge, group.ranks, op, candidate, codec, nbytes)
+    return codec, codecs.predicted(state.current().knowledge, group.ranks, op, candidate, codec, nbytes)
 
 
 def explain(
@@ -125,7 +126,7 @@ def explain(
     *,
     dtype: torch.dtype = torch.float32,
     op: Any = ReduceOp.SUM,
-    group: _groups.Group = None,
+    group: handles.Group = None,
     device: str = "cpu",
 ) -> Explanation:
     """Explain what ``auto`` does with a call, and why.
@@ -139,7 +140,7 @@ def explain(
 
     Raises InvalidArgumentError for an unknown operation, or a size that is missing or negative.
     """
-    where = _groups._group(group)
+    where = handles.core_group(group)
     name = rules.operation_of(operation)
     if name is None:
         message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
@@ -151,7 +152,7 @@ def explain(
     element = str(dtype).removeprefix("torch.")
     found = where._explain(name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device)
     times = _times(found)
-    knowledge = _runtime.state().knowledge
+    knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
     used = found["measured"] and not found["forced"] and knowledge is not None
     return Explanation(

@@ -15,13 +15,16 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from mcr_dl import _C, _documents, _groups, _runtime
-from mcr_dl.bench import _device
-from mcr_dl.bench._arguments import FAILED
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.bench import devices
+from mcr_dl.commands.arguments import FAILED
+from mcr_dl.groups import default_group
+from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import Journal, Plan, Progress
 from mcr_dl.tuning.worker import Worker
 
-_LARGEST = 64 * _documents.MIB
+_LARGEST = 64 * documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
 
 
@@ -65,7 +68,7 @@ def blame(journal: Journal, progress: Progress, reason: str) -> str:
 
 def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
     """Share rank 0's journal with all ranks through the store: the others may not see its file."""
-    store, rank = _runtime.state().store, _runtime.state().launch.rank
+    store, rank = state.current().store, state.current().launch.rank
     if rank == 0:
         progress = Progress()
         if resume:
@@ -78,7 +81,7 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
             progress.take(event)
         document = asdict(progress)
         store.set("tune/progress", json.dumps({**document, "done": list(progress.done), "apart": list(progress.apart)}))
-    document = _documents.parse(store.get("tune/progress"), "the progress that rank 0 told", limit=_LARGEST)
+    document = documents.parse(store.get("tune/progress"), "the progress that rank 0 told", limit=_LARGEST)
     for name in ("done", "apart"):
         document[name] = {tuple(each) for each in document[name]}
     return Progress(**document)
@@ -86,11 +89,11 @@ def _shared(plan: Plan, journal: Journal, *, resume: bool) -> Progress:
 
 def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress | None:
     """Measure in this process, which is a rank. Returns the progress on rank 0, None on the others."""
-    _device.take(plan.device)
-    _runtime.init_process_group(list(plan.backends), tuning_table="none")
+    devices.take(plan.device)
+    default_group.init_process_group(list(plan.backends), tuning_table="none")
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
     worker.run()
     first = _C.world().rank() == 0  # type: ignore[union-attr]
-    _groups.destroy_process_group()
+    default_group.destroy_process_group()
     worker.limit = float("inf")
     return worker.progress if first else None

@@ -8,10 +8,10 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
-from mcr_dl._pictures import style
-from mcr_dl.tuning._text import colours, short_size_text, size_text, time_text
+from mcr_dl.commands.pictures import style
+from mcr_dl.commands.text import colours, short_size_text, size_text, time_text
+from mcr_dl.tables.table import Scale, Table
 from mcr_dl.tuning.show import select
-from mcr_dl.tuning.table import Scale, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

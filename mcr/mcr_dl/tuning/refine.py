@@ -11,8 +11,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from mcr_dl import _agreement, _changes, _groups
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.runtime import changes, handles
 
 _log = logging.getLogger("mcr_dl")
 _WRONG = -1  # the period of an invalid share
@@ -44,7 +45,7 @@ def _common_period(values: list[Any]) -> int:
             message = f"share: expected 0 to 0.5 on every rank, got {value['share']} on rank {rank}"
             raise InvalidArgumentError(message)
         if value["period"] != values[0]["period"]:
-            _agreement.require_equal("share", [each["share"] for each in values[: rank + 1]])
+            agreement.require_equal("share", [each["share"] for each in values[: rank + 1]])
     return int(values[0]["period"])
 
 
@@ -60,7 +61,7 @@ def _largest_costs(values: list[Any]) -> list[int]:
     return [max(costs) for costs in zip(*(value["costs"] for value in values), strict=True)]
 
 
-def refine(share: float = 0.02, group: _groups.Group = None) -> None:
+def refine(share: float = 0.02, group: handles.Group = None) -> None:
     """Let a share of the blocking collectives that name no backend try another candidate; 0 ends that.
 
     Every rank of the group calls this, with the same share, at the same point in the group's calls. Nothing changes
@@ -74,13 +75,13 @@ def refine(share: float = 0.02, group: _groups.Group = None) -> None:
 
     Raises InvalidArgumentError on all ranks if the share is out of range on one, or differs between ranks.
     """
-    if _groups._left_out(group, "refine"):
+    if handles.left_out(group, "refine"):
         return
-    where = _groups._group(group)
-    where._refine(_changes.agree(where, "refine", {"period": _period(share), "share": repr(share)}, _common_period))
+    where = handles.core_group(group)
+    where._refine(changes.agree(where, "refine", {"period": _period(share), "share": repr(share)}, _common_period))
 
 
-def refine_step(group: _groups.Group = None) -> list[Change]:
+def refine_step(group: handles.Group = None) -> list[Change]:
     """Agree on the results of the trials, and use them from now on; every rank calls this, between two steps.
 
     The ranks exchange their medians over the store. For each kind of call for which all ranks have timed two candidates
@@ -89,19 +90,19 @@ def refine_step(group: _groups.Group = None) -> list[Change]:
     Returns the changes, equal on all ranks. Raises InvalidArgumentError on all ranks if they have not made the same
     calls since ``refine``, or call this after different ones; refinement is then off, and the group stays usable.
     """
-    if _groups._left_out(group, "refine_step"):
+    if handles.left_out(group, "refine_step"):
         return []
-    where = _groups._group(group)
+    where = handles.core_group(group)
     period, fingerprint, costs = where._refinement()
     mine = {"calls": [period, fingerprint], "costs": costs}
     try:
-        agreed = _changes.agree(where, "refine_step", mine, _largest_costs)
+        agreed = changes.agree(where, "refine_step", mine, _largest_costs)
     except InvalidArgumentError as error:
         where._refine(0)
         message = f"refinement (group {where.name()!r}): {error}; refinement is off now"
         raise InvalidArgumentError(message) from error
-    changes = [Change(*change) for change in where._adopt(agreed)] if agreed else []
+    made = [Change(*change) for change in where._adopt(agreed)] if agreed else []
     if where.rank() == 0:
-        for change in changes:
+        for change in made:
             _log.info("refinement (group %r): %s", where.name(), change)
-    return changes
+    return made

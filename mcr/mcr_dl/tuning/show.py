@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mcr_dl._errors import InvalidArgumentError
-from mcr_dl.tuning import codecs
-from mcr_dl.tuning._text import colours, size_text, time_text
-from mcr_dl.tuning.choice import costs_of
-from mcr_dl.tuning.table import Scale, Table
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.commands.text import colours, size_text, time_text
+from mcr_dl.tables import codecs
+from mcr_dl.tables.choice import costs_of
+from mcr_dl.tables.table import Scale, Table
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from mcr_dl._console import Console
+    from mcr_dl.commands.console import Console
 
 
 def select(table: Table, names: list[str] | None) -> list[tuple[str, str]]:

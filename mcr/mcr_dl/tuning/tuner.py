@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl._errors import BackendUnavailableError
+from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.bench.ranks import LocalRanks, run_local
+from mcr_dl.commands.text import size_text
+from mcr_dl.tables.model import parts_of
+from mcr_dl.tables.table import Curve, Exclusion, Range, Sample, Scale, Winner
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress
-from mcr_dl.tuning._model import parts_of
-from mcr_dl.tuning._text import size_text
-from mcr_dl.tuning.table import Curve, Exclusion, Range, Sample, Scale, Winner
 
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 60.0  # importing torch on a busy machine

@@ -8,13 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C, _backends, _groups, _runtime
-from mcr_dl.bench import _device
+from mcr_dl import _C
+from mcr_dl.bench import devices
 from mcr_dl.bench.cases import Case, Prepared, prepare
 from mcr_dl.bench.ranks import bind
 from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
+from mcr_dl.groups import default_group
+from mcr_dl.libraries import registry
+from mcr_dl.passes import chain
+from mcr_dl.runtime import core_groups, state
+from mcr_dl.tables.model import label_of, parts_of
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
-from mcr_dl.tuning._model import label_of, parts_of
 
 _RED = "SUM"
 VISITS = 3  # to each size, with the others in between
@@ -22,9 +26,7 @@ VISITS = 3  # to each size, with the others in between
 
 def _compressing(world: _C.Group) -> _C.Group:
     """A group of all ranks whose calls may name codecs; calls of the default group go through no pass."""
-    from mcr_dl.passes import chain
-
-    group = _runtime.make_group("codecs", list(world.ranks), world.backends, world.timeout, passes=False)
+    group = core_groups.make("codecs", list(world.ranks), world.backends, world.timeout)
     chain.set_passes(["compress"], group)
     return group
 
@@ -57,7 +59,7 @@ class Worker:
 
     def run(self) -> None:
         """Measure all units that are not done."""
-        knowledge = _runtime.state().knowledge
+        knowledge = state.current().knowledge
         shape = knowledge.shape(self.group.ranks) if knowledge is not None else None
         self.note(
             "ready",
@@ -66,7 +68,7 @@ class Worker:
             ranks_per_node=shape.ranks_per_node if shape else self.group.size(),
             libraries=_C.backend_status(),
             bound=self.bound,
-            devices=_device.count(self.plan.device),
+            devices=devices.count(self.plan.device),
         )
         for unit in self.plan.units:
             if unit.key in self.progress.done:
@@ -128,18 +130,20 @@ class Worker:
 
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:
     """Run a rank process. No table makes choices here: candidates are named."""
-    _device.take(plan.device)
-    _runtime.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
+    devices.take(plan.device)
+    default_group.init_process_group(list(plan.backends), timeout=timedelta(seconds=limit * 4), tuning_table="none")
     Worker(plan, progress, Journal(journal)).run()
-    _groups.destroy_process_group()
+    default_group.destroy_process_group()
     return 0
 
 
 def start_alone(backend: str, limit: float, device: str = "cpu") -> int:
     """Start one backend and make one call on it, to see whether it works here at all."""
-    _device.take(device)
-    _backends.load(backend)
-    _runtime.init_process_group(_backends.with_parts([backend]), timeout=timedelta(seconds=limit), tuning_table="none")
+    devices.take(device)
+    registry.load(backend)
+    default_group.init_process_group(
+        registry.with_parts([backend]), timeout=timedelta(seconds=limit), tuning_table="none"
+    )
     _C.barrier(backend=backend)
-    _groups.destroy_process_group()
+    default_group.destroy_process_group()
     return 0

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _documents
-from mcr_dl._pmi import own_connection
+from mcr_dl.base import documents
+from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.watch._report import Report
 
 _LONG = timedelta(days=1)
@@ -30,7 +30,7 @@ ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _SLOW = "it does not answer"
-_LARGEST = 64 * _documents.MIB  # bytes of a value that is read
+_LARGEST = 64 * documents.MIB  # bytes of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Answers:
 
 def decode(value: bytes) -> Any:
     """Decode a value of the store; raises InvalidArgumentError if it is not JSON or too large."""
-    return _documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
+    return documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
 
 
 class Exchange:
@@ -146,7 +146,7 @@ class Exchange:
                     self._listening.add("closed", 1)
                     return
                 number = self._number
-                self._listening.set(f"report/{number}/{self._rank}", _documents.dumps(self._answer(alarm)))
+                self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
                 self._number += 1
                 self._heard(number, alarm)
             except StoreError as error:
@@ -170,7 +170,7 @@ class Exchange:
         number = self._number
         first = self._mine.add(f"alarm/{number}", 1) == 1
         if first:
-            value = _documents.dumps(asdict(alarm))
+            value = documents.dumps(asdict(alarm))
             keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
             self._mine.multi_set(keys, [value] * self._size)
         return number, first
@@ -195,7 +195,7 @@ class Exchange:
 
     def publish(self, number: int, group: str, diagnosis: str) -> None:
         """Publish the first rank's diagnosis. Raises StoreError."""
-        self._mine.set(f"diagnosis/{number}", _documents.dumps({"group": group, "text": diagnosis}))
+        self._mine.set(f"diagnosis/{number}", documents.dumps({"group": group, "text": diagnosis}))
 
     def diagnosis(self, number: int, group: str) -> str | None:
         """The first rank's diagnosis, if it concerns the group; None if none comes. Raises StoreError."""
@@ -231,7 +231,7 @@ class Exchange:
 
     def _close(self, reason: str) -> None:
         listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
-        value = _documents.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
+        value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
         keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
         if not keys:
             return
@@ -248,7 +248,7 @@ class Exchange:
     def leave(self, key: str, value: Any) -> None:
         """Leave a value for all ranks, under this rank's number, if the store can be reached."""
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", _documents.dumps(value)))
+            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)))
 
     def left(self, key: str, rank: int) -> Any | None:
         """The value that a rank has left there, or None. Raises StoreError."""

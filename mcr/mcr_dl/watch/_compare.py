@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, _documents
+from mcr_dl import _C
+from mcr_dl.base import documents
 from mcr_dl.watch._alarm import decode
 from mcr_dl.watch._diagnosis import call_text, collectives_text, difference, ranks_text
 
@@ -89,15 +90,15 @@ class Comparison:
         """A step of the end, when this process makes no more calls; None if other ranks have not got there yet."""
         if not self._ended:
             counts = self._leave_new()
-            self._store.set(f"calls-end/{self._rank}", _documents.dumps(counts))
+            self._store.set(f"calls-end/{self._rank}", documents.dumps(counts))
             self._ended = True
         if not self._judged and self._store.check(self._keys("calls-end")):
             found = self._compare() or self._compare_ends()
-            self._store.set(f"calls-result/{self._rank}", _documents.dumps(found))
+            self._store.set(f"calls-result/{self._rank}", documents.dumps(found))
             self._judged = True
         verdict = self._verdict()
         if verdict is not None and self._rank == 0:
-            self._store.set("calls-verdict", _documents.dumps(list(verdict)))
+            self._store.set("calls-verdict", documents.dumps(list(verdict)))
         return verdict
 
     def _verdict(self) -> Verdict | None:
@@ -134,7 +135,7 @@ class Comparison:
             return
         group.next = calls[-1]["seq"] + 1
         if len(group.ranks) > 1:
-            self._store.set(self._key(group.name, self._rank, group.batch), _documents.dumps(calls))
+            self._store.set(self._key(group.name, self._rank, group.batch), documents.dumps(calls))
             group.batch += 1
 
     def _compare(self) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mcr_dl._pmi import host_identity
+from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.watch._report import Report
 
 _NAMED = 8  # ranks that are described one by one

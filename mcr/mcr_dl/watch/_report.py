@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl._pmi import host_identity
+from mcr_dl.libraries.pmi import host_identity
 
 FORMAT, VERSION = "mcr-dl dump", 1
 CALLS_OF_OTHERS = 4  # of groups that the alarm does not concern

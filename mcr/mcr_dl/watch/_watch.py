@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl._launch import store_outlives
-from mcr_dl.watch import _dump, _fork, _report
+from mcr_dl.base.launcher import store_outlives
+from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, INQUIRY, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
@@ -245,9 +245,9 @@ class Watch:
         if alarm.kind == "desync":
             self.broken = True
             _C.stop_desync(alarm.text)
-        if _dump.folder() is not None:
+        if dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
-            _dump.write(number, report, vars(alarm))
+            dump.write(number, report, vars(alarm))
 
 
 def _name(activity: dict[str, Any]) -> str:

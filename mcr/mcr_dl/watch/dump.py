@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _documents
-from mcr_dl._errors import InvalidArgumentError
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._diagnosis import diagnose, ranks_text
 from mcr_dl.watch._report import FORMAT, VERSION, Report
 
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
 _MOST = 8  # alarms of which a process leaves dumps: the first ones are the informative ones
-_LARGEST = 256 * _documents.MIB  # bytes of a file that is read
+_LARGEST = 256 * documents.MIB  # bytes of a file that is read
 _FIELDS = {
     "alarm": dict,
     "rank": int,
@@ -48,13 +48,13 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        file.write_text(_documents.dumps({**report, "alarm": dict(alarm)}), encoding="utf-8")
+        file.write_text(documents.dumps({**report, "alarm": dict(alarm)}), encoding="utf-8")
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 
 
 def _checked(file: Path) -> Report:
-    content = _documents.read(file, str(file), limit=_LARGEST)
+    content = documents.read(file, str(file), limit=_LARGEST)
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
         raise InvalidArgumentError(f"{file}: expected a dump of version {VERSION}, got something else")
     for name, kind in _FIELDS.items():

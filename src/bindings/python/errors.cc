@@ -17,7 +17,7 @@ namespace {
 
 struct Row {
   ErrorCode code;
-  const char* name;  // of the class in mcr_dl._errors
+  const char* name;  // of the class in mcr_dl.base.errors
   PyObject* exception;
 };
 

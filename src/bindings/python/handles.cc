@@ -50,7 +50,7 @@ Group* group_of(PyObject* object) {
 }
 
 std::string described(PyObject* object) {
-  return py::module_::import("mcr_dl._groups").attr("described")(py::handle(object)).cast<std::string>();
+  return py::module_::import("mcr_dl.runtime.handles").attr("described")(py::handle(object)).cast<std::string>();
 }
 
 PyObject* handle_of(const std::shared_ptr<Group>& group) {

@@ -25,7 +25,7 @@ py::object text_or_none(const std::string* text) { return text == nullptr ? py::
 
 py::object time_or_none(int64_t time) { return time == 0 ? py::object(py::none()) : py::int_(time); }
 
-// In the field order of mcr_dl.passes.log.Record; `groups` maps to indexes in log_groups().
+// In the field order of mcr_dl.records.log.Record; `groups` maps to indexes in log_groups().
 py::tuple tuple_of(const Reading& reading, const std::map<const RecordedGroup*, int>& groups) {
   const auto& record = reading.record;
   const auto& op = row(record.op);

@@ -66,13 +66,13 @@ void check_memory(const at::Tensor& tensor, const char* parameter) {
 
 // Kept forever.
 PyObject* function_of_arrays(const char* name) {
-  const Owner module(PyImport_ImportModule("mcr_dl._arrays"));
+  const Owner module(PyImport_ImportModule("mcr_dl.base.arrays"));
   PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module.get(), name);
   if (function == nullptr) throw ErrorAlreadySet{};
   return function;
 }
 
-// Turns NumPy and DLPack objects into tensors on their memory, through mcr_dl._arrays.
+// Turns NumPy and DLPack objects into tensors on their memory, through mcr_dl.base.arrays.
 at::Tensor from_array(PyObject* object, const char* parameter, Use use) {
   static PyObject* convert = function_of_arrays("as_tensor");
   const Owner tensor(PyObject_CallFunction(convert, "OsO", object, parameter, use == Use::Send ? Py_False : Py_True));

@@ -142,7 +142,7 @@ PyObject* result(PyObject* self, PyObject*) {
 
 PyObject* get_future(PyObject* self, PyObject*) {
   return method(
-      [&] { return py::module_::import("mcr_dl._futures").attr("future_of")(py::handle(self)).release().ptr(); });
+      [&] { return py::module_::import("mcr_dl.base.futures").attr("future_of")(py::handle(self)).release().ptr(); });
 }
 
 PyObject* stream(PyObject* self, PyObject*) {

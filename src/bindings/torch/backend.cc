@@ -52,7 +52,7 @@ void run_hook(std::function<void()> hook, const TorchCall& call) {
 }
 
 // Calls that need the runtime, not only the group.
-py::object runtime(const char* function) { return py::module_::import("mcr_dl._torch_groups").attr(function); }
+py::object runtime(const char* function) { return py::module_::import("mcr_dl.groups.torch_groups").attr(function); }
 
 }  // namespace
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The default group: starting the job, waiting for its operations, ending it or one of its groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C, watch
+from mcr_dl.base.errors import CollectiveTimeoutError, DesyncError, NotInitializedError
+from mcr_dl.groups import lifecycle, torch_groups
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import core_groups, handles, state
+
+
+def init_process_group(
+    backend: str | Iterable[str] | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: torch_dist.Store | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: torch.device | int | None = None,
+    *,
+    tuning_table: str | os.PathLike[str] | None = None,
+    passes: Iterable[Any] | None = None,
+) -> None:
+    """Start the runtime: every rank of the job calls this once, with equal arguments.
+
+    The default group is torch.distributed's too, unless torch already has one.
+
+    Args:
+        backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
+            nccl and gloo where all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
+        init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
+        timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
+        world_size, rank: for programs without a launcher; both or none.
+        store: a torch store that all ranks can reach; give rank and world_size with it.
+        group_name: accepted as in torch, where it has no effect either.
+        device_id: this process's CUDA device; by default the current one.
+        pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` is used: it gives the
+            streams of asynchronous calls high priority. Or ``mcr_dl.Options``, of which ``uniform`` is used.
+        tuning_table: the file that ``auto`` uses, or ``"none"``; by default the one in ``MCR_DL_TUNING_TABLE``, else
+            this machine's in the user's cache, else a shipped one for such a machine. Rank 0's applies to all ranks.
+        passes: the passes of this and every later group, as for ``set_passes``; by default those in
+            ``MCR_DL_PASSES``.
+
+    Raises:
+        InvalidArgumentError: an argument or variable is wrong or differs between ranks, or the runtime already runs.
+        BackendUnavailableError: some rank cannot use a named backend, or no backend can be used; raised on all ranks.
+
+    Source: torch.distributed.init_process_group.
+    """
+    del group_name
+    lifecycle.start(
+        backend,
+        init_method=init_method,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+        store=store,
+        pg_options=pg_options,
+        device_id=device_id,
+        tuning_table=tuning_table,
+        passes=passes,
+    )
+    try:
+        torch_groups.publish(state.current().groups["default"], pg_options)
+    except BaseException:
+        core_groups.forget()
+        raise
+
+
+def destroy_process_group(group: handles.Group = None) -> None:
+    """End one group, or the runtime with all groups (None or the default group).
+
+    Completes started operations first, for at most ten seconds, and warns of those that do not complete.
+    A rank that is not a member of the group has nothing to end. Raises NotInitializedError outside init and finalize,
+    and DesyncError, after all groups have ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
+    Source: torch.distributed.destroy_process_group.
+    """
+    if handles.not_a_member(group):
+        return
+    where = handles.core_group(group)
+    everything = where is _C.world()
+    desync = watch.compare_last() if everything else ""
+    ending = reversed(list(state.current().groups.values())) if everything else [where]
+    published = [_C.handle_of(each) for each in ending]
+    default = everything and torch_groups.is_torch_default(where)
+    if desync:
+        core_groups.forget()  # pending operations may never complete
+    if default:
+        torch_dist.destroy_process_group()  # ends the groups of mcr_dl behind torch's
+    for handle in [] if default else published:
+        if isinstance(handle, torch_dist.ProcessGroup):
+            torch_dist.destroy_process_group(handle)
+    if everything and state.is_initialized():
+        lifecycle.end()
+    if desync:
+        raise DesyncError(desync)
+
+
+def finalize(backends: Iterable[str] | None = None) -> None:
+    """End the named backends (None: all backends and the runtime). Source: MCR-DL paper, Listing 1."""
+    current = state.current()
+    names = current.backends if backends is None else registry.parse_backends(backends)
+    for name in names:
+        if name not in current.backends:
+            message = f"finalize: expected some of {', '.join(current.backends)}, got {name!r}"
+            raise NotInitializedError(message)
+    names = [name for name in current.backends if {name, *registry.parts_of(name)} & set(names)]
+    if set(names) == set(current.backends):
+        destroy_process_group()
+        return
+    _C.drain(list(names), lifecycle.DRAIN)
+    for group in current.groups.values():
+        for name in names:
+            group._disconnect(name)
+    current.backends = [name for name in current.backends if name not in names]
+
+
+def synchronize(backends: str | Iterable[str] | None = None) -> None:
+    """Wait until all operations that this process started on the named backends (None: all) are complete.
+
+    Raises CollectiveTimeoutError after the default group's timeout. Source: MCR-DL paper, Listing 1.
+    """
+    current = state.current()
+    names = current.backends if backends is None else registry.parse_backends(backends) or current.backends
+    if not _C.drain(list(names), current.timeout):
+        message = (
+            f"synchronize({', '.join(names)}): timed out: operations are still running after the timeout of "
+            f"{current.timeout}"
+        )
+        raise CollectiveTimeoutError(message)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks, sizes and backends of groups, as in torch.distributed."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import handles, state
+
+
+def get_rank(group: handles.Group | str = None) -> int:
+    """This process's rank in the group, -1 if it is not a member.
+
+    A backend's name stands for the default group (MCR-DL paper, Listing 1). Source: torch.distributed.get_rank.
+    """
+    if handles.not_a_member(group):
+        return -1
+    return handles.core_group(_named(group)).rank()
+
+
+def get_world_size(group: handles.Group | str = None) -> int:
+    """The number of ranks in the group, -1 if this process is not a member (torch.distributed.get_world_size)."""
+    if handles.not_a_member(group):
+        return -1
+    return handles.core_group(_named(group)).size()
+
+
+def _named(group: handles.Group | str) -> handles.Group:
+    if not isinstance(group, str):
+        return group
+    if group != "auto" and _C.canonical(group) not in get_backends():
+        message = f"backend: expected one of {', '.join(get_backends())}, auto, got {group!r}"
+        raise (NotInitializedError if registry.is_known(group) else InvalidArgumentError)(message)
+    return None
+
+
+get_size = get_world_size
+
+
+def get_process_group_ranks(group: handles.Group) -> list[int]:
+    """Global ranks of the group in group order (torch.distributed.get_process_group_ranks)."""
+    return list(handles.core_group(group).ranks)
+
+
+def get_group_rank(group: handles.Group, global_rank: int) -> int:
+    """The group rank of a global rank; raises InvalidArgumentError for a rank outside the group."""
+    rank: int = handles.core_group(group)._group_rank(global_rank)
+    if rank < 0:
+        message = f"global_rank: expected one of {get_process_group_ranks(group)}, got {global_rank}"
+        raise InvalidArgumentError(message)
+    return rank
+
+
+def get_global_rank(group: handles.Group, group_rank: int) -> int:
+    """The global rank of a group rank; raises InvalidArgumentError for a rank outside the group."""
+    ranks = get_process_group_ranks(group)
+    if not 0 <= group_rank < len(ranks):
+        message = f"group_rank: expected 0 to {len(ranks) - 1}, got {group_rank}"
+        raise InvalidArgumentError(message)
+    return ranks[group_rank]
+
+
+def get_backend(group: handles.Group = None) -> str:
+    """The group's first backend (torch.distributed.get_backend); get_backends() returns all."""
+    return handles.core_group(group).backends[0]
+
+
+def get_backends(group: handles.Group = None) -> list[str]:
+    """Names of the group's backends (None: of all in use), in order of preference. Source: MCR-DL paper, Listing 1."""
+    return list(state.current().backends if group is None else handles.core_group(group).backends)
+
+
+def get_backend_config(group: handles.Group = None) -> str:
+    """The group's backends by device, as ``cpu:mpi,cuda:nccl`` (torch.distributed.get_backend_config)."""
+    made = handles.core_group(group)
+    return ",".join(f"{made._streams(name) or 'cpu'}:{name}" for name in made.backends)
+
+
+def get_default_backend_for_device(device: str | torch.device) -> str:
+    """The backend that is tried first for a device (torch.distributed.get_default_backend_for_device).
+
+    Raises InvalidArgumentError for a device that no backend here serves.
+    """
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        message = f"device: expected cpu or cuda, got {kind}"
+        raise InvalidArgumentError(message)
+    return registry.first_for(kind)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This process's rank on its host, from the launcher (torch.distributed.get_node_local_rank).
+
+    Raises InvalidArgumentError if the launcher does not set it and no fallback is given.
+    """
+    local = launcher.number(os.environ, "LOCAL_RANK", launcher.detect().local_rank)
+    if local >= 0:
+        return local
+    if fallback_rank is None:
+        message = "LOCAL_RANK is not set; pass fallback_rank"
+        raise InvalidArgumentError(message)
+    return int(fallback_rank)

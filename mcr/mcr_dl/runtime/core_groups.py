@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making and ending the core's groups, without their passes and dimensions (``mcr_dl.groups.factory`` adds these)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from mcr_dl import _C, watch
+from mcr_dl.runtime import communicators, devices, state
+from mcr_dl.tables import choice
+
+
+def make(
+    name: str, ranks: list[int], backends: Iterable[str], timeout: timedelta, *, mpi_comm: int | None = None
+) -> _C.Group:
+    """A connected group of global ranks that includes this process. Collective over its members."""
+    current = state.current()
+    names = list(backends)
+    group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
+    communicators.connect(group, names, mpi_comm=mpi_comm)
+    equip(group, names)
+    return group
+
+
+def equip(group: _C.Group, names: list[str]) -> None:
+    """Give a connected group its stages, its candidates and its costs, and add it to the job's groups."""
+    current = state.current()
+    if current.staging is not None:
+        devices.stage(group, names, current.staging)
+    if current.candidates is not None:
+        choice.keep_candidates(group, current.candidates)
+    if current.knowledge is not None:
+        choice.tune(group, current.knowledge)
+    current.groups[group.name()] = group
+
+
+def forget() -> None:
+    """Give up everything at once; pending operations may not complete."""
+    watch.stop()
+    for group in state.living():
+        group._close()
+    _C.set_world(None)
+    state.end()
+
+
+def forget_group(group: _C.Group) -> None:
+    """As ``forget``, for one group and the groups that its passes use."""
+    watch.compare()
+    current = state.current()
+    for name in [*current.shadows.pop(group.name(), []), group.name()]:
+        current.groups.pop(name)._close()

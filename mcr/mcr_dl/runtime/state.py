@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of the runtime between init and finalize. The process has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import NotInitializedError
+from mcr_dl.runtime import dimensions
+from mcr_dl.tables import choice
+
+DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
+
+
+@dataclass
+class State:
+    """One life of the runtime. ``groups/lifecycle.py`` makes and ends it."""
+
+    launch: launcher.Launch
+    store: torch_dist.Store
+    timeout: timedelta
+    backends: list[str]
+    device: int  # index of this process's CUDA device; -1 without one
+    asked: list[str] = field(default_factory=list)  # backends without which init fails
+    groups: dict[str, _C.Group] = field(default_factory=dict)
+    groups_made: int = 0
+    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that its passes use
+    passes: list[Any] = field(default_factory=list)  # specifications for every new group
+    counters: dict[str, int] = field(default_factory=dict)
+    grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
+    topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
+    knowledge: choice.Knowledge | None = None
+    candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
+    staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
+
+    def count(self, key: str) -> int:
+        """Count the uses of a key: equal on all ranks that use it equally often."""
+        self.counters[key] = self.counters.get(key, -1) + 1
+        return self.counters[key]
+
+
+_current: State | None = None
+_lives = 0  # number of inits so far; keeps a second init from reading the first one's keys
+
+
+def current() -> State:
+    """The state between init and finalize; raises NotInitializedError outside."""
+    if _current is None:
+        message = "the default group has not been initialized; call mcr_dl.init_process_group() first"
+        raise NotInitializedError(message)
+    return _current
+
+
+def is_initialized() -> bool:
+    """Whether the default group exists (torch.distributed.is_initialized)."""
+    return _current is not None
+
+
+def begin(
+    launch: launcher.Launch, store: torch_dist.Store, timeout: timedelta, backends: list[str], device: int
+) -> State:
+    """Begin a life of the runtime, with its own keys in the store."""
+    global _current, _lives
+    _lives += 1
+    _current = State(launch, torch_dist.PrefixStore(f"life-{_lives}", store), timeout, backends, device)
+    return _current
+
+
+def end() -> None:
+    """End the life of the runtime, if there is one: ``current`` raises from now on."""
+    global _current
+    _current = None
+
+
+def living() -> list[_C.Group]:
+    """The groups that exist; none outside init and finalize."""
+    return [] if _current is None else list(_current.groups.values())
+
+
+def is_shadow(name: str) -> bool:
+    """Whether a group of that name belongs to the passes of another group."""
+    return _current is not None and any(name in shadows for shadows in _current.shadows.values())

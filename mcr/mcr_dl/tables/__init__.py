@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning tables, and what ``auto`` knows of them."""
