@@ -106,6 +106,7 @@ lint: build ## Check style, types, line limits and generated files
 	@echo "clang-format --dry-run -Werror"
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	$(PY) tests/lint/layers.py
+	PYTHONPATH=tests $(PY) -m lint.modules
 	$(PY) tests/lint/words.py
 	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
 	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated

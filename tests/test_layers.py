@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check of the layers of ``src`` (tests/lint/layers.py) finds wrong includes."""
+"""The checks of the layers of ``src`` and of the Python package (tests/lint) find wrong includes and imports."""
 
 from __future__ import annotations
 
 import pytest
 
-from lint import layers
+from lint import layers, modules
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,60 @@ def test_the_sources() -> None:
     """The tree is checked, not an empty folder."""
     assert layers.main() == 0
     assert len(list(layers.SOURCES.rglob("*.h"))) > 50
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"groups.making": "from mcr_dl.runtime import state", "runtime.state": ""}, None),
+        (
+            {"runtime.state": "from mcr_dl.groups import making", "groups.making": ""},
+            "runtime.state: imports mcr_dl.groups",
+        ),
+        ({"runtime.state": "import mcr_dl"}, "runtime.state: imports mcr_dl, which is not below it"),
+        ({"runtime.state": "from mcr_dl import _C"}, None),
+        (
+            {"base.a": "from mcr_dl.base import b", "base.b": "def f():\n    from mcr_dl.base import c", "base.c": ""},
+            "base.b:2: imports mcr_dl.base.c in a function",
+        ),
+        (
+            {"tables.a": "def f():\n    from mcr_dl.base import c", "base.c": "import rich"},
+            None,
+        ),
+        (
+            {"base.a": "def f():\n    from mcr_dl.tables import c", "tables.c": "import rich"},
+            "base.a: imports mcr_dl.tables.c, which is not below it",
+        ),
+        (
+            {
+                "base.a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from mcr_dl.base import b",
+                "base.b": "from mcr_dl.base import a",
+            },
+            "these modules import each other",
+        ),
+        ({"groups.a": "from mcr_dl.runtime import _own", "runtime._own": ""}, "mcr_dl.runtime._own, which is private"),
+        ({"runtime.a": "from mcr_dl.runtime import _own", "runtime._own": ""}, None),
+        ({"groups.a": "from mcr_dl.runtime.state import _own", "runtime.state": ""}, "_own, which is private"),
+        (
+            {"groups.a": "from mcr_dl.runtime import state\nprint(state._own)", "runtime.state": ""},
+            "groups.a:2: uses mcr_dl.runtime.state._own, which is private",
+        ),
+        (
+            {"base.a": "import importlib\ndef f():\n    importlib.import_module('mcr_dl.base.b')", "base.b": ""},
+            "base.a:3: imports mcr_dl.base.b in a function",
+        ),
+        ({"misc.a": ""}, "mcr_dl.misc: expected a package of LAYERS"),
+    ],
+)
+def test_imports(sources: dict[str, str], expected: str | None) -> None:
+    """Upward and late imports, cycles, private names and unknown packages are named; the rest passes."""
+    packages = {name.partition(".")[0] for name in sources}
+    texts = {f"mcr_dl.{name}": "" for name in packages} | {f"mcr_dl.{name}": text for name, text in sources.items()}
+    found = modules.Package({"mcr_dl": "", **texts}).problems()
+    assert not found if expected is None else any(expected in each for each in found)
+
+
+def test_the_package() -> None:
+    """The package is checked, not an empty folder."""
+    assert modules.main() == 0
+    assert len(modules.read().known) > 100

@@ -20,7 +20,7 @@ NAMES = {row["name"] for row in _C.ops()}
 MANY = 3  # operations in one list or condition
 
 # Files with other programs' names for operations.
-VOCABULARIES = {"_param.py", "_nccl.py", "_openmpi.py", "_ucc.py", "_upstream.py", "_backend.py"}
+VOCABULARIES = {"_param.py", "upstream.py", "backend.py"}
 # MPICH's switches.
 SWITCHES = {"mpi_algorithms.cc"}
 

@@ -190,7 +190,7 @@ def faults(text: str, folder: Path) -> None:
 # By the file that prints: all files with a console of mcr_dl.commands.console are here or in the next list.
 REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/trace/cli.py": [diagnose],
-    "mcr/mcr_dl/trace/_show.py": [regions],
+    "mcr/mcr_dl/trace/show.py": [regions],
     "mcr/mcr_dl/trace/summary.py": [log_summary],
     "mcr/mcr_dl/tuning/cli.py": [excluded, tuned],
     "mcr/mcr_dl/tuning/_views.py": [tune_show, tune_diff],
@@ -234,7 +234,7 @@ class TestTextOfLibraries:
         """Every file that makes a console is in one of the lists, and no other file is."""
         files = [*(ROOT / "mcr").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
         users = {str(path.relative_to(ROOT)) for path in files if "import Console" in path.read_text()}
-        assert users - {"mcr/mcr_dl/_console.py"} == set(REPORTS) | OTHERS
+        assert users - {"mcr/mcr_dl/commands/console.py"} == set(REPORTS) | OTHERS
 
     @pytest.mark.parametrize("more", [(), ("--codec", "bf16")], ids=["modes", "codecs"])
     def test_an_example_that_cannot_be_trained(self, tmp_path: Path, more: tuple[str, ...]) -> None:

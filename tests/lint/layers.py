@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -63,16 +63,16 @@ def problems(files: dict[str, list[str]]) -> list[str]:
     return found
 
 
-def draw(files: dict[str, list[str]]) -> str:
+def draw(files: dict[str, list[str]], layers: Sequence[str]) -> str:
     """The layers, highest first, with the number of includes from each to the others."""
     lines = []
-    for layer in reversed((*LAYERS, "backends")):
+    for layer in reversed(layers):
         below: dict[str, int] = {}
         for name, included in files.items():
             for each in included if name.startswith(f"{layer}/") else []:
                 if not each.startswith(f"{layer}/"):
                     below[each.split("/")[0]] = below.get(each.split("/")[0], 0) + 1
-        lines.append(f"{layer:11} {', '.join(f'{folder} {count}' for folder, count in sorted(below.items()))}")
+        lines.append(f"{layer:13} {', '.join(f'{folder} {count}' for folder, count in sorted(below.items()))}")
     return "\n".join(lines)
 
 
@@ -81,7 +81,7 @@ def main() -> int:
     paths = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".h", ".cc"))
     files = {str(path.relative_to(SOURCES)): includes(path) for path in paths}
     if "--draw" in sys.argv[1:]:
-        print(draw(files))
+        print(draw(files, (*LAYERS, "backends")))
     found = problems(files)
     print("\n".join(found), end="\n" if found else "")
     return bool(found)

@@ -75,7 +75,7 @@ void fill_with_nan(void* out, int64_t count, DType dtype) {
   }
 }
 
-// A codec that is a Python object (mcr_dl/passes/codecs.py). It never gets values that are not finite. If it fails to
+// A codec that is a Python object (mcr_dl/codecs/codecs.py). It never gets values that are not finite. If it fails to
 // encode, all ranks that decode get the error.
 class PythonCodec final : public Codec {
  public:
