@@ -1,7 +1,7 @@
 # Generated from the op table by `make generate`. Do not edit.
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
@@ -253,7 +253,7 @@ def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int: ...
 def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]: ...
 def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]: ...
 @overload
-def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Copies the root's tensor to every rank of the group.
 
     Args:
@@ -285,9 +285,17 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
     Source: torch.distributed.broadcast; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_src: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def broadcast(tensor: ArrayLike, src: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def broadcast(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Reduces the tensors of all ranks element by element; every rank gets the result in place.
 
     Args:
@@ -320,9 +328,17 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
     Source: torch.distributed.all_reduce; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_reduce(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.
 
     Args:
@@ -357,9 +373,17 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
     Source: torch.distributed.reduce; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_dst: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce(tensor: ArrayLike, dst: int | None, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def reduce(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Gathers every rank's tensor into a list (or one tensor) on every rank.
 
     Args:
@@ -390,9 +414,17 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
     Source: torch.distributed.all_gather; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_gather(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -426,9 +458,17 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
     Source: torch.distributed.reduce_scatter; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def reduce_scatter(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def reduce_scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.
 
     Args:
@@ -460,9 +500,17 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
     Source: torch.distributed.all_to_all; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor_list: Sequence[ArrayLike] | ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_to_all(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_to_all(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Gathers every rank's tensor into a list (or one tensor) on the root.
 
     Args:
@@ -495,9 +543,17 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
     Source: torch.distributed.gather; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_dst: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None, dst: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def gather(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.
 
     Args:
@@ -530,9 +586,17 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
     Source: torch.distributed.scatter; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_src: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None, src: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def scatter(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work | None:
+def barrier(group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> None:
     """Returns when every rank of the group has entered it.
 
     Args:
@@ -555,9 +619,17 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, d
     Source: torch.distributed.barrier; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def barrier(group: ProcessGroup | Group | None = None, *, async_op: Literal[True], device_ids: Any | None = None, timeout: timedelta | float | None = None, backend: str | None = None) -> Work: ...
+@overload
+def barrier(group: ProcessGroup | Group | None, async_op: Literal[True], device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work: ...
+@overload
+def barrier(group: ProcessGroup | Group | None = None, async_op: bool = False, device_ids: Any | None = None, timeout: timedelta | float | None = None, *, backend: str | None = None) -> Work | None: ...
+@overload
+def barrier(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def barrier(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | None:
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: Literal[False] = False) -> None:
     """Sends a tensor to one rank; returns when the tensor may be changed.
 
     Args:
@@ -590,9 +662,15 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
     Source: torch.distributed.send; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | None: ...
+@overload
+def send(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def send(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> int | Any:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: Literal[False] = False) -> int:
     """Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.
 
     Args:
@@ -625,9 +703,15 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
     Source: torch.distributed.recv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
-def recv(backend: str, /, *args: Any, **kwargs: Any) -> int | Any: ...
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
 @overload
-def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, tag: int = 0, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None, async_op: bool = False) -> Work | int: ...
+@overload
+def recv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
+def recv(backend: str, /, *args: Any, **kwargs: Any) -> Work | int: ...
+@overload
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """MPI's name of broadcast.
 
     Args:
@@ -658,9 +742,17 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
     Source: MPI's broadcast in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def bcast(tensor: ArrayLike, root: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def bcast(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Gathers every rank's tensor, concatenated in rank order, into one tensor on every rank.
 
     Args:
@@ -690,9 +782,17 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
     Source: torch.distributed.all_gather_into_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_gather_into_tensor(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_gather_into_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """torch 2.13's name of all_gather_into_tensor.
 
     Args:
@@ -722,9 +822,17 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
     Source: torch.distributed.all_gather_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_gather_single(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_gather_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Reduces one tensor of equal blocks over all ranks and leaves block i on rank i.
 
     Args:
@@ -757,9 +865,17 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
     Source: torch.distributed.reduce_scatter_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def reduce_scatter_tensor(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def reduce_scatter_tensor(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """torch 2.13's name of reduce_scatter_tensor.
 
     Args:
@@ -792,9 +908,17 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
     Source: torch.distributed.reduce_scatter_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def reduce_scatter_single(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def reduce_scatter_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Sends block i of the input to rank i; blocks are rows of the first dimension, equal or as the splits say.
 
     Args:
@@ -826,9 +950,17 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
     Source: torch.distributed.all_to_all_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_to_all_single(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_to_all_single(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on the root.
 
     Args:
@@ -863,9 +995,17 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
     Source: MPI's gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def gatherv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Sends scounts[i] elements at input[displs[i]:] of the root to rank i.
 
     Args:
@@ -900,9 +1040,17 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
     Source: MPI's scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def scatterv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Gathers rcounts[i] elements from rank i to output[displs[i]:] on every rank.
 
     Args:
@@ -936,9 +1084,17 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
     Source: MPI's all_gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_gatherv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Sends scounts[i] elements at input[sdispls[i]:] to rank i and receives rcounts[i] at output[rdispls[i]:].
 
     Args:
@@ -974,9 +1130,17 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
     Source: MPI's all_to_all in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
 @overload
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None, rdispls: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rcounts: Sequence[int], sdispls: Sequence[int] | None = None, rdispls: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def all_to_allv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
+@overload
 def all_to_allv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload
-def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None:
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Reduces over all ranks and leaves the i-th block, of rcounts[i] elements, on rank i.
 
     Args:
@@ -1011,6 +1175,14 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
 
     Source: MPI's reduce_scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
+@overload
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
+def reduce_scatterv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def reduce_scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
 @overload

@@ -49,7 +49,7 @@ _HEADER = '''\
 # Generated from the op table by `make generate`. Do not edit.
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
@@ -287,21 +287,46 @@ def _parameter(name: str, kind: str, default: str, optional: bool) -> str:
     return f"{name}: {annotation}{value}"
 
 
-def _operation(row: dict[str, Any]) -> str:
-    optional = _OPTIONAL.get(row["name"], ())
-    params = [
-        _parameter(name, kind, default, name in optional) for name, kind, default, only in row["params"] if not only
+_ASYNC = "async_op: bool = False"
+
+
+def _forms(params: list[str], keywords: list[str], done: str) -> list[tuple[list[str], list[str], str]]:
+    """The parameters and the result for each way to give ``async_op``, from those of all ways; ``done`` has no Work."""
+
+    def given(values: list[str], text: str) -> list[str]:
+        return [text if each == _ASYNC else each for each in values]
+
+    blocking, asynchronous = "async_op: Literal[False] = False", "async_op: Literal[True]"
+    before = params[: params.index(_ASYNC)] if _ASYNC in params else params
+    later = [each for each in [*params[len(before) :], *keywords] if each != _ASYNC]
+    forms = [
+        (given(params, blocking), given(keywords, blocking), done),
+        (before, [asynchronous, *later], "Work"),
     ]
-    keywords = [_parameter(name, kind, default, False) for name, kind, default, only in row["params"] if only]
-    result = "Work | None"
-    if row["starts"]:
-        result = "Work"
-    elif row["name"] == "recv":
-        result = "int | Any"
+    if _ASYNC in params:  # by its position, with all that come before it
+        required = [each.partition(" = ")[0] for each in before]
+        forms.append(([*required, asynchronous, *params[len(before) + 1 :]], keywords, "Work"))
+    return [*forms, (params, keywords, f"Work | {done}")]
+
+
+def _operation(row: dict[str, Any]) -> str:
+    optional, name = _OPTIONAL.get(row["name"], ()), row["name"]
+    params = [
+        _parameter(each, kind, default, each in optional) for each, kind, default, only in row["params"] if not only
+    ]
+    keywords = [_parameter(each, kind, default, False) for each, kind, default, only in row["params"] if only]
+    done = "int" if name == "recv" else "None"
+    forms = [(params, keywords, "Work")] if row["starts"] else _forms(params, keywords, done)
+    # MCR-DL's Listing 1 puts the backend first.
+    listing = [("async_op: Literal[True], ", "Work"), ("", f"Work | {done}")]
     summary = inspect.cleandoc(docstring_of(row)).replace("\n", "\n    ").replace("\n    \n", "\n\n")
-    torch_form = f"def {row['name']}({', '.join([*params, '*', *keywords])}) -> {result}:"
-    listing_1 = f"def {row['name']}(backend: str, /, *args: Any, **kwargs: Any) -> {result}:"
-    return f'@overload\n{torch_form}\n    """{summary}\n    """\n@overload\n{listing_1} ...\n'
+    lines = []
+    for index, (positional, only, result) in enumerate(forms):
+        body = f'\n    """{summary}\n    """' if index == 0 else " ..."
+        lines.append(f"@overload\ndef {name}({', '.join([*positional, '*', *only])}) -> {result}:{body}\n")
+    for given, result in [("", "Work")] if row["starts"] else listing:
+        lines.append(f"@overload\ndef {name}(backend: str, /, *args: Any, {given}**kwargs: Any) -> {result}: ...\n")
+    return "".join(lines)
 
 
 def _all() -> str:
