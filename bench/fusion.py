@@ -3,7 +3,7 @@
 
 256 tensors of 2^7 to 2^16 bytes, larger ones, and the gradients of two models; all calls of a batch are started, then
 waited for. Writes docs/results/fusion.md, fusion.json and docs/images/fusion.png. `--explore` compares buffer sizes and
-times instead, and prints the best ones: the defaults of mcr_dl.passes.fuse come from there.
+times instead, and prints the best ones: the defaults in mcr_dl/libraries come from there.
 """
 
 from __future__ import annotations

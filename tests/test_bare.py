@@ -77,7 +77,7 @@ def test_the_library_needs_torch_and_numpy_alone() -> None:
 
 def test_the_place_of_the_table_is_the_same() -> None:
     """A table that mcr-tune has written is found without platformdirs too."""
-    result = _run("from mcr_dl.tuning import host, table\nprint(table.default_path(host.host()))")
+    result = _run("from mcr_dl.tables import host, table\nprint(table.default_path(host.host()))")
     assert result.stdout.strip() == str(table.default_path(host())), result.stderr
 
 

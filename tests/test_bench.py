@@ -14,6 +14,7 @@ import pytest
 
 from harness import Pools, launchers
 from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.base import operations
 from mcr_dl.bench import _values, cases, cli, timing
 from mcr_dl.bench._layout import layout, split
 from mcr_dl.bench.cases import message_size
@@ -29,11 +30,11 @@ sizes = pytest.mark.parametrize("size", [2, 3])
 
 def test_operations_are_those_of_the_op_table() -> None:
     """Each once, the vectored ones with a "v" too; a receive is measured with its send."""
-    names = cases.operations()
+    names = operations.operations()
     assert len(set(names)) == len(names)
     assert {"all_reduce", "all_gatherv", "barrier", "send"} <= set(names)
-    assert {cases.operation_of(name).op for name in names} == {row["name"] for row in _C.ops()} - {"recv"}
-    assert {name[:-1] for name in names if cases.operation_of(name).vectored} == {
+    assert {operations.operation_of(name).op for name in names} == {row["name"] for row in _C.ops()} - {"recv"}
+    assert {name[:-1] for name in names if operations.operation_of(name).vectored} == {
         row["name"] for row in _C.ops() if row["vectored"]
     }
 
@@ -134,15 +135,15 @@ def test_reductions_are_exact(dtype: str) -> None:
 )
 def test_bandwidths(operation: str, ranks: int, factor: float) -> None:
     """2 MB in 1 ms are 2 GB/s; bus bandwidth as in nccl-tests."""
-    algbw, busbw = timing.bandwidths(operation, 2_000_000, 1000.0, ranks)
+    algbw, busbw = operations.bandwidths(operation, 2_000_000, 1000.0, ranks)
     assert algbw == pytest.approx(2.0)
     assert busbw == pytest.approx(2.0 * factor)
 
 
 def test_every_operation_has_a_bus_factor() -> None:
     """No operation of the op table is missing."""
-    for operation in cases.operations():
-        timing.bandwidths(operation, 4, 1.0, 2)
+    for operation in operations.operations():
+        operations.bandwidths(operation, 4, 1.0, 2)
 
 
 def test_median_interval() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from harness import Pools
 from mcr_dl import InvalidArgumentError
-from mcr_dl.records.log import Log
+from mcr_dl.passes.log import Log
 from ranks import log
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import mcr_dl
 from mcr_dl import _C
+from mcr_dl.base import operations
 from mcr_dl.bench import cases
 from mcr_dl.passes import compress
 from mcr_dl.tables import codecs
@@ -68,7 +69,7 @@ def test_the_lists_that_users_see() -> None:
 
 def test_every_operation_can_be_measured() -> None:
     """mcr-bench and mcr-tune know the input and output of each rank for each operation."""
-    for name in cases.operations():
-        cases.operation_of(name)
+    for name in operations.operations():
+        operations.operation_of(name)
         for rank in range(3):
-            cases.layout(cases.operation_of(name).op, 12, rank, 3, 0)
+            cases.layout(operations.operation_of(name).op, 12, rank, 3, 0)

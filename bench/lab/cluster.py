@@ -161,9 +161,9 @@ class Lab:
         """MPI's settings for hosts with more ranks than cores: programs without mcr_dl do not make them."""
         if self.shape.ranks_per_host <= len(self._cores(0)):
             return {}
-        from mcr_dl.libraries import registry
+        from mcr_dl.libraries import mpi
 
-        return registry.SHARED_CORES
+        return mpi.SHARED_CORES
 
     def _host(self, rank: int) -> int:
         return rank // self.shape.ranks_per_host

@@ -2,8 +2,8 @@
 """Checks the imports of the Python package: ``PYTHONPATH=tests python -m lint.modules [--draw]``.
 
 A package imports itself and the packages before it in ``LAYERS``; no modules import each other in a circle, not for
-type checkers either. A function imports an own module only if that module needs an optional package of third parties, and
-these imports must point downwards too. Names that begin with an underscore stay in their package.
+type checkers either. A function imports an own module only if that module needs an optional package of third parties,
+and these imports must point downwards too. Names that begin with an underscore stay in their package.
 """
 
 from __future__ import annotations

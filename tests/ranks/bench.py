@@ -10,6 +10,7 @@ import torch
 import mcr_dl
 from harness.position import note
 from mcr_dl import _C
+from mcr_dl.base import operations
 from mcr_dl.bench import cases, mix, timing
 from mcr_dl.bench.cases import Case
 from ranks import session
@@ -39,9 +40,9 @@ def checks(candidate: str) -> int:
     all_cases = [
         Case(operation, nbytes, "float32", "SUM", root, asynchronous, in_place)
         for operation, nbytes, asynchronous, in_place in product(
-            cases.operations(), _SIZES, (False, True), (False, True)
+            operations.operations(), _SIZES, (False, True), (False, True)
         )
-        for root in (roots if cases.operation_of(operation).rooted else (0,))
+        for root in (roots if operations.operation_of(operation).rooted else (0,))
     ]
     for case in all_cases:
         _check(case, candidate)
@@ -51,8 +52,8 @@ def checks(candidate: str) -> int:
 def checks_of_types(candidate: str) -> int:
     """Every element type, with every reduction that is defined for it."""
     done = 0
-    for operation, dtype in product(cases.operations(), _C.dtypes()):
-        reduces = cases.operation_of(operation).reduces
+    for operation, dtype in product(operations.operations(), _C.dtypes()):
+        reduces = operations.operation_of(operation).reduces
         for red in [r for r in _C.reductions() if _C.reduction_defined(dtype, r)] if reduces else ["SUM"]:
             _check(Case(operation, 3000, dtype, red, in_place=True), candidate)
             done += 1
@@ -62,7 +63,7 @@ def checks_of_types(candidate: str) -> int:
 def counts_wrong_results(candidate: str) -> None:
     """The check counts wrong elements exactly; without a call, nearly all elements are wrong."""
     group = _group()
-    for operation in cases.operations():
+    for operation in operations.operations():
         for dtype in ("float32", "uint16", "complex64"):
             prepared = cases.prepare(Case(operation, 40_000, dtype), candidate, group)
             assert prepared.check() == 0
@@ -116,7 +117,7 @@ def measures() -> list[tuple[str, int, int]]:
 def mixes() -> None:
     """All operations at once, on both backends in turn, give right results; a wrong one is counted."""
     group = _group()
-    names = cases.operations()
+    names = operations.operations()
     parts = [mix.Part(name, 4000, session.BACKENDS[index % 2]) for index, name in enumerate(names)]
     control = timing.TorchControl(group)
     result = mix.run_mix(parts, Case("barrier", 0, "int32"), group, control, 0.01)

@@ -18,8 +18,9 @@ import torch
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError, passes
+from mcr_dl.passes.log import Log
 from mcr_dl.records import log
-from mcr_dl.records.log import Log, Record
+from mcr_dl.records.log import Record
 from mcr_dl.trace import _regions
 from ranks import session
 from ranks.expect import expect
