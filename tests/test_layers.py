@@ -74,11 +74,13 @@ def test_the_sources() -> None:
             {"base.a": "import importlib\ndef f():\n    importlib.import_module('mcr_dl.base.b')", "base.b": ""},
             "base.a:3: imports mcr_dl.base.b in a function",
         ),
+        ({"groups.a": "known = name == 'mpi'"}, "groups.a:1: names 'mpi'"),
+        ({"libraries.a": "known = name == 'mpi'"}, None),
         ({"misc.a": ""}, "mcr_dl.misc: expected a package of LAYERS"),
     ],
 )
 def test_imports(sources: dict[str, str], expected: str | None) -> None:
-    """Upward and late imports, cycles, private names and unknown packages are named; the rest passes."""
+    """Upward and late imports, cycles, private names, backends' names and unknown packages are named."""
     packages = {name.partition(".")[0] for name in sources}
     texts = {f"mcr_dl.{name}": "" for name in packages} | {f"mcr_dl.{name}": text for name, text in sources.items()}
     found = modules.Package({"mcr_dl": "", **texts}).problems()

@@ -3,7 +3,8 @@
 
 A package imports itself and the packages before it in ``LAYERS``; no modules import each other in a circle, not for
 type checkers either. A function imports an own module only if that module needs an optional package of third parties,
-and these imports must point downwards too. Names that begin with an underscore stay in their package.
+and these imports must point downwards too. Names that begin with an underscore stay in their package. Names of backends
+stay in their descriptors (``libraries``), and in example programs.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ LAYERS = (
 COMPILED = ("_C", "_build")
 # Packages that the library works without.
 OPTIONAL = {"cupy", "deepspeed", "jsonschema", "matplotlib", "mpi4py", "platformdirs", "rich", "zfpy"}
+# Names of backends: the folders of src/backends, and those of torch that have a descriptor.
+BACKENDS = {path.name for path in (SOURCES.parent / "src" / "backends").iterdir()} | {"fake", "gloo"}
+NAMING = {"libraries", "examples"}
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,13 @@ class Package:
                     if node.attr.startswith("_") and not node.attr.endswith("__") and self._outside(module, owner):
                         yield f"{module}:{node.lineno}: uses {owner}.{node.attr}, which is private"
 
+    def backends(self) -> Iterator[str]:
+        """Backends that are named outside their descriptors."""
+        for module, tree in self.trees.items():
+            for node in ast.walk(tree) if layer_of(module) not in NAMING else ():
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in BACKENDS:
+                    yield f"{module}:{node.lineno}: names {node.value!r}: ask the descriptors in {ROOT}.libraries"
+
     def _outside(self, module: str, owner: str) -> bool:
         """Whether a module lies outside the package of an own module."""
         if owner not in self.known:
@@ -179,7 +190,7 @@ class Package:
         unknown = sorted({layer_of(module) for module in self.known} - set(LAYERS))
         if unknown:
             return [f"{ROOT}.{each}: expected a package of LAYERS in tests/lint/modules.py" for each in unknown]
-        found = [*self.upward(), *self.late(), *self.private()]
+        found = [*self.upward(), *self.late(), *self.private(), *self.backends()]
         try:
             TopologicalSorter({module: self.targets(module) for module in self.imports}).prepare()
         except CycleError as error:

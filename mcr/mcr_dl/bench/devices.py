@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from mcr_dl.base import launcher
-from mcr_dl.libraries import nccl, registry
+from mcr_dl.libraries import registry
 
 
 def count(kind: str) -> int:
@@ -25,8 +25,8 @@ def ranks_per_device(kind: str) -> int:
 def take(kind: str) -> None:
     """Make this rank's device current: the rank's number on its host, modulo the number of visible devices.
 
-    Call this before the runtime starts. Where ranks share a device, this tells NCCL that it is intended, unless the
-    user's environment already does: by a variable from 2.30 on, by a host identifier for each rank before.
+    Call this before the runtime starts. Where ranks share a device, this tells the libraries that it is intended, unless
+    the user's environment already does.
     """
     devices = count(kind)
     if devices == 0:
@@ -35,7 +35,8 @@ def take(kind: str) -> None:
     local = launch.local_rank if launch.local_rank >= 0 else launch.rank
     torch.get_device_module(kind).set_device(local % devices)
     if ranks_per_device(kind) > 1:
-        nccl.share_device(launch.rank)
+        for library in registry.DESCRIBED:
+            library.share_device(launch.rank)
 
 
 def synchronize(kind: str) -> Callable[[], object] | None:

@@ -84,6 +84,9 @@ class Library:
         """Whether two ranks must not have the same device."""
         return False
 
+    def share_device(self, rank: int) -> None:
+        """Let ranks share a device, which ``rank`` does on purpose. Called before the library starts."""
+
     def share_cores(self) -> None:
         """Prepare for a host with more ranks than cores. Called before the library starts."""
 

@@ -123,17 +123,6 @@ def _installed() -> Iterator[str]:
         yield from (str(path) for path in sorted(Path(folder, "lib").glob("libnccl.so*")))
 
 
-def share_device(rank: int) -> None:
-    """Let NCCL run several ranks on one device; values that are already in the environment stay.
-
-    This takes a variable from 2.30 on, and a host identifier for each rank before.
-    """
-    if torch.cuda.is_available() and torch.cuda.nccl.version() < _SHARING:  # type: ignore[no-untyped-call]
-        os.environ.setdefault(_HOST, f"mcr-rank-{rank}")
-    else:
-        os.environ.setdefault(_SHARE, "1")
-
-
 class Nccl(Library):
     """NCCL. It works on device memory alone."""
 
@@ -168,6 +157,13 @@ class Nccl(Library):
     def needs_own_device(self) -> bool:
         """NCCL refuses ranks that share a device, unless a variable says otherwise."""
         return os.environ.get(_SHARE) != "1" and _HOST not in os.environ
+
+    def share_device(self, rank: int) -> None:
+        """By a variable from 2.30 on, by a host identifier for each rank before; the environment's values stay."""
+        if torch.cuda.is_available() and torch.cuda.nccl.version() < _SHARING:  # type: ignore[no-untyped-call]
+            os.environ.setdefault(_HOST, f"mcr-rank-{rank}")
+        else:
+            os.environ.setdefault(_SHARE, "1")
 
     def found(self, state: str) -> str:
         """The library, its version and the functions that it lacks, from the backend's state."""
