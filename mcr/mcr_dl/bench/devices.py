@@ -25,8 +25,8 @@ def ranks_per_device(kind: str) -> int:
 def take(kind: str) -> None:
     """Make this rank's device current: the rank's number on its host, modulo the number of visible devices.
 
-    Call this before the runtime starts. Where ranks share a device, this tells the libraries that it is intended, unless
-    the user's environment already does.
+    Call this before the runtime starts. Where ranks share a device, this tells the libraries that it is intended,
+    unless the user's environment already does.
     """
     devices = count(kind)
     if devices == 0:
