@@ -20,6 +20,7 @@ import mcr_dl
 import reference
 from harness import Pools
 from mcr_dl import passes
+from mcr_dl.codecs import codecs
 from mcr_dl.examples import moe
 from ranks import compress
 
@@ -164,12 +165,12 @@ class _Given:
         assert dtype == "float32"
         return count
 
-    def encode(self, values: passes.codecs.Values, out: passes.codecs.Bytes) -> int:
+    def encode(self, values: codecs.Values, out: codecs.Bytes) -> int:
         _Given.seen = torch.from_numpy(values.copy())
         out[: len(values)] = 0
         return len(values)
 
-    def decode(self, data: passes.codecs.Bytes, out: passes.codecs.Values) -> None:
+    def decode(self, data: codecs.Bytes, out: codecs.Values) -> None:
         assert not data.any()
         out[:] = self.given.numpy()
 

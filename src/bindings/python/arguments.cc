@@ -76,7 +76,8 @@ std::string_view string(PyObject* value, const char* parameter, const char* expe
   for (const auto& slot : group.slots()) initialized += (initialized.empty() ? "" : ", ") + slot.name;
   const Owner text(str_of(candidate.backend));
   const Owner unknown(
-      text == nullptr ? nullptr : PyObject_CallOneArg(attribute("mcr_dl.libraries.registry", "unknown_in").get(), text.get()));
+      text == nullptr ? nullptr
+                      : PyObject_CallOneArg(attribute("mcr_dl.libraries.registry", "unknown_in").get(), text.get()));
   if (unknown == nullptr) throw ErrorAlreadySet{};
   const auto stranger = utf8_of(unknown.get(), "");
   if (stranger.empty() && group.find(candidate.backend) == nullptr) {
