@@ -14,7 +14,7 @@ import torch
 
 import tables
 from mcr_dl.base.errors import BackendUnavailableError
-from mcr_dl.bench import devices
+from mcr_dl.bench import devices as machine
 from mcr_dl.libraries import registry
 from mcr_dl.tables import host as hosts
 from mcr_dl.tables import table as files
@@ -77,28 +77,28 @@ def test_each_rank_takes_a_device(
 ) -> None:
     """By its number on its host; if ranks share a device, NCCL is told in the way of its version."""
     fake = _machine(monkeypatch, devices, rank, ranks, nccl)
-    devices.take("cuda")
+    machine.take("cuda")
     assert fake.taken == taken
     assert _shared() == shared
-    assert devices.ranks_per_device("cuda") == -(-ranks // devices)
+    assert machine.ranks_per_device("cuda") == -(-ranks // devices)
 
 
 def test_the_environment_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's settings on sharing stay."""
     _machine(monkeypatch, 1, 1, 2, (2, 28, 3))
     monkeypatch.setenv("NCCL_HOSTID", "mine")
-    devices.take("cuda")
+    machine.take("cuda")
     assert _shared() == {"NCCL_HOSTID": "mine"}
 
 
 def test_the_host_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is selected or waited for on the CPU."""
     fake = _machine(monkeypatch, 1, 1, 2, (2, 28, 3))
-    devices.take("cpu")
+    machine.take("cpu")
     assert (fake.taken, _shared()) == (-1, {})
-    assert devices.synchronize("cpu") is None
-    assert (devices.count("cpu"), devices.ranks_per_device("cpu")) == (0, 1)
-    wait = devices.synchronize("cuda")
+    assert machine.synchronize("cpu") is None
+    assert (machine.count("cpu"), machine.ranks_per_device("cpu")) == (0, 1)
+    wait = machine.synchronize("cuda")
     assert wait is not None
     wait()
     assert fake.waits == 1
@@ -116,8 +116,8 @@ def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "known_names", lambda: list(usable))
     monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry._C, "backend_status", lambda: {name: name for name in usable})
-    assert devices.usable_backends("cuda") == ["nccl", "gloo"]
-    assert devices.usable_backends("cpu") == ["gloo"]
+    assert machine.usable_backends("cuda") == ["nccl", "gloo"]
+    assert machine.usable_backends("cpu") == ["gloo"]
     assert tune._backends_for(("all",), "cuda") == ["nccl", "gloo"]
     assert tune._backends_for(("gloo",), "cpu") == ["gloo"]
     with pytest.raises(Exception, match="--backends: backend 'mpi' is unavailable"):
