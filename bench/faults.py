@@ -9,7 +9,6 @@ blocking collective or in many asynchronous ones, on mpi or gloo. With --json FI
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -29,6 +28,7 @@ import jobs
 import script
 from harness.nursery import Child, Nursery
 from mcr_dl._console import Console, bars
+from mcr_dl._documents import write_rows
 
 BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
 LIMIT = 1.0  # timeout of the calls, in seconds
@@ -125,7 +125,7 @@ def main() -> int:
     print(f"{len(everything)} faults, {good} as promised, {left} segments of shared memory left")
     if given.json is not None:
         saved = {" ".join(kind): [asdict(each) for each in found] for kind, found in results.items()}
-        given.json.write_text(json.dumps(saved, indent=1) + "\n")
+        write_rows(given.json, saved)
     return 0 if good == len(everything) and left == 0 else 1
 
 

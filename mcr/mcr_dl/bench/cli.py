@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TimeRemainingColumn
 
 from mcr_dl import _C, _backends, _groups, _launch, _runtime
 from mcr_dl._console import Console, bars
+from mcr_dl._documents import write_rows
 from mcr_dl._errors import InvalidArgumentError, McrError
 from mcr_dl.bench import _device, report
 from mcr_dl.bench._arguments import (
@@ -178,7 +179,7 @@ def _finish(settings: Settings, group: _C.Group, rows: list[Row], mix: MixResult
     else:
         print("\n".join(report.footer(rows, settings)))
     if settings.json:
-        report.write_json(settings.json, report.document(rows, settings, group, mix))
+        write_rows(settings.json, report.document(rows, settings, group, mix))
     if settings.plot and rows:
         report.write_plot(settings.plot, rows, f"{group.size()} ranks, {settings.dtype}, {settings.device}")
     sys.stdout.flush()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -197,11 +196,6 @@ def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixR
         "rows": [_row_json(row, group.size()) for row in rows],
         "mix": None if mix is None else _mix_json(mix),
     }
-
-
-def write_json(path: str, content: dict[str, Any]) -> None:
-    """Write a document."""
-    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _draw(axes: Any, rows: Sequence[Row], colour: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl._console import Console, bars
+from mcr_dl._documents import write_rows
 
 
 def console(*, quiet: bool) -> Console:
@@ -246,7 +246,7 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
         }
         for record in records
     ]
-    path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
+    write_rows(path, {"setting": asdict(setting), "modes": modes})
     console.say(f"Figures: {path}")
     if chart is not None:
         from mcr_dl.examples import chart as picture
