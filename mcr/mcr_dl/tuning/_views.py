@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from mcr_dl._console import Console
 from mcr_dl._errors import InvalidArgumentError
@@ -14,17 +13,17 @@ from mcr_dl.tuning import table as tables
 from mcr_dl.tuning.host import host
 from mcr_dl.tuning.table import Table
 
-NAMES = ("show", "plot", "diff")
 
-
-def _view_parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(prog="mcr-tune")
-    views = parser.add_subparsers(dest="view", required=True, metavar="COMMAND", parser_class=arguments.Parser)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the commands, whose name is then ``view``; None: no command."""
+    views = parser.add_subparsers(dest="view", metavar="COMMAND", parser_class=arguments.Parser)
 
     def view(name: str, text: str) -> argparse.ArgumentParser:
         added = views.add_parser(name, help=text, description=text)
         if name in ("show", "plot"):
             added.add_argument("--table", metavar="FILE", help="the table (this machine's in the user's cache)")
+        if name != "plot":
+            arguments.add_json(added)
         return added
 
     view("show", "Who wins, by operation, message size and scale.").add_argument("operation", nargs="?")
@@ -37,7 +36,6 @@ def _view_parser() -> argparse.ArgumentParser:
     compared = view("diff", "What differs between two tables.")
     compared.add_argument("a", metavar="A")
     compared.add_argument("b", metavar="B")
-    return parser
 
 
 def _read(path: str | None) -> Table:
@@ -49,16 +47,20 @@ def _read(path: str | None) -> Table:
     return tables.read(own)
 
 
-def run(argv: Sequence[str]) -> int:
+def run(given: argparse.Namespace) -> int:
     """Show, draw or compare; returns the exit code."""
-    given = _view_parser().parse_args(argv)
     console = Console()
     if given.view == "show":
-        show.show(_read(given.table), console, given.operation)
+        table = _read(given.table)
+        if not arguments.write_json(given.json, lambda: show.document(table, given.operation)):
+            show.show(table, console, given.operation)
     elif given.view == "plot":
         table = _read(given.table)
         plot.plot(table, given.file, given.ops, table.scale(ranks=given.n))
         console.say(f"wrote {given.file}")
     else:
-        return 1 if diff.diff(tables.read(given.a), tables.read(given.b), console) else 0
+        a, b = tables.read(given.a), tables.read(given.b)
+        if not arguments.write_json(given.json, lambda: diff.document(a, b)):
+            diff.diff(a, b, console)
+        return 1 if diff.differences(a, b) else 0
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl.tuning._text import size_text, time_text
 from mcr_dl.tuning.table import Curve, Scale, Table, Winner
@@ -86,6 +86,12 @@ def differences(a: Table, b: Table) -> list[Row]:
     for key in sorted(left.keys() & right.keys()):
         rows += _scale_rows(left[key], right[key])
     return rows
+
+
+def document(a: Table, b: Table) -> dict[str, Any]:
+    """The differences as JSON."""
+    rows = [dict(zip(("where", "what", "a", "b"), row, strict=True)) for row in differences(a, b)]
+    return {"a": a.source, "b": b.source, "differences": rows}
 
 
 def diff(a: Table, b: Table, console: Console) -> int:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl._errors import InvalidArgumentError
 from mcr_dl.tuning import codecs
+from mcr_dl.tuning._model import content
 from mcr_dl.tuning._text import colours, size_text, time_text
 from mcr_dl.tuning.choice import costs_of
 from mcr_dl.tuning.table import Scale, Table
@@ -107,6 +108,17 @@ def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
         for each in scale.excluded
         if names is None or each.operation in names
     ]
+
+
+def document(table: Table, operation: str | None = None) -> dict[str, Any]:
+    """The table as JSON, in its file's own form, restricted to ``operation`` as ``show`` is."""
+    names = None if operation is None else [operation]
+    select(table, names)
+    whole = content(table)
+    for scale in whole["scales"]:
+        for part in ("curves", "winners", "excluded"):
+            scale[part] = [row for row in scale.get(part, ()) if names is None or row["operation"] in names]
+    return {"file": table.source, **whole}
 
 
 def show(table: Table, console: Console, operation: str | None = None) -> None:
