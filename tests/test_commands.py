@@ -44,6 +44,8 @@ REFUSED = [
     ("mcr-bench", "--plot x.txt", "--plot: expected a name that ends in one of ."),
     ("mcr-bench", "--plot picture", "--plot: expected a name that ends in one of ."),
     ("mcr-tune", "plot x.txt", "FILE.png: expected a name that ends in one of ."),
+    ("mcr-tune", "plot", "expected one picture, FILE.png or -o FILE.png"),
+    ("mcr-tune", "plot a.png -o b.png", "expected one picture, FILE.png or -o FILE.png"),
     ("mcr-trace", "plot traces -o x.txt", "-o/--output: expected a name that ends in one of ."),
     ("python -m mcr_dl.examples.moe", "--chart x.txt", "--chart: expected a name that ends in one of ."),
     # A report that cannot be written.

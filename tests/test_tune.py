@@ -149,6 +149,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "all_reduce" in out
     assert _command("plot", str(tmp_path / "p.png"), cache=tmp_path)[0] == 0
     assert (tmp_path / "p.png").stat().st_size > 1000
+    assert _command("plot", "-o", str(tmp_path / "q.png"), cache=tmp_path)[0] == 0
+    assert (tmp_path / "q.png").read_bytes() == (tmp_path / "p.png").read_bytes()
     assert _command("diff", str(path), str(path))[0] == 0
 
 

@@ -39,11 +39,6 @@ def _number(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value < 1000 else f"{value:.0f}"
 
 
-def _rate(value: float) -> str:
-    """GB/s; with four decimals below 10 MB/s."""
-    return _number(value) if value >= 0.01 else f"{value:.4f}"
-
-
 def _columns(title: str, names: Sequence[str], texts: int) -> Table:
     """A plain table whose first `texts` columns hold text and whose other columns hold numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
@@ -73,7 +68,7 @@ def _cells(row: Row, ranks: int, fastest: bool) -> list[str | Text]:
         _number(times.min_us),
         Text(f"{median}*", style="bold") if fastest else f"{median} ",
         _number(times.p99_us),
-        *map(_rate, rates),
+        *map(_number, rates),
         str(row.wrong),
     ]
 

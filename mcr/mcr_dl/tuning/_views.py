@@ -28,7 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
     view("show", "Who wins, by operation, message size and scale.").add_argument("operation", nargs="?")
     drawn = view("plot", "Draw the cost curves with their crossings.")
-    drawn.add_argument("file", metavar="FILE.png", type=arguments.checked(arguments.plot))
+    drawn.add_argument("file", nargs="?", metavar="FILE.png", type=arguments.checked(arguments.plot))
+    drawn.add_argument("-o", "--output", metavar="FILE.png", type=arguments.checked(arguments.plot), help="the same")
     drawn.add_argument("--ops", type=arguments.checked(arguments.operation_names), metavar="LIST")
     drawn.add_argument(
         "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (the largest)"
@@ -55,9 +56,12 @@ def run(given: argparse.Namespace) -> int:
         if not arguments.write_json(given.json, lambda: show.document(table, given.operation)):
             show.show(table, console, given.operation)
     elif given.view == "plot":
+        file = given.output or given.file
+        if file is None or (given.output and given.file):
+            raise InvalidArgumentError("expected one picture, FILE.png or -o FILE.png")
         table = _read(given.table)
-        plot.plot(table, given.file, given.ops, table.scale(ranks=given.n))
-        console.say(f"wrote {given.file}")
+        plot.plot(table, file, given.ops, table.scale(ranks=given.n))
+        console.say(f"wrote {file}")
     else:
         a, b = tables.read(given.a), tables.read(given.b)
         if not arguments.write_json(given.json, lambda: diff.document(a, b)):

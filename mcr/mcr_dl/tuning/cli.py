@@ -114,7 +114,13 @@ def parser() -> argparse.ArgumentParser:
     add("--confidence", arguments.above(0), 0.025, "SHARE", "stop when medians are certain to ±SHARE (0.025)")
     add("--limit", arguments.above(0), 30.0, "SECONDS", "time without progress after which a candidate hangs (30)")
     add("--device", arguments.device, "cpu", "DEVICE", "cpu (default) or cuda")
-    add("--output", arguments.output, None, "FILE", "the table (this machine's in the user's cache)")
+    result.add_argument(
+        "-o",
+        "--output",
+        type=arguments.checked(arguments.output),
+        metavar="FILE",
+        help="the table (this machine's in the user's cache)",
+    )
     return result
 
 

@@ -103,9 +103,11 @@ def diff(a: Table, b: Table, console: Console) -> int:
 
     rows = differences(a, b)
     grid = Grid(title=f"{len(rows)} differences", title_justify="left")
-    for title in ("where", "what", a.source or "first", b.source or "second"):
+    for title in ("where", "what", "A", "B"):
         grid.add_column(title, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     console.print(grid if rows else "no differences")
+    if rows:
+        console.say(f"A: {a.source or 'the first table'}\nB: {b.source or 'the second table'}")
     return len(rows)
