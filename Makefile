@@ -70,11 +70,12 @@ fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS
 	@mkdir -p build/fuzz
 	$(call COMPILE,compiling the fuzzers,build/fuzz.log,build/fuzz,-DCMAKE_CXX_COMPILER=$(CLANG) -DMCR_DL_TESTS=ON -DMCR_DL_FUZZ=ON \
 	  -DMCR_DL_SANITIZE=$(SANITIZE))
-	@for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
+	@for target in $(basename $(notdir $(wildcard tests/fuzz/corpus/*.txt))); do \
 	  echo "fuzz_$$target: $(FUZZ_SECONDS) s; what it finds goes to build/fuzz/found"; \
-	  mkdir -p build/fuzz/corpus/$$target build/fuzz/found; \
+	  rm -rf build/fuzz/committed/$$target && mkdir -p build/fuzz/corpus/$$target build/fuzz/found; \
+	  build/fuzz/tests/fuzz/corpus_tool unpack tests/fuzz/corpus/$$target.txt build/fuzz/committed/$$target || exit 1; \
 	  build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=4000 \
-	    -artifact_prefix=build/fuzz/found/$$target- $(ARGS) build/fuzz/corpus/$$target tests/fuzz/corpus/$$target \
+	    -artifact_prefix=build/fuzz/found/$$target- $(ARGS) build/fuzz/corpus/$$target build/fuzz/committed/$$target \
 	    > build/fuzz/$$target.log 2>&1 || { tail -30 build/fuzz/$$target.log; exit 1; }; \
 	  tail -1 build/fuzz/$$target.log; \
 	done

@@ -9,7 +9,6 @@ With --json FILE, also writes the figures there.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import timeit
@@ -19,6 +18,7 @@ import torch
 
 import mcr_dl
 import script
+from mcr_dl.base.documents import write_rows
 
 _LIVES = 9
 # Statement, elements of the tensor, and calls in a life, by name.
@@ -71,7 +71,7 @@ def main() -> None:
         off, detail = both["off"], both["detail"]
         print(f"{name:24} {off:9.2f} µs off, {detail:9.2f} µs in detail: {detail / off:.2f}")
     if given.json is not None:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_rows(given.json, figures)
 
 
 if __name__ == "__main__":

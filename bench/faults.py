@@ -9,7 +9,6 @@ blocking collective or in many asynchronous ones, on mpi or gloo. With --json FI
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -28,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import jobs
 import script
 from harness.nursery import Child, Nursery
+from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 
 BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
@@ -125,7 +125,7 @@ def main() -> int:
     print(f"{len(everything)} faults, {good} as promised, {left} segments of shared memory left")
     if given.json is not None:
         saved = {" ".join(kind): [asdict(each) for each in found] for kind, found in results.items()}
-        given.json.write_text(json.dumps(saved, indent=1) + "\n")
+        write_rows(given.json, saved)
     return 0 if good == len(everything) and left == 0 else 1
 
 

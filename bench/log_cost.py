@@ -9,7 +9,6 @@ With --json FILE, also writes the figures there.
 
 from __future__ import annotations
 
-import json
 import statistics
 import timeit
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 import mcr_dl
 import script
+from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import launched
 
 _ROUNDS = 21
@@ -67,7 +67,7 @@ def main() -> None:
             print(f"{name:20} {off:8.0f} ns without, {on:8.0f} ns with the log: {on - off:+6.0f} ns")
         if given.json is not None:
             figures = {name: {"off_ns": off, "on_ns": on} for name, (off, on) in found.items()}
-            given.json.write_text(json.dumps(figures, indent=1) + "\n")
+            write_rows(given.json, figures)
     mcr_dl.finalize()
 
 

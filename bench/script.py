@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl.base import launcher
+from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import launched
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,8 +55,6 @@ def publish(
     document: dict[str, Any],
     report: str,
     draw: Callable[[dict[str, Any], Path], None] | None = None,
-    *,
-    indent: int | None = 1,
 ) -> None:
     """Print a report, and write NAME.json, NAME.md and NAME.png; in smoke mode into a folder that is removed."""
     with ExitStack() as stack:
@@ -66,7 +64,7 @@ def publish(
         results, images = (out, out) if out is not None else (RESULTS, IMAGES)
         for folder in (results, images):
             folder.mkdir(parents=True, exist_ok=True)
-        (results / f"{name}.json").write_text(json.dumps(document, indent=indent) + "\n")
+        write_rows(results / f"{name}.json", document)
         (results / f"{name}.md").write_text(report)
         if draw is not None:
             draw(document, images / f"{name}.png")

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import run_local
 from mcr_dl.commands.console import Console
 
@@ -83,7 +84,7 @@ def main() -> int:
         by = ", ".join(f"{name} {number:,}" for name, number in sorted(found["by"].items()))
         console.print(f"{found['ranks']} ranks: {by}")
     if given.json:
-        given.json.write_text(json.dumps({"settings": settings._asdict(), "results": results}, indent=1) + "\n")
+        write_rows(given.json, {"settings": settings._asdict(), "results": results})
     return 0
 
 

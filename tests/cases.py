@@ -5,6 +5,8 @@ and spellings vary from case to case. All lists come from the op table. Needs no
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, product
@@ -18,6 +20,8 @@ from ranks import session
 COUNTS = (0, 1, 17, 1001)
 LARGE = 100_003
 LARGE_DTYPES = ("float32", "bfloat16", "uint8")
+SEED = int(os.environ.get("MCR_TEST_SEED") or time.time() // 86400)
+"""Which share of their cases the tests of operations run: today's number, so that every day has the next share."""
 # Layouts that make sense with one buffer for both sides of all_to_all.
 SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
 
@@ -80,6 +84,13 @@ def table(
             replace(case, by_group_rank=by_group_rank(case, index), backend=backend, seed=index, device=device)
         )
     return cases
+
+
+def share(cases: list[Case], step: int, turn: int = 0, seed: int = SEED) -> list[Case]:
+    """Every ``step``-th case. A list's shares of ``step`` seeds in a row are the whole list; lists that run together
+    have different turns, and so different shares.
+    """
+    return cases[(turn + seed) % step :: step]
 
 
 def by_group_rank(case: Case, index: int) -> bool:

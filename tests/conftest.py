@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cases import SEED
 from harness import Pools
 
 # In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
@@ -19,6 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in TIMED:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_report_header() -> str:
+    """Name the share of the table of operations that runs."""
+    return f"cases of the operation tests: MCR_TEST_SEED={SEED}"
 
 
 @pytest.fixture(scope="session")

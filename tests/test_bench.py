@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from harness import Pools, launchers
 from mcr_dl import _C, InvalidArgumentError
@@ -20,6 +22,7 @@ from mcr_dl.bench._layout import layout, split
 from mcr_dl.bench.cases import message_size
 from mcr_dl.bench.mix import Part, parse_mix
 from mcr_dl.commands.sizes import parse_size, size_text
+from mcr_dl.tuning import cli as tune_cli
 from ranks import bench, session
 
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
@@ -371,6 +374,42 @@ def test_command_under_torchrun() -> None:
     assert "Wrong values: 0" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("smallest", "largest", "factor"), [("-b", "-e", "-f"), ("--min-bytes", "--max-bytes", "--factor")]
+)
+def test_sizes_under_torchrun(tmp_path: Path, smallest: str, largest: str, factor: str) -> None:
+    """torchrun leaves the options for sizes to the command, nccl-tests' short ones too."""
+    launcher = ("torch.distributed.run", "--nproc-per-node=2", "--master-port", str(launchers.free_port()), "-m")
+    document = tmp_path / "out.json"
+    given = (
+        "--backends",
+        "gloo",
+        smallest,
+        "8",
+        largest,
+        "512",
+        factor,
+        "8",
+        "--budget",
+        "0.02",
+        "--json",
+        str(document),
+    )
+    result = _bench(*given, launcher=launcher)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(document.read_text())["settings"]["sizes"] == [8, 64, 512]
+
+
+@pytest.mark.parametrize("parser", [cli.parser, tune_cli.parser], ids=["mcr-bench", "mcr-tune"])
+def test_torchrun_claims_no_option(parser: Callable[[], argparse.ArgumentParser]) -> None:
+    """Every option reaches the command through torchrun's own parser, except two old names."""
+    options = {name for action in parser()._actions for name in action.option_strings} - {"--min", "--max"}
+    assert {"-b", "-e", "-f", "--max-bytes", "--help"} <= options
+    for option in options:
+        found = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", "mcr_dl.bench", option, "1"])
+        assert found.training_script_args == [option, "1"]
+
+
 def test_command_with_wrong_results() -> None:
     """A backend that moves nothing is detected, and the exit code shows it."""
     result = _bench("--ops", "broadcast", "--backends", "null", "--min", "1K", "--max", "1K", "--budget", "0.01")
@@ -394,7 +433,8 @@ def test_command_with_unsupported_operation() -> None:
         ("--dtype float31", "float32"),
         ("--redop BAND", "SUM, AVG"),
         ("--min 4Q", "64K"),
-        ("--min 8 --max 4", "--max"),
+        ("--min 8 --max 4", "--max-bytes: expected at least --min-bytes"),
+        ("-b 8 -e 1G -f 1.0000001", "--factor"),
         ("--factor 1", "above 1"),
         ("--root 2", "0 to 1"),
         ("--budget nan", "above 0"),

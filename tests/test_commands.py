@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import mcr_dl
 import tables
 from harness import launchers
+from mcr_dl import info
 from mcr_dl.bench import cli as bench
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
@@ -24,10 +31,11 @@ COMMANDS = {
     "mcr-bench": ["-m", "mcr_dl.bench"],
     "mcr-trace": ["-m", "mcr_dl.trace"],
     "mcr-tune": ["-m", "mcr_dl.tuning"],
-    "python -m mcr_dl.info": ["-m", "mcr_dl.info"],
+    "mcr-info": ["-m", "mcr_dl.info"],
     "python -m mcr_dl.examples.moe": ["-m", "mcr_dl.examples.moe"],
 }
-MAINS = {"mcr-bench": bench.main, "mcr-trace": trace.main, "mcr-tune": tune.main}
+MAINS = {"mcr-bench": bench.main, "mcr-info": info.main, "mcr-trace": trace.main, "mcr-tune": tune.main}
+DOCS = launchers.TESTS.parent / "docs"
 MOST = 64 * (os.cpu_count() or 1)
 LIMIT = 60.0
 
@@ -36,8 +44,13 @@ REFUSED = [
     ("mcr-bench", "--plot x.txt", "--plot: expected a name that ends in one of ."),
     ("mcr-bench", "--plot picture", "--plot: expected a name that ends in one of ."),
     ("mcr-tune", "plot x.txt", "FILE.png: expected a name that ends in one of ."),
+    ("mcr-tune", "plot", "expected one picture, FILE.png or -o FILE.png"),
+    ("mcr-tune", "plot a.png -o b.png", "expected one picture, FILE.png or -o FILE.png"),
     ("mcr-trace", "plot traces -o x.txt", "-o/--output: expected a name that ends in one of ."),
     ("python -m mcr_dl.examples.moe", "--chart x.txt", "--chart: expected a name that ends in one of ."),
+    # A report that cannot be written.
+    ("mcr-tune", "diff a b --json /no/file", "--json: expected a file that can be written, got /no/file"),
+    ("mcr-info", "--json /no/file", "--json: expected a file that can be written, got /no/file"),
     # More ranks than the machine can run.
     ("mcr-bench", f"-n {MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     ("mcr-tune", f"-n 2,{MOST + 1}", f"expected at most {MOST} ranks on this machine"),
@@ -45,10 +58,10 @@ REFUSED = [
     ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff)"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
-    ("mcr-tune", "--quick show", "unrecognized arguments: show"),
+    ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),
     ("mcr-trace", "sumary traces", "invalid choice: sumary (choose from merge, summary"),
-    ("python -m mcr_dl.info", "--jsn", "unrecognized arguments: --jsn"),
-    ("python -m mcr_dl.info", "mpi", "unrecognized arguments: mpi"),
+    ("mcr-info", "--jsn", "unrecognized arguments: --jsn"),
+    ("mcr-info", "mpi", "unrecognized arguments: mpi"),
 ]
 
 
@@ -89,6 +102,107 @@ def test_help(command: str) -> None:
     done = run(command, ["--help"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {command}")
+
+
+@pytest.mark.parametrize("command", MAINS)
+def test_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--version prints the command and the package's version."""
+    with pytest.raises(SystemExit) as end:
+        MAINS[command](["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"{command} {mcr_dl.__version__}\n")
+
+
+@pytest.mark.parametrize("command", MAINS)
+def test_entry_points(command: str) -> None:
+    """Each command is installed, and starts."""
+    (entry,) = metadata.entry_points(group="console_scripts", name=command)
+    module, function = entry.value.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert command in (DOCS / "commands.md").read_text()
+
+
+@pytest.mark.parametrize("command", MAINS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion(command: str, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed script completes the command's options, and those of its own commands; bash accepts the syntax."""
+    with pytest.raises(SystemExit) as end:
+        MAINS[command](["--print-completion", shell])
+    script = capsys.readouterr().out
+    assert end.value.code == 0
+    for name in {"mcr-bench": ["max-bytes"], "mcr-tune": ["quick", "diff"], "mcr-trace": ["merge"]}.get(
+        command, ["json"]
+    ):
+        assert name in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_completion_in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """bash itself completes options, commands and names of files."""
+    with pytest.raises(SystemExit):
+        tune.main(["--print-completion", "bash"])
+    script, file = tmp_path / "completion.bash", tmp_path / "some.json"
+    script.write_text(capsys.readouterr().out)
+    file.touch()
+    for words, wanted in (
+        (["mcr-tune", "--max-"], "--max-bytes"),
+        (["mcr-tune", "sh"], "show"),
+        (["mcr-tune", "show", "--table", str(tmp_path / "som")], str(file)),
+    ):
+        last = len(words) - 1
+        given = " ".join(map(shlex.quote, words))
+        source = (
+            f"source {shlex.quote(str(script))}; COMP_WORDS=({given}); COMP_CWORD={last}; "
+            f"$(complete -p mcr-tune | sed 's/.*-F \\([^ ]*\\).*/\\1/') mcr-tune {shlex.quote(words[-1])}; "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=False, timeout=LIMIT)
+        assert wanted in done.stdout.split(), done.stdout + done.stderr
+
+
+def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says what to install."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as end:
+        trace.main(["--print-completion", "bash"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "mcr-trace: error: argument --print-completion: needs shtab: pip install 'mcr-dl[completion]'\n"
+    )
+
+
+def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``show`` and ``diff`` as JSON, on the standard output and in a file; the exit code is the report's."""
+    a, b, file = (str(tmp_path / name) for name in ("a.json", "b.json", "report.json"))
+    whole = tables.make()
+    table.write(whole, a)
+    changed = replace(whole, software=replace(whole.software, torch="0.1"))
+    table.write(changed, b)
+    operation = whole.rows[0][0]
+    assert tune.main(["show", "--table", a, "--json", "-", operation]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["format"] == "mcr-dl tuning table"
+    assert {curve["operation"] for scale in shown["scales"] for curve in scale["curves"]} == {operation}
+    assert tune.main(["show", "--table", a, "--json", "-", "unknown"]) == 2
+    assert "expected one of the table's" in capsys.readouterr().err
+    assert tune.main(["diff", a, b, "--json", file]) == 1
+    assert "1 differences" in capsys.readouterr().out
+    row = {"where": "table", "what": "software.torch", "a": whole.software.torch, "b": "0.1"}
+    assert json.loads(Path(file).read_text()) == {"a": a, "b": b, "differences": [row]}
+    assert tune.main(["diff", a, a, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["differences"] == []
+
+
+def test_json_of_info() -> None:
+    """The facts, the backends' states, and what each started backend supports."""
+    done = run("mcr-info", ["--json", "-"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["facts"]["mcr_dl"] == mcr_dl.__version__
+    assert found["backends"]["gloo"].startswith("ok")
+    ways = found["support"]["gloo"]
+    assert "float32" in " ".join(ways).split()
+    assert {way.partition(";")[0] for column in ways.values() for way in column.values()} <= {"native", "emulated", "-"}
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])

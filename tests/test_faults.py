@@ -138,6 +138,11 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
     told = " ".join(capsys.readouterr().out.split())
     assert "Alarm 0, " in told
     assert "Not arrived: rank 1 has made 1 collective" in told
+    assert mcr_trace(["diagnose", str(tmp_path), "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert " ".join(report["text"].split()) == told.strip()
+    assert report["alarms"][0]["number"] == 0
+    assert report["alarms"][0]["ranks_with_dumps"] == [0, 1, 2]
     stacks = json.loads((tmp_path / "alarm0.rank1.json").read_text())["stacks"]
     assert any("in late" in line for line in stacks["MainThread"])
 

@@ -270,7 +270,7 @@ def test_mix(text: str) -> None:
 
 WORDS = [
     "-n", "2", "2,4", "--ops", "all", "all_reduce", "all_reduce,barrier", "--backends", "mpi,gloo", "--dtypes",
-    "float32", "--codecs", "bf16,int8", "--min", "4", "--max", "64K", "--factor", "2", "1.0000001", "1e308",
+    "float32", "--codecs", "bf16,int8", "--min", "4", "-b", "--max-bytes", "64K", "-f", "2", "1.0000001", "1e308",
     "--budget", "0.5", "nan", "inf", "--confidence", "--limit", "--device", "cpu", "cuda", "--output",
     "/nowhere/x", "/" + "a" * 300, "--quick", "--dtype", "--redop", "SUM", "BAND", "--root", "1", "--async",
     "--in-place", "--json", "--plot", "--mix", "all_reduce:4@mpi", "show", "plot", "--table", "diff", "",
@@ -295,6 +295,7 @@ command = st.lists(st.one_of(st.sampled_from(WORDS), near(["64K", "mpi", "2"], N
 @fuzz(150)
 @given(words=command)
 @example(["--factor", "1.0000001", "--max", "1G"])
+@example(["--quick", "show"])
 @example(["--output", "/" + "a" * 300])
 def test_command_lines(words: list[str]) -> None:
     """mcr-bench and mcr-tune: settings, or one line and exit code 2."""
@@ -328,7 +329,7 @@ def test_converters(text: str) -> None:
         tune._dtypes,
         tune._codecs,
         tune._ranks,
-        bench.parse_size,
+        parse_size,
     ]
     for convert in known:
         with contextlib.suppress(argparse.ArgumentTypeError):

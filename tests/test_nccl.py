@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from calls import OPS, SIGNATURES, Case
+from cases import COUNTS, LARGE, LARGE_DTYPES, share, table
 from harness import Pools, launchers
 from mcr_dl import _C
 from ranks import nccl, reductions
-from test_operations import COUNTS, LARGE, LARGE_DTYPES, table
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if not OPS[row["op"]]["peer"]]
 # A backend has an operation if it has a method of that name.
@@ -40,7 +40,7 @@ def sample(function: str, backend: str, world: int, counts: tuple[int, ...], mos
     for turn, dtype in enumerate(_C.dtypes()):
         every = table(function, backend, dtype, world, counts)
         step = -(-len(every) // most)
-        cases += every[turn % step :: step]
+        cases += share(every, step, turn)
     return cases
 
 
@@ -66,7 +66,7 @@ def test_values(pools: Pools, world: int, function: str) -> None:
 def test_large(pools: Pools, function: str) -> None:
     """Messages larger than the buffer between two ranks."""
     cases = [case for dtype in LARGE_DTYPES for case in table(function, "nccl", dtype, 3, (LARGE,))]
-    run(pools, "nccl", 3, cases[:: -(-len(cases) // 6)])
+    run(pools, "nccl", 3, share(cases, -(-len(cases) // 6)))
 
 
 @pytest.mark.parametrize("launcher", ["nccl", "nccl-lanes"])

@@ -9,7 +9,7 @@ import pytest
 
 import reference
 from calls import OPS, SIGNATURES, STYLES, Case, kinds, layouts
-from cases import COUNTS, LARGE, LARGE_DTYPES, modes, table
+from cases import COUNTS, LARGE, LARGE_DTYPES, SEED, modes, share, table
 from harness import Pools
 from mcr_dl import _C
 from ranks import operations, session
@@ -27,17 +27,35 @@ backends = pytest.mark.parametrize("backend", session.BACKENDS)
 worlds = pytest.mark.parametrize("world", [2, 3, 4])
 
 
-def some(function: str, backend: str, dtype: str, world: int) -> list[Case]:
+def some(function: str, backend: str, dtype: str, world: int, seed: int = SEED) -> list[Case]:
     """At three ranks every combination (of more than 60 every third one); at two and four ranks a fifth of that. The
-    selection differs between types.
+    selection differs between types and seeds.
     """
     cases = table(function, backend, dtype, world, COUNTS)
-    turn = _C.dtypes().index(dtype)
-    if len(cases) > 60:
-        cases = cases[turn % 3 :: 3]
-    if world != 3 and len(cases) > 30:
-        cases = cases[turn % 5 :: 5]
-    return cases
+    step = 3 if len(cases) > 60 else 1
+    if world != 3 and len(cases) > 30 * step:
+        step *= 5
+    return share(cases, step, _C.dtypes().index(dtype), seed)
+
+
+def some_large(function: str, backend: str, world: int, seed: int = SEED) -> list[Case]:
+    """Of more than 40 combinations every seventh one, of all types."""
+    cases = [case for dtype in LARGE_DTYPES for case in table(function, backend, dtype, world, (LARGE,))]
+    return share(cases, 1 if len(cases) < 40 else 7, seed=seed)
+
+
+@functions
+def test_seeds_cover_the_table(function: str) -> None:
+    """Fifteen seeds in a row cover the table, wherever they begin, and large cases take seven."""
+    for backend, dtype, world in product(session.BACKENDS, _C.dtypes(), (2, 3, 4)):
+        whole = table(function, backend, dtype, world, COUNTS)
+        shares = [some(function, backend, dtype, world, seed) for seed in range(SEED, SEED + 15)]
+        assert {case for each in shares for case in each} == set(whole)
+        assert sum(map(len, shares)) in {times * len(whole) for times in (1, 3, 5, 15)}
+    for backend, world in product(session.BACKENDS, (2, 3, 4)):
+        large = [case for dtype in LARGE_DTYPES for case in table(function, backend, dtype, world, (LARGE,))]
+        found = {case for seed in range(SEED, SEED + 7) for case in some_large(function, backend, world, seed)}
+        assert found == set(large)
 
 
 @backends
@@ -67,10 +85,7 @@ def test_values_of_two_and_four(pools: Pools, world: int, backend: str, function
 @functions
 def test_large(pools: Pools, world: int, backend: str, function: str) -> None:
     """As ``test_values`` for messages beyond every library's eager limit."""
-    cases = []
-    for dtype in LARGE_DTYPES:
-        cases += table(function, backend, dtype, world, (LARGE,))
-    run(pools, "processes", world, cases[:: 1 if len(cases) < 40 else 7], 120)
+    run(pools, "processes", world, some_large(function, backend, world), 120)
 
 
 @worlds

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calls import SIGNATURES
-from cases import LARGE, LARGE_DTYPES, table
+from cases import LARGE, LARGE_DTYPES, share, table
 from harness import Pools
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import content
@@ -28,7 +28,7 @@ def test_values(pools: Pools, world: int, function: str) -> None:
     cases = []
     for number, dtype in enumerate(LARGE_DTYPES):
         found = table(function, CANDIDATES[number], dtype, world, (17, LARGE))
-        cases += found[number % 7 :: 1 if len(found) < 40 else 7]
+        cases += share(found, 1 if len(found) < 40 else 7, number)
     assert pools.get("processes", world).run(striped.run_all, cases, limit=120) == [len(cases)] * world
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from calls import SIGNATURES
-from cases import IN_TORCH, table, torch_takes
+from cases import IN_TORCH, share, table, torch_takes
 from harness import Pools
 from mcr_dl import _C
 from ranks import operations, session, torch_backend, torch_groups
@@ -36,7 +36,7 @@ def test_values(pools: Pools, world: int, backend: str, function: str) -> None:
         found = table(function, backend, dtype, world, COUNTS, through_torch=True)
         some = [case for case in found if torch_takes(case)]
         stride = 6 if world == 2 else 12  # polled messages of three ranks on two cores take long
-        cases += some[turn % stride :: stride] if len(some) > 30 else some
+        cases += share(some, stride if len(some) > 30 else 1, turn)
     done = pools.get("processes", world).run(operations.run_all, cases, limit=120)
     assert done == [len(cases)] * world
     assert cases

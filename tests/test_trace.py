@@ -397,6 +397,12 @@ def test_the_whole_way(
     said = capsys.readouterr().out
     assert "Where the time went: step" in said
     assert all(word in said for word in ("compute", "all_gatherv", "all_to_all", "overlapped"))
+    assert main(["summary", str(traces), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["regions"]["step"]
+    assert [row["rank"] for row in rows] == list(range(world))
+    for row in rows:
+        assert row["communication.all_to_all"] > 0
+        assert row["compute"] + row["communication"] == pytest.approx(row["total"])
     assert main(["plot", str(traces), "-o", str(tmp_path / "chart.png")]) == 0
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert main(["export", str(traces), "--format", "param", "-o", str(tmp_path / "param")]) == 0

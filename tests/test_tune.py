@@ -118,7 +118,7 @@ def test_resume_of_something_else(tmp_path: Path) -> None:
 
 # ---- the command
 
-QUICK = ["--ops", "all_reduce,barrier", "--max", "64", "--factor", "4", "--dtypes", "float32", "--budget", "0.02"]
+QUICK = ["--ops", "all_reduce,barrier", "--max-bytes", "64", "--factor", "4", "--dtypes", "float32", "--budget", "0.02"]
 
 
 def _command(*arguments: str, cache: Path | None = None, launcher: list[str] | None = None) -> tuple[int, str, str]:
@@ -150,6 +150,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert "all_reduce" in out
     assert _command("plot", str(tmp_path / "p.png"), cache=tmp_path)[0] == 0
     assert (tmp_path / "p.png").stat().st_size > 1000
+    assert _command("plot", "-o", str(tmp_path / "q.png"), cache=tmp_path)[0] == 0
+    assert (tmp_path / "q.png").read_bytes() == (tmp_path / "p.png").read_bytes()
     assert _command("diff", str(path), str(path))[0] == 0
 
 
@@ -163,8 +165,7 @@ def test_other_scales_join_the_table(tmp_path: Path) -> None:
 
 def test_under_a_launcher(tmp_path: Path) -> None:
     """Under torchrun it measures in the existing ranks."""
-    # "--": otherwise torchrun takes --max for one of its own options (argparse before Python 3.12).
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"]
     path = tmp_path / "t.json"
     code, _, err = _command(*QUICK, "--output", str(path), launcher=torchrun)
     assert code == 0, err

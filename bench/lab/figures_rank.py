@@ -16,7 +16,6 @@ program makes one call for each parameter's gradient, and the fuse pass joins th
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl import _C
+from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console
 from mcr_dl.examples import program, report
 from mcr_dl.trace import _breakdown, _save
@@ -271,7 +271,7 @@ def run(given: argparse.Namespace) -> int:
     }
     if dist.get_rank() == 0:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(document, indent=1) + "\n")
+        write_rows(given.out, document)
         show(console, setting, document["rows"], setting.unit)
         console.say(f"{given.out}: {document['seconds']:.0f} s")
     for problem in wrong:

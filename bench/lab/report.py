@@ -16,6 +16,7 @@ from typing import Any
 from lab import ROOT, figures, plan, report_figures, stages
 from lab.plan import Shape
 from markdown_text import size_text, table
+from mcr_dl.base.documents import rows
 
 _IMAGE = "lab-{}.png"
 
@@ -122,9 +123,8 @@ def write(document: Mapping[str, Any], work: Path, docs: Path) -> None:
     parts.append("\n".join(report_figures.section(measured, document["conditions"]["cores"], images, link)))
     parts.append("\n".join(stage_table(document)))
     (results / "lab.md").write_text("\n".join(parts).rstrip() + "\n")
-    whole = {**document, "results": measured}
-    text = json.dumps(whole, indent=1).replace(f"{ROOT}/", "")
-    (results / ("lab.json" if docs != work else "lab-results.json")).write_text(text + "\n")
+    text = rows({**document, "results": measured}).replace(f"{ROOT}/", "")
+    (results / ("lab.json" if docs != work else "lab-results.json")).write_text(text + "\n", encoding="utf-8")
 
 
 def results_of(work: Path, shape: Shape) -> dict[str, Any]:

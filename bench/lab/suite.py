@@ -29,6 +29,7 @@ import script
 from lab import ROOT, Lab, LabError, plan, report, stages
 from lab.needs import missing
 from lab.stages import Stage
+from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 
 WORK = ROOT / "build" / "lab"
@@ -78,7 +79,7 @@ class Runner:
         self.document["full"] = all(map(self.done, self.everything))
         self.document["seconds"] = sum(each["seconds"] for each in self.records)
         self.document["conditions"]["load_at_the_end"] = list(os.getloadavg())
-        self.summary.write_text(json.dumps(self.document, indent=1))
+        write_rows(self.summary, self.document)
         self.bars.advance(self.task)
         verdict = ("FAILED", "red") if problems else ("ok    ", "green")
         place = f"{self.keys.index(key) + 1:3}/{len(self.keys)}"

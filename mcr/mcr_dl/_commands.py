@@ -29,6 +29,11 @@ def bench() -> int:
     return run("mcr-bench", "mcr_dl.bench.cli")
 
 
+def info() -> int:
+    """``mcr-info``."""
+    return run("mcr-info", "mcr_dl.info")
+
+
 def trace() -> int:
     """``mcr-trace``."""
     return run("mcr-trace", "mcr_dl.trace.cli")

@@ -365,12 +365,27 @@ def _cell(group: _C.Group, backend: str, op: dict[str, Any], dtype: str, vectore
     return f"native; emulated: {' '.join(ways['emulated'])}"
 
 
+Support = dict[str, dict[str, str]]
+"""By element types with equal support, in one string, and by operation: who does it."""
+
+
+def support(group: _C.Group, backend: str) -> Support:
+    """What a backend of the group supports."""
+    forms = [(op, vectored) for op in _C.ops() for vectored in ((False, True) if op["vectored"] else (False,))]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for dtype in _C.dtypes():
+        cells = tuple(_cell(group, backend, op, dtype, vectored) for op, vectored in forms)
+        columns.setdefault(cells, []).append(dtype)
+    titles = [op["name"] + (" (vectored)" if vectored else "") for op, vectored in forms]
+    return {" ".join(dtypes): dict(zip(titles, cells, strict=True)) for cells, dtypes in columns.items()}
+
+
 def support_matrix(group: _C.Group) -> str:
     """The support matrix of the group's backends, as Markdown."""
     lines = [
         "# Support matrix",
         "",
-        "Generated from the op table by `make generate`; `python -m mcr_dl.info` prints it for this machine.",
+        "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine.",
         "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
         "native where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
         + "; ".join(
@@ -381,16 +396,11 @@ def support_matrix(group: _C.Group) -> str:
     ]
     for backend in group.backends:
         lines += ["", f"## {backend}", ""]
-        columns: dict[tuple[str, ...], list[str]] = {}
-        forms = [(op, vectored) for op in _C.ops() for vectored in ((False, True) if op["vectored"] else (False,))]
-        for dtype in _C.dtypes():
-            cells = tuple(_cell(group, backend, op, dtype, vectored) for op, vectored in forms)
-            columns.setdefault(cells, []).append(dtype)
-        lines.append("| operation | " + " | ".join(" ".join(dtypes) for dtypes in columns.values()) + " |")
-        lines.append("| --- |" + " --- |" * len(columns))
-        for index, (op, vectored) in enumerate(forms):
-            title = op["name"] + (" (vectored)" if vectored else "")
-            lines.append(f"| {title} | " + " | ".join(cells[index] for cells in columns) + " |")
+        found = support(group, backend)
+        lines.append(f"| operation | {' | '.join(found)} |")
+        lines.append("| --- |" + " --- |" * len(found))
+        for title in next(iter(found.values())):
+            lines.append(f"| {title} | {' | '.join(ways[title] for ways in found.values())} |")
     return "\n".join(lines) + "\n"
 
 

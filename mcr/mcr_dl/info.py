@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mcr_dl.info``: versions, launcher, MPI and NCCL, tuning table, backends and what each supports."""
+"""``mcr-info``: versions, launcher, MPI and NCCL, tuning table, backends and what each supports."""
 
 from __future__ import annotations
 
+import argparse
 import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from rich.markdown import Markdown
 from rich.table import Table
 
 from mcr_dl import _C
-from mcr_dl._generate import support_matrix
+from mcr_dl._generate import support
 from mcr_dl.base import launcher
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
@@ -28,46 +31,90 @@ def _tuning_text(world: _C.Group) -> str:
     return f"{knowledge.source} ({', '.join(scale['name'] for scale in knowledge.scales)}){candidates}"
 
 
-def _facts(world: _C.Group, status: dict[str, str]) -> Table:
+def _facts(world: _C.Group, status: dict[str, str]) -> dict[str, str]:
     launch = launcher.detect()
-    table = Table(title="MCR-DL", show_header=False, title_justify="left")
-    table.add_row("mcr_dl", _C.__version__)
-    table.add_row("torch", torch.__version__)
-    table.add_row("Python", platform.python_version())
-    table.add_row("launcher", f"{launch.launcher}, rank {launch.rank} of {launch.size}")
-    for library in registry.DESCRIBED:
-        if library.title:
-            table.add_row(library.title, library.found(status[library.name]))
-    table.add_row("tuning table", _tuning_text(world))
-    return table
+    libraries = {one.title: one.found(status[one.name]) for one in registry.DESCRIBED if one.title}
+    return {
+        "mcr_dl": _C.__version__,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "launcher": f"{launch.launcher}, rank {launch.rank} of {launch.size}",
+        **libraries,
+        "tuning table": _tuning_text(world),
+    }
 
 
 def _backend_table(status: dict[str, str]) -> Table:
     table = Table(title="Backends", title_justify="left")
     table.add_column("name")
-    table.add_column("state")
+    table.add_column("state", overflow="fold")
     for name, text in status.items():
         table.add_row(name, text, style="green" if text.startswith("ok") else "yellow")
     return table
 
 
-def main() -> None:
-    """Print the report; under a launcher, on rank 0 alone. A wrong argument: one line, exit code 2."""
-    arguments.Parser(
-        prog="python -m mcr_dl.info",
-        description="Show versions, launcher, libraries, the tuning table, and which backends support what.",
-    ).parse_args()
+def _support_table(world: _C.Group, backend: str) -> Table:
+    """Operations down, element types with equal support across."""
+    table = Table(title=f"Support: {backend}", title_justify="left")
+    table.add_column("operation", no_wrap=True)
+    found = support(world, backend)
+    for dtypes in found:
+        table.add_column(dtypes.replace(" ", "\n"), no_wrap=True)
+    for operation in next(iter(found.values())):
+        table.add_row(operation, *(ways[operation] for ways in found.values()))
+    return table
+
+
+def _report(world: _C.Group, status: dict[str, str], *, whole: bool) -> None:
     console = Console()
+    facts = Table(title="MCR-DL", show_header=False, title_justify="left")
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in _facts(world, status).items():
+        facts.add_row(name, text)
+    console.print(facts)
+    console.print(_backend_table(status))
+    for backend in world.backends if whole else ():
+        console.print_whole(_support_table(world, backend), 120)
+    if not whole:
+        console.say("mcr-info --support shows which backend has which operation, for which types.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    text = (
+        "Show versions, launcher, libraries, the tuning table and the backends, and why those that do not work do not."
+    )
+    result = arguments.command("mcr-info", text)
+    result.add_argument(
+        "--support", action="store_true", help="also which backend has which operation, for which types"
+    )
+    arguments.add_json(result)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report; under a launcher, on rank 0 alone. Exit code 2: bad input."""
+    given = parser().parse_args(argv)
+    return arguments.exit_code("mcr-info", lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
     status = available_backends()
     usable = [name for name in registry.automatic("cpu") if status.get(name, "").startswith("ok")]
     default_group.init_process_group(usable or [null.LIBRARY.name])
     world = _C.world()
-    if world is not None and world.rank() == 0:
-        console.print(_facts(world, status))
-        console.print(_backend_table(status))
-        console.print(Markdown(support_matrix(world)))
+    assert world is not None
+    if world.rank() == 0 and not arguments.write_json(given.json, lambda: _document(world, status)):
+        _report(world, status, whole=given.support)
     default_group.destroy_process_group()
+    return 0
+
+
+def _document(world: _C.Group, status: dict[str, str]) -> dict[str, Any]:
+    found = {backend: support(world, backend) for backend in world.backends}
+    return {"facts": _facts(world, status), "backends": status, "candidates": list(world.candidates), "support": found}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

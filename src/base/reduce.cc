@@ -50,14 +50,14 @@ struct Product {
 struct Min {
   template <class T>
   static T of(T a, T b) {
-    return (a < b) | (a != a) ? a : b;  // a NaN in b fails the comparison and is taken
+    return ((a < b) | (a != a)) ? a : b;  // a NaN in b fails the comparison and is taken
   }
 };
 
 struct Max {
   template <class T>
   static T of(T a, T b) {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   }
 };
 

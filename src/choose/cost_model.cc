@@ -179,8 +179,8 @@ CostModel CostModel::median(std::span<const CostModel> models) {
   CostModel result;
   result.resources_ = models[0].resources_;
   for (const auto& [subject, first] : models[0].costs_) {
-    const auto of = [&](auto value) {
-      return lower_median(models, [&](const CostModel& model) { return value(model.costs_.at(subject)); });
+    const auto of = [&, &key = subject](auto value) {  // clang before 16 captures no structured binding by default
+      return lower_median(models, [&](const CostModel& model) { return value(model.costs_.at(key)); });
     };
     Cost cost = first;
     cost.alpha = of([](const Cost& one) { return one.alpha; });

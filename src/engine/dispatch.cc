@@ -261,7 +261,8 @@ class Issue {
     } else if (const auto stripes = group.selector().stripes(*slot, call)) {
       const auto schedule = Schedule::make();
       stripe(call, group.size(), *stripes, *schedule);
-      begin(schedule, lane, [&](uint8_t part) -> Communicator& { return *slot->striped->parts()[part].communicator; });
+      begin(schedule, lane,
+            [&parts = slot->striped->parts()](uint8_t part) -> Communicator& { return *parts[part].communicator; });
     } else {
       communicator.issue(call, lane);
     }

@@ -181,7 +181,7 @@ void Work::set_awaited() {
 
 void Work::on_done(std::function<void()> callback) {
   if (!fence_.ready()) {
-    auto made = std::make_unique<Callback>(std::move(callback), callbacks_.load(std::memory_order_acquire));
+    auto made = std::make_unique<Callback>(Callback{std::move(callback), callbacks_.load(std::memory_order_acquire)});
     while (made->next != &kNoMore) {
       if (callbacks_.compare_exchange_weak(made->next, made.get(), std::memory_order_acq_rel)) {
         made.release();

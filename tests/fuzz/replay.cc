@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives a target the files of folders: what a fuzzer has kept is a test for every compiler.
+// Gives a target the inputs of corpora: what a fuzzer has kept is a test for every compiler.
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <string>
+#include <exception>
 
 #include "bytes.h"
+#include "corpus.h"
 
-int main(int count, char** folders) {
-  int inputs = 0;
-  for (int i = 1; i < count; ++i) {
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(folders[i])) {
-      if (!entry.is_regular_file()) continue;
-      std::ifstream file(entry.path(), std::ios::binary);
-      const std::string content{std::istreambuf_iterator<char>(file), {}};
-      LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(content.data()), content.size());
-      ++inputs;
+int main(int count, char** files) {
+  std::size_t inputs = 0;
+  try {
+    for (int i = 1; i < count; ++i) {
+      for (const auto& input : corpus::read(files[i])) {
+        if (corpus::decode(corpus::encode(input)) != input) throw std::runtime_error("an input has no line of its own");
+        LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+        ++inputs;
+      }
     }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
   }
-  std::printf("%d inputs\n", inputs);
+  std::printf("%zu inputs\n", inputs);
   return inputs == 0 ? 1 : 0;
 }

@@ -31,7 +31,7 @@ BANNED = re.compile(
 )
 SUFFIXES = {".cc", ".h", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ""}
 # They list the words, or are written by measurements.
-EXEMPT = ("CONTRIBUTING.md", "LICENSE", "docs/results/", "tests/fuzz/corpus", "tests/lint/words.py")
+EXEMPT = ("CONTRIBUTING.md", "LICENSE", "docs/results/", "tests/fuzz/corpus/", "tests/lint/words.py")
 
 
 def found(path: Path) -> list[str]:

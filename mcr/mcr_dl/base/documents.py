@@ -18,6 +18,7 @@ from mcr_dl.base.errors import InvalidArgumentError
 MIB = 1 << 20
 DEPTH = 64
 """Lists and objects inside each other, at most."""
+_LINE = 118
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -84,6 +85,33 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
 def dumps(value: Any) -> str:
     """Encode a value for ``parse``. Its texts may come from anywhere: bytes that are not UTF-8 become ``?``."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace").decode()
+
+
+def rows(value: Any) -> str:
+    """Encode a value for people and for ``git diff``: a line for each part that fits into one, and for each row, a list
+    or object without others in it.
+    """
+    return _rows(json.loads(json.dumps(value)), "")
+
+
+def _rows(value: Any, indent: str) -> str:
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, (dict, list)):
+        return flat
+    parts = list(value.values()) if isinstance(value, dict) else value
+    if len(indent) + len(flat) <= _LINE or not any(isinstance(part, (dict, list)) for part in parts):
+        return flat
+    deeper = indent + "  "
+    heads = [""] * len(parts)
+    if isinstance(value, dict):
+        heads = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
+    lines = ",\n".join(deeper + head + _rows(part, deeper) for head, part in zip(heads, parts, strict=True))
+    return f"{flat[0]}\n{lines}\n{indent}{flat[-1]}"
+
+
+def write_rows(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a value to a file, as ``rows`` encodes it."""
+    Path(path).write_text(rows(value) + "\n", encoding="utf-8")
 
 
 def _one_line(error: Exception) -> str:

@@ -23,24 +23,26 @@ from mcr_dl.bench.ranks import bind, launched, run_local
 from mcr_dl.bench.timing import TorchControl
 from mcr_dl.commands.arguments import (
     INTERRUPTED,
+    STDOUT,
     UNREAD,
-    Parser,
     above,
+    add_json,
+    add_sizes,
     candidate_names,
     checked,
+    command,
     count,
     device,
     local_ranks,
     one_of,
     operation_names,
-    output,
     plot,
     reductions,
     refuse,
     sizes,
+    write_json,
 )
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.commands.sizes import parse_size
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
 
@@ -48,15 +50,16 @@ _PROGRAM = "mcr-bench"
 _WRONG = 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=_PROGRAM,
-        description="Latency and bandwidth of every operation on every backend, with checked results.",
-        epilog="Starts its own ranks on this machine, or runs in those of torchrun, mpiexec or srun.",
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = command(
+        _PROGRAM,
+        "Latency and bandwidth of every operation on every backend, with checked results.",
+        "Starts its own ranks on this machine, or runs in those of torchrun, mpiexec or srun.",
     )
 
     def add(*names: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
-        parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
+        result.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
     add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (default 2)")
     add("--ops", convert=operation_names, default=None, meta="LIST", text="operations (all_reduce), or all")
@@ -67,20 +70,12 @@ def _parser() -> argparse.ArgumentParser:
         meta="LIST",
         text="backends or variants, auto, all (all)",
     )
-    add(
-        "--min",
-        convert=parse_size,
-        default=4,
-        meta="SIZE",
-        text="smallest message in bytes (4); K, M, G: powers of 1024",
-    )
-    add("--max", convert=parse_size, default=64 << 20, meta="SIZE", text="largest message in bytes (64M)")
-    add("--factor", convert=above(1), default=2.0, meta="F", text="from one size to the next (2)")
+    add_sizes(result, (64 << 20, "64M"), (2.0, "2"))
     add("--dtype", convert=one_of(_C.dtypes), default="float32", meta="DTYPE", text="element type (float32)")
     add("--redop", convert=one_of(reductions), default="SUM", meta="OP", text="reduction (SUM)")
     add("--root", convert=count(0), default=0, meta="RANK", text="root of rooted operations (0)")
-    parser.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
-    parser.add_argument("--in-place", action="store_true", help="input and output are one memory")
+    result.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
+    result.add_argument("--in-place", action="store_true", help="input and output are one memory")
     add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu (default) or cuda")
     add("--budget", convert=above(0), default=0.5, meta="SECONDS", text="most time per size, for all backends (0.5)")
     add(
@@ -90,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         meta="SHARE",
         text="stop when medians are certain to ±SHARE (0.025)",
     )
-    parser.add_argument("--no-check", dest="check", action="store_false", help="do not check results")
-    add("--json", convert=output, default=None, meta="FILE", text="write everything as JSON")
+    result.add_argument("--no-check", dest="check", action="store_false", help="do not check results")
+    add_json(result)
     add("--plot", convert=plot, default=None, meta="FILE.png", text="draw latency over size")
     add(
         "--mix",
@@ -100,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         meta="MIX",
         text='run at once: "all_reduce:1M@gloo + all_to_all:256K@mpi"',
     )
-    return parser
+    return result
 
 
 def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
     """The settings, and the number of ranks to start; raises InvalidArgumentError for errors beyond argparse's."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
     for name in ("ops", "backends", "plot"):
         if given.mix and getattr(given, name) is not None:
             message = f"argument --{name}: not allowed with --mix"
@@ -124,7 +119,7 @@ def _parse(argv: Sequence[str] | None) -> tuple[Settings, int]:
         raise InvalidArgumentError(message)
     backends = given.backends or ("all",)
     settings = Settings(
-        ops, backends, sizes(given.min, given.max, given.factor), given.dtype, given.redop, given.root,
+        ops, backends, sizes(given.min_bytes, given.max_bytes, given.factor), given.dtype, given.redop, given.root,
         given.asynchronous, given.in_place, given.device, given.budget, given.confidence, given.check,
         given.json, given.plot, given.mix,
     )  # fmt: skip
@@ -170,7 +165,7 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
                 if "all" not in settings.backends or differs(group, name, operation, dtype, settings.device)
             ]
             done = sweep(operation, own, group, control, settings, lambda t=task, p=progress: p.advance(t))  # type: ignore[misc]
-        if first:
+        if first and settings.json != STDOUT:
             report.print_operation(done, settings, group.size())
             sys.stdout.flush()
         rows += done
@@ -179,12 +174,11 @@ def _measure_all(settings: Settings, group: _C.Group, names: list[str], control:
 
 def _finish(settings: Settings, group: _C.Group, rows: list[Row], mix: MixResult | None) -> None:
     """Rank 0's final output and files."""
-    if mix is not None:
-        report.print_mix(mix, settings, group.size())
-    else:
-        print("\n".join(report.footer(rows, settings)))
-    if settings.json:
-        report.write_json(settings.json, report.document(rows, settings, group, mix))
+    if not write_json(settings.json, lambda: report.document(rows, settings, group, mix)):
+        if mix is not None:
+            report.print_mix(mix, settings, group.size())
+        else:
+            print("\n".join(report.footer(rows, settings)))
     if settings.plot and rows:
         report.write_plot(settings.plot, rows, f"{group.size()} ranks, {settings.dtype}, {settings.device}")
     sys.stdout.flush()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -40,11 +39,6 @@ def _number(value: float) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value < 1000 else f"{value:.0f}"
 
 
-def _rate(value: float) -> str:
-    """GB/s; with four decimals below 10 MB/s."""
-    return _number(value) if value >= 0.01 else f"{value:.4f}"
-
-
 def _columns(title: str, names: Sequence[str], texts: int) -> Table:
     """A plain table whose first `texts` columns hold text and whose other columns hold numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
@@ -74,7 +68,7 @@ def _cells(row: Row, ranks: int, fastest: bool) -> list[str | Text]:
         _number(times.min_us),
         Text(f"{median}*", style="bold") if fastest else f"{median} ",
         _number(times.p99_us),
-        *map(_rate, rates),
+        *map(_number, rates),
         str(row.wrong),
     ]
 
@@ -197,11 +191,6 @@ def document(rows: Sequence[Row], settings: Settings, group: _C.Group, mix: MixR
         "rows": [_row_json(row, group.size()) for row in rows],
         "mix": None if mix is None else _mix_json(mix),
     }
-
-
-def write_json(path: str, content: dict[str, Any]) -> None:
-    """Write a document."""
-    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def _draw(axes: Any, rows: Sequence[Row], colour: dict[str, str]) -> None:

@@ -20,13 +20,19 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of, operations
+from mcr_dl.commands.sizes import parse_size
 from mcr_dl.libraries import registry
 
 MOST_SIZES = 1000
 MOST_RANKS_PER_CORE = 64  # more than any measurement needs; each takes a second of processor time to start
 FAILED, INTERRUPTED = 2, 130  # exit codes
+STDOUT = "-"
 UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal has ended
 _SPEAK_SECONDS = 1.0  # the other ranks let rank 0 print before they exit, as a launcher ends all ranks when one fails
+
+
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
+_FILES = ("A", "B", "DUMPS", "FILE", "FILE.png", "FOLDER", "JSON", "PICTURE", "TRACES")  # metavars of names of files
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +41,61 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with code 2."""
         sys.exit(refuse(self.prog, message))
+
+
+class _PrintCompletion(argparse.Action):
+    """Print what makes a shell complete the command's words, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, name: str | None = None) -> None:
+        try:
+            import shtab
+        except ModuleNotFoundError:
+            parser.error(f"argument {name}: needs shtab: pip install 'mcr-dl[completion]'")
+        waiting = [parser]
+        while waiting:
+            for action in waiting.pop()._actions:
+                if action.metavar in _FILES:
+                    action.complete = shtab.FILE  # type: ignore[attr-defined]
+                if isinstance(action, argparse._SubParsersAction):
+                    waiting += action.choices.values()
+        print(shtab.complete(parser, shell=str(shell)))
+        parser.exit()
+
+
+def command(program: str, description: str, epilog: str | None = None) -> Parser:
+    """The parser of a command, with the options that all commands have."""
+    parser = Parser(prog=program, description=description, epilog=epilog)
+    parser.add_argument("--version", action="version", version=f"{program} {_C.__version__}")
+    text = "print the completion of this command for a shell: " + ", ".join(_SHELLS)
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=_SHELLS,
+        default=argparse.SUPPRESS,
+        metavar="SHELL",
+        help=text,
+    )
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option that writes a report as JSON."""
+    text = "write the report as JSON; - is the standard output, in place of the report"
+    parser.add_argument("--json", type=checked(json_file), metavar="FILE", help=text)
+
+
+def json_file(text: str) -> str:
+    """A file that can be written, or - for the standard output."""
+    return text if text == STDOUT else output(text)
+
+
+def write_json(file: str | None, report: Callable[[], object]) -> bool:
+    """Write the report to the file, if one is given; returns whether that was the standard output."""
+    if file == STDOUT:
+        print(documents.rows(report()))
+    elif file is not None:
+        documents.write_rows(file, report())
+    return file == STDOUT
 
 
 def _first() -> bool:
@@ -207,14 +268,33 @@ def checked(convert: Callable[[str], object]) -> Callable[[str], object]:
     return wrapped
 
 
+def add_sizes(
+    parser: argparse.ArgumentParser, largest: tuple[int | None, str], factor: tuple[float | None, str]
+) -> None:
+    """Add the options for the sizes of messages, each with its default and that in words.
+
+    torchrun takes ``--min`` and ``--max``, in Python before 3.12, for options of its own; the other names are free.
+    """
+
+    def add(*names: str, convert: Callable[[str], object], default: float | None, meta: str, text: str) -> None:
+        parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
+
+    units = "K, M, G: powers of 1024"
+    add("-b", "--min-bytes", "--min", convert=parse_size, default=4, meta="SIZE", text=f"smallest message (4); {units}")
+    text = f"largest message ({largest[1]})"
+    add("-e", "--max-bytes", "--max", convert=parse_size, default=largest[0], meta="SIZE", text=text)
+    text = f"from one size to the next ({factor[1]})"
+    add("-f", "--factor", convert=above(1), default=factor[0], meta="F", text=text)
+
+
 def sizes(smallest: int, largest: int, factor: float) -> tuple[int, ...]:
     if smallest > largest:
-        message = f"argument --max: expected at least --min ({smallest}), got {largest}"
+        message = f"argument -e/--max-bytes: expected at least --min-bytes ({smallest}), got {largest}"
         raise InvalidArgumentError(message)
     sizes = [smallest]
     while sizes[-1] * factor <= largest:
         sizes.append(max(sizes[-1] + 1, round(sizes[-1] * factor)))
         if len(sizes) > MOST_SIZES:
-            message = f"argument --factor: expected at most {MOST_SIZES} sizes, got more with {factor:g}"
+            message = f"argument -f/--factor: expected at most {MOST_SIZES} sizes, got more with {factor:g}"
             raise InvalidArgumentError(message)
     return tuple(sizes)

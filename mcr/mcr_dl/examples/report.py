@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
+from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import chart as picture
 from mcr_dl.examples.record import Record, Setting, speed, spread, turns
@@ -175,7 +175,7 @@ def save(console: Console, setting: Setting, records: Sequence[Record], path: Pa
         }
         for record in records
     ]
-    path.write_text(json.dumps({"setting": asdict(setting), "modes": modes}, indent=1) + "\n")
+    write_rows(path, {"setting": asdict(setting), "modes": modes})
     console.say(f"Figures: {path}")
     if chart is not None:
         picture.draw(setting, records, chart)

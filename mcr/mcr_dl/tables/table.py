@@ -32,7 +32,6 @@ from mcr_dl.tables.model import (
 LARGEST = 64 * documents.MIB
 """Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
 _AGAIN = "measure again with mcr-tune"
-_LINE = 118
 
 
 def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> InvalidArgumentError:
@@ -75,18 +74,6 @@ def read(path: str | os.PathLike[str]) -> Table:
     return from_document(document, str(file))
 
 
-def _lines(value: Any, indent: str = "") -> str:
-    """JSON with a line for each part that fits into one, so that a diff of two tables is readable."""
-    flat = json.dumps(value, allow_nan=False)
-    if len(indent) + len(flat) <= _LINE or not isinstance(value, (dict, list)):
-        return flat
-    deeper = indent + "  "
-    if isinstance(value, dict):
-        parts = [f"{deeper}{json.dumps(key)}: {_lines(each, deeper)}" for key, each in value.items()]
-        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(deeper + _lines(each, deeper) for each in value) + f"\n{indent}]"
-
-
 def _replace(path: Path, text: str) -> None:
     """Write the file atomically: a concurrent reader gets the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +100,7 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
         raise InvalidArgumentError(f"tuning table {file}: expected finite numbers, got {error}") from error
     _validate(file, document)
     try:
-        _replace(file, _lines(document) + "\n")
+        _replace(file, documents.rows(document) + "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise OSError(f"tuning table {file}: cannot be written: {reason}; name another file") from error

@@ -17,7 +17,7 @@ from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
 from mcr_dl.trace._param import param
 from mcr_dl.trace.plot import plot
-from mcr_dl.trace.show import show
+from mcr_dl.trace.show import document, show
 from mcr_dl.watch import dump
 
 _PROGRAM = "mcr-trace"
@@ -43,7 +43,9 @@ def _merge(given: argparse.Namespace) -> None:
 
 
 def _summary(given: argparse.Namespace) -> None:
-    show(read_all(given.traces))
+    traces = read_all(given.traces)
+    if not arguments.write_json(given.json, lambda: document(traces)):
+        show(traces)
 
 
 def _plot(given: argparse.Namespace) -> None:
@@ -85,12 +87,15 @@ def _export(given: argparse.Namespace) -> None:
 
 
 def _diagnose(given: argparse.Namespace) -> None:
-    _say(dump.told(dump.read(Path(given.dumps))))
+    dumps = dump.read(Path(given.dumps))
+    if not arguments.write_json(given.json, lambda: dump.document(dumps)):
+        _say(dump.told(dumps))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(prog=_PROGRAM, description="Look at the traces that mcr_dl.trace.save has written.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = arguments.command(_PROGRAM, "Look at the traces that mcr_dl.trace.save has written.")
+    commands = result.add_subparsers(required=True, metavar="COMMAND")
 
     def add(
         name: str,
@@ -109,17 +114,19 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("merge", _merge, "One trace-event file of all ranks, for ui.perfetto.dev and chrome://tracing.", "JSON")
-    add("summary", _summary, "Time in computing and in communication, by operation and rank.")
+    summary = add("summary", _summary, "Time in computing and in communication, by operation and rank.")
     add("plot", _plot, "The summary as stacked bars.", "PICTURE", arguments.checked(arguments.plot))
-    add("diagnose", _diagnose, "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR.", place="DUMPS")
+    text = "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR."
+    for report in (summary, add("diagnose", _diagnose, text, place="DUMPS")):
+        arguments.add_json(report)
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
     export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
-    return parser
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit code 2: bad input."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
 
     def run() -> int:
         given.run(given)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -36,6 +37,27 @@ def grid(parts: Sequence[Breakdown]) -> Table:
     table.add_row("communication", *(_text(part.communication, part.total) for part in columns))
     table.add_row("overlapped", *(_text(part.overlapped, part.total) for part in columns))
     return table
+
+
+def document(traces: Sequence[Trace]) -> dict[str, Any]:
+    """The breakdown as JSON: for each region a row for each rank, in seconds."""
+    return {
+        "regions": {
+            name: [
+                {
+                    "rank": rank,
+                    "total": part.total,
+                    "compute": part.compute,
+                    "communication": part.communication,
+                    "overlapped": part.overlapped,
+                    **{f"communication.{operation}": seconds for operation, seconds in part.exposed.items()},
+                }
+                for rank, part in enumerate(parts)
+            ]
+            for name, parts in breakdown.tables(traces).items()
+        },
+        "lost_records": {str(trace.rank): trace.lost for trace in traces},
+    }
 
 
 def show(traces: Sequence[Trace], console: Console | None = None) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands import arguments
@@ -14,22 +13,23 @@ from mcr_dl.tables.host import host
 from mcr_dl.tables.table import Table
 from mcr_dl.tuning import diff, plot, show
 
-NAMES = ("show", "plot", "diff")
 
-
-def _view_parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(prog="mcr-tune")
-    views = parser.add_subparsers(dest="view", required=True, metavar="COMMAND", parser_class=arguments.Parser)
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the commands, whose name is then ``view``; None: no command."""
+    views = parser.add_subparsers(dest="view", metavar="COMMAND", parser_class=arguments.Parser)
 
     def view(name: str, text: str) -> argparse.ArgumentParser:
         added = views.add_parser(name, help=text, description=text)
         if name in ("show", "plot"):
             added.add_argument("--table", metavar="FILE", help="the table (this machine's in the user's cache)")
+        if name != "plot":
+            arguments.add_json(added)
         return added
 
     view("show", "Who wins, by operation, message size and scale.").add_argument("operation", nargs="?")
     drawn = view("plot", "Draw the cost curves with their crossings.")
-    drawn.add_argument("file", metavar="FILE.png", type=arguments.checked(arguments.plot))
+    drawn.add_argument("file", nargs="?", metavar="FILE.png", type=arguments.checked(arguments.plot))
+    drawn.add_argument("-o", "--output", metavar="FILE.png", type=arguments.checked(arguments.plot), help="the same")
     drawn.add_argument("--ops", type=arguments.checked(arguments.operation_names), metavar="LIST")
     drawn.add_argument(
         "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (the largest)"
@@ -37,7 +37,6 @@ def _view_parser() -> argparse.ArgumentParser:
     compared = view("diff", "What differs between two tables.")
     compared.add_argument("a", metavar="A")
     compared.add_argument("b", metavar="B")
-    return parser
 
 
 def _read(path: str | None) -> Table:
@@ -49,16 +48,23 @@ def _read(path: str | None) -> Table:
     return tables.read(own)
 
 
-def run(argv: Sequence[str]) -> int:
+def run(given: argparse.Namespace) -> int:
     """Show, draw or compare; returns the exit code."""
-    given = _view_parser().parse_args(argv)
     console = Console()
     if given.view == "show":
-        show.show(_read(given.table), console, given.operation)
-    elif given.view == "plot":
         table = _read(given.table)
-        plot.plot(table, given.file, given.ops, table.scale(ranks=given.n))
-        console.say(f"wrote {given.file}")
+        if not arguments.write_json(given.json, lambda: show.document(table, given.operation)):
+            show.show(table, console, given.operation)
+    elif given.view == "plot":
+        file = given.output or given.file
+        if file is None or (given.output and given.file):
+            raise InvalidArgumentError("expected one picture, FILE.png or -o FILE.png")
+        table = _read(given.table)
+        plot.plot(table, file, given.ops, table.scale(ranks=given.n))
+        console.say(f"wrote {file}")
     else:
-        return 1 if diff.diff(tables.read(given.a), tables.read(given.b), console) else 0
+        a, b = tables.read(given.a), tables.read(given.b)
+        if not arguments.write_json(given.json, lambda: diff.document(a, b)):
+            diff.diff(a, b, console)
+        return 1 if diff.differences(a, b) else 0
     return 0

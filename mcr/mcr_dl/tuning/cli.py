@@ -21,7 +21,6 @@ from mcr_dl.bench import devices
 from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.commands.sizes import parse_size
 from mcr_dl.commands.text import size_text
 from mcr_dl.libraries import registry
 from mcr_dl.tables import codecs
@@ -95,37 +94,52 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(arguments.local_ranks(2)(name) for name in arguments.name_list(text))
 
 
-def _measure_parser() -> argparse.ArgumentParser:
-    parser = arguments.Parser(
-        prog=_PROGRAM,
-        description="Measure every backend and variant for every operation, and write the table that `auto` goes by.",
-        epilog="Starts its own ranks on this machine, or runs in those of torchrun, mpiexec or srun. See also: "
-        + ", ".join(f"{_PROGRAM} {name}" for name in views.NAMES),
+def parser() -> argparse.ArgumentParser:
+    """The command line: options of a measurement, or a command for measured tables."""
+    result = arguments.command(
+        _PROGRAM,
+        "Measure every backend and variant for every operation, and write the table that `auto` goes by.",
+        "Without COMMAND it measures, on ranks that it starts here, or in those of torchrun, mpiexec or srun.",
     )
+    views.add(result)
 
     def add(name: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
-        parser.add_argument(name, type=arguments.checked(convert), default=default, metavar=meta, help=text)
+        result.add_argument(name, type=arguments.checked(convert), default=default, metavar=meta, help=text)
 
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and types and less time: under two minutes")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
+    result.add_argument("--quick", action="store_true", help="fewer sizes and types and less time: under two minutes")
+    result.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
     add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (2)")
     add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (all)")
     add("--backends", arguments.name_list, (_USABLE,), "LIST", "backends, each with its variants (all that work here)")
     add("--dtypes", _dtypes, None, "LIST", "element types (float32,bfloat16,int32,complex64; quick: the first two)")
     add("--codecs", _codecs, (), "LIST", "also each backend with these codecs, such as bf16,int8 (none)")
-    add("--min", parse_size, 4, "SIZE", "smallest message in bytes (4); K, M, G: powers of 1024")
-    add("--max", parse_size, None, "SIZE", "largest message in bytes (64M; quick: 16M)")
-    add("--factor", arguments.above(1), None, "F", "from one size to the next (2; quick: 4)")
+    arguments.add_sizes(result, (None, "64M; quick: 16M"), (None, "2; quick: 4"))
     add("--budget", arguments.above(0), None, "SECONDS", "most time per size, for all candidates (1.0; quick: 0.4)")
     add("--confidence", arguments.above(0), 0.025, "SHARE", "stop when medians are certain to ±SHARE (0.025)")
     add("--limit", arguments.above(0), 30.0, "SECONDS", "time without progress after which a candidate hangs (30)")
     add("--device", arguments.device, "cpu", "DEVICE", "cpu (default) or cuda")
-    add("--output", arguments.output, None, "FILE", "the table (this machine's in the user's cache)")
-    return parser
+    result.add_argument(
+        "-o",
+        "--output",
+        type=arguments.checked(arguments.output),
+        metavar="FILE",
+        help="the table (this machine's in the user's cache)",
+    )
+    return result
 
 
-def _parse(argv: Sequence[str]) -> _Settings:
-    given = _measure_parser().parse_args(argv)
+def _parse(words: Sequence[str]) -> _Settings | argparse.Namespace:
+    """The settings of a measurement, or the arguments of a command for measured tables."""
+    given = parser().parse_args(words)
+    if given.view is None:
+        return _settings(given)
+    if words[0] != given.view:
+        message = f"expected {given.view} first, or options of a measurement alone, got {words[0]}"
+        raise InvalidArgumentError(message)
+    return given
+
+
+def _settings(given: argparse.Namespace) -> _Settings:
     quick = given.quick
     launch = launcher.detect()
     ranks = (launch.size,) if launched() else given.n or (2,)
@@ -134,14 +148,14 @@ def _parse(argv: Sequence[str]) -> _Settings:
         raise InvalidArgumentError(message)
     if given.codecs and given.device != "cpu":
         raise InvalidArgumentError(f"argument --codecs: expected --device cpu, got {given.device}")
-    largest = given.max or (16 << 20 if quick else 64 << 20)
+    largest = given.max_bytes or (16 << 20 if quick else 64 << 20)
     return _Settings(
         ranks=ranks,
         operations=given.ops,
         backends=given.backends,
         dtypes=given.dtypes or ("float32", "bfloat16", *(() if quick else ("int32", "complex64"))),
         codecs=given.codecs,
-        sizes=arguments.sizes(given.min, largest, given.factor or (4.0 if quick else 2.0)),
+        sizes=arguments.sizes(given.min_bytes, largest, given.factor or (4.0 if quick else 2.0)),
         budget_seconds=given.budget or (0.4 if quick else 1.0),
         confidence=given.confidence,
         limit=given.limit,
@@ -310,10 +324,14 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, or show measurements. Exit code 1: `diff` found differences; 2: bad input or nothing starts."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    viewing = bool(given) and not given[0].startswith("-")  # options alone: a measurement
+    words = list(sys.argv[1:] if argv is None else argv)
+
+    def run() -> int:
+        found = _parse(words)
+        return _measure(found) if isinstance(found, _Settings) else views.run(found)
+
     try:
-        return arguments.exit_code(_PROGRAM, lambda: views.run(given) if viewing else _measure(_parse(given)))
+        return arguments.exit_code(_PROGRAM, run)
     except KeyboardInterrupt:
         _say("interrupted; --resume goes on from here")
         return arguments.INTERRUPTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl.commands.text import size_text, time_text
 from mcr_dl.tables.table import Curve, Scale, Table, Winner
@@ -88,6 +88,12 @@ def differences(a: Table, b: Table) -> list[Row]:
     return rows
 
 
+def document(a: Table, b: Table) -> dict[str, Any]:
+    """The differences as JSON."""
+    rows = [dict(zip(("where", "what", "a", "b"), row, strict=True)) for row in differences(a, b)]
+    return {"a": a.source, "b": b.source, "differences": rows}
+
+
 def diff(a: Table, b: Table, console: Console) -> int:
     """Print the differences of two tables and return how many there are.
 
@@ -97,9 +103,11 @@ def diff(a: Table, b: Table, console: Console) -> int:
 
     rows = differences(a, b)
     grid = Grid(title=f"{len(rows)} differences", title_justify="left")
-    for title in ("where", "what", a.source or "first", b.source or "second"):
+    for title in ("where", "what", "A", "B"):
         grid.add_column(title, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     console.print(grid if rows else "no differences")
+    if rows:
+        console.say(f"A: {a.source or 'the first table'}\nB: {b.source or 'the second table'}")
     return len(rows)

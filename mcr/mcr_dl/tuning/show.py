@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands.text import colours, size_text, time_text
 from mcr_dl.tables import codecs
 from mcr_dl.tables.choice import costs_of
+from mcr_dl.tables.model import content
 from mcr_dl.tables.table import Scale, Table
 
 if TYPE_CHECKING:
@@ -107,6 +108,17 @@ def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
         for each in scale.excluded
         if names is None or each.operation in names
     ]
+
+
+def document(table: Table, operation: str | None = None) -> dict[str, Any]:
+    """The table as JSON, in its file's own form, restricted to ``operation`` as ``show`` is."""
+    names = None if operation is None else [operation]
+    select(table, names)
+    whole = content(table)
+    for scale in whole["scales"]:
+        for part in ("curves", "winners", "excluded"):
+            scale[part] = [row for row in scale.get(part, ()) if names is None or row["operation"] in names]
+    return {"file": table.source, **whole}
 
 
 def show(table: Table, console: Console, operation: str | None = None) -> None:

@@ -85,6 +85,15 @@ def told(dumps: Mapping[int, Mapping[int, Report]]) -> str:
     return "\n".join(lines)
 
 
+def document(dumps: Mapping[int, Mapping[int, Report]]) -> dict[str, Any]:
+    """What ``told`` tells, as JSON: the alarms in order, and the text."""
+    alarms = [
+        {"number": number, **next(iter(reports.values()))["alarm"], "ranks_with_dumps": sorted(reports)}
+        for number, reports in sorted(dumps.items())
+    ]
+    return {"alarms": alarms, "text": told(dumps)}
+
+
 def _told(number: int, reports: Mapping[int, Report]) -> str:
     report = next(iter(reports.values()))
     alarm, size = report["alarm"], report["size"]
