@@ -17,7 +17,7 @@ from typing import NoReturn
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base import launcher
+from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of, operations
 from mcr_dl.commands.sizes import parse_size
