@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptors of libraries: what Python knows of each backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.libraries import registry
+from mcr_dl.libraries.c10d import TorchLibrary
+from mcr_dl.libraries.descriptor import MODULES, Library
+
+BACKENDS = Path(__file__).resolve().parents[1] / "src" / "backends"
+
+
+def test_each_backend_has_one_descriptor() -> None:
+    """Names are unique; ``describe`` returns the descriptor of a name, with that name."""
+    names = [each.name for each in registry.DESCRIBED]
+    assert len(set(names)) == len(names)
+    for each in registry.DESCRIBED:
+        assert registry.describe(each.name) is each
+    for name in registry.known_names():
+        assert registry.describe(name).name == name
+
+
+def test_each_module_has_one_owner() -> None:
+    """A built module belongs to one descriptor, or to torch's, which share one, or is a backend of its own name."""
+    for path in MODULES.glob("*.so"):
+        owners = [each for each in registry.DESCRIBED if each.owns(path.stem)]
+        assert len(owners) <= 1 or all(isinstance(each, TorchLibrary) for each in owners), path
+        assert owners or path.stem in registry.known_names()
+
+
+def test_a_plain_module_needs_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module without a descriptor has the defaults, and is started by name alone."""
+    monkeypatch.setattr(registry, "DESCRIBED", tuple(each for each in registry.DESCRIBED if each.name != "null"))
+    assert "null" in registry.known_names()
+    plain = registry.describe("null")
+    assert type(plain) is Library
+    assert plain.locate() == (str(MODULES / "null.so"), "")
+    assert not plain.automatic
+    assert plain.measured
+    assert "null" not in registry.automatic()
+
+
+def test_a_module_that_is_not_there() -> None:
+    """It is unavailable, with advice."""
+    with pytest.raises(BackendUnavailableError, match="reinstall mcr_dl"):
+        Library("nothing").locate()
+
+
+def test_what_auto_starts() -> None:
+    """Real libraries in order of preference; each is a backend of its own folder or torch's."""
+    assert {"mpi", "nccl", "gloo"} <= set(registry.automatic())
+    assert {"null", "fake"} & set(registry.automatic()) == set()
+    assert registry.first_for("cuda") == "nccl"
+    assert registry.first_for("cpu") == registry.automatic("cpu")[0]
+    for name in registry.automatic():
+        assert (BACKENDS / name).is_dir() or isinstance(registry.describe(name), TorchLibrary)
