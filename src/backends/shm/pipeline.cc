@@ -61,6 +61,8 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
   const auto number = position.first + position.copied_in;
   if (blocks.gives(rank_)) {
     constexpr auto kSlots = static_cast<uint64_t>(Layout::kPieceSlots);
+    // This rank's own use of the slot may be the last one: in a reduce, the others do not wait for the root.
+    if (position.copied_in - position.finished == kSlots) return false;
     if (number >= kSlots && !all(&Known::finished, &Counts::finished, number + 1 - kSlots)) return false;
     auto* const slot = segment_.piece(rank_, number);
     if (blocks.parts()) {
