@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backend `shm` with ranks as threads of one process, which share one mapping: ThreadSanitizer sees all that the
 // ranks do to the shared memory.
+#include <sched.h>
+
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -341,6 +346,47 @@ TEST(an_abort_ends_waits) {
     CHECK(check::has(failure.text, "aborted"));
     other.join();
   });
+}
+
+TEST(ranks_that_cannot_reach_each_other_raise_one_error) {
+  MemoryStore store;
+  std::array<std::string, 3> texts;
+  std::atomic<bool> separate{true};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      // As in another container; only some users may make a network namespace.
+      if (rank == 2 && unshare(CLONE_NEWNET) != 0) separate = false;
+      auto spec = ranks::spec(3, rank);
+      spec.store = &store;
+      const auto failure = ranks::failure([&] { shm::meet(spec, [] { return int64_t{64} << 20; }); });
+      texts[static_cast<std::size_t>(rank)] = failure.text;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (!separate) return;
+  CHECK(check::has(texts[0], "ranks 0, 1 on ", "rank 2 on ", "mpi or gloo"));
+  CHECK(texts[1] == texts[0] && texts[2] == texts[0]);
+}
+
+TEST(a_problem_of_one_rank_is_an_error_of_all) {
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(3, rank);
+      spec.store = &store;
+      const auto failure = ranks::failure([&] {
+        shm::meet(spec, [rank] {
+          if (rank == 1) throw Error(ErrorCode::InvalidArgument, "a wrong number");
+          return int64_t{64} << 20;
+        });
+      });
+      CHECK(failure.code == ErrorCode::InvalidArgument);
+      CHECK(failure.text == "a wrong number (rank 1 of the group)");
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 TEST(combine_all_is_combine_in_rank_order) {

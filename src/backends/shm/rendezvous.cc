@@ -73,7 +73,7 @@ Card Card::mine(int64_t most) {
   card.host = host.data();
   std::ifstream("/proc/sys/kernel/random/boot_id") >> card.machine;
   struct stat found{};
-  if (stat("/proc/self/ns/net", &found) == 0) card.network = std::to_string(found.st_ino);
+  if (stat("/proc/thread-self/ns/net", &found) == 0) card.network = std::to_string(found.st_ino);
   card.name = "mcr_dl-" + random_text();
   card.token = random_text();
   cpu_set_t set;
