@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mcr_dl
+from mcr_dl.bench.ranks import bind
 
 BACKENDS = ("shm", "mpi", "gloo")
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
@@ -78,6 +79,7 @@ def _measure(ways: dict[str, Callable[[], Any]], budget: float) -> dict[str, lis
 def measure(operations: list[str], sizes: list[int], budget: float, output: str) -> None:
     """All points; rank 0 writes the samples, in µs."""
     mcr_dl.init_process_group(list(BACKENDS), tuning_table="none")
+    bind()
     candidates = [*BACKENDS, "mpi:p2p"]
     try:
         mcr_dl.barrier(backend="mpi:p2p")
