@@ -20,7 +20,7 @@ from mcr_dl.trace.cli import main as mcr_trace
 
 INTERRUPTED = 130
 
-backends = pytest.mark.parametrize("backend", ["mpi", "gloo"])
+backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 
 
 @pytest.fixture(scope="module")
@@ -342,9 +342,20 @@ def test_a_full_disk(nursery: Nursery, backend: str, tmp_path: Path) -> None:
 # ---- signals, exits, forks
 
 
-@backends
+def test_interrupt_of_a_wait(nursery: Nursery) -> None:
+    """Ctrl-C raises KeyboardInterrupt in a blocking collective that the core waits for."""
+    ranks = jobs.start(nursery, "troubles", ["interrupted", "shm"], 2)
+    jobs.await_text([ranks[0]], "WAITING")
+    os.kill(ranks[0].pid, signal.SIGINT)
+    jobs.end(nursery, [ranks[0]], 10)
+    assert ranks[0].code == -signal.SIGINT  # as Python ends a program that does not catch it
+    assert "KeyboardInterrupt" in ranks[0].text
+    assert "in interrupted" in ranks[0].text
+
+
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
 def test_interrupt(nursery: Nursery, backend: str) -> None:
-    """Ctrl-C ends a program inside a blocking collective."""
+    """Ctrl-C ends a program inside a blocking collective of a library."""
     ranks = jobs.start(nursery, "troubles", ["interrupted", backend], 2)
     jobs.await_text([ranks[0]], "WAITING")
     time.sleep(0.2)

@@ -18,7 +18,6 @@ sys.path.append(str(BENCH))
 from calls import SIGNATURES  # noqa: E402
 from lab import LabError, Result, Shape, cleaning, cli, figures, plan, selection, stages, suite  # noqa: E402
 from mcr_dl import _C  # noqa: E402
-from ranks import session  # noqa: E402
 
 Found = dict[str, Any]
 
@@ -167,10 +166,10 @@ def test_a_process_is_found_by_its_mark() -> None:
 def test_every_function_backend_and_type_is_chosen(world: int) -> None:
     """At least once, with large messages too, and no case more than once."""
     cases = selection.chosen(world, 1)
-    want = {(name, backend, dtype) for name in SIGNATURES for backend in session.BACKENDS for dtype in _C.dtypes()}
+    want = {(name, backend, dtype) for name in SIGNATURES for backend in selection.BACKENDS for dtype in _C.dtypes()}
     assert {(case.function, case.backend, case.dtype) for case in cases} == want
     large = {(case.function, case.backend) for case in cases if case.count == selection.LARGE}
-    assert large == {(name, backend) for name in SIGNATURES for backend in session.BACKENDS}
+    assert large == {(name, backend) for name in SIGNATURES for backend in selection.BACKENDS}
     assert len(set(cases)) == len(cases)
 
 

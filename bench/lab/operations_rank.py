@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     watch = Watch(given.limit)
-    session.start()
+    session.start(*selection.BACKENDS)
     begin = time.monotonic()
     cases = selection.chosen(mcr_dl.get_world_size(), given.each)
     me = mcr_dl.get_rank()

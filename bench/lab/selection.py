@@ -8,8 +8,8 @@ from itertools import product
 from calls import SIGNATURES, Case
 from cases import COUNTS, LARGE, LARGE_DTYPES, table
 from mcr_dl import _C
-from ranks import session
 
+BACKENDS = ("mpi", "gloo")  # those that connect hosts
 EACH = 6  # cases of every function, backend and type
 
 
@@ -19,7 +19,7 @@ def chosen(world: int, each: int = EACH) -> list[Case]:
     messages. Equal on all ranks, as it depends on the table alone.
     """
     cases = []
-    for (row, function), backend in product(enumerate(SIGNATURES), session.BACKENDS):
+    for (row, function), backend in product(enumerate(SIGNATURES), BACKENDS):
         for column, dtype in enumerate(_C.dtypes()):
             cases += spread(table(function, backend, dtype, world, COUNTS), each, 7 * row + 3 * column)
             if dtype in LARGE_DTYPES:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/types.h"
 
@@ -12,6 +13,11 @@ namespace mcr {
 /// which is a SUM and a divide(); throws Error otherwise. Integers wrap around; MIN and MAX yield NaN where either side
 /// is NaN; a bool is one byte, false if it is zero: SUM is or, PRODUCT is and.
 void combine(void* into, const void* from, int64_t count, DType dtype, RedOp red);
+
+/// out[i] = sources[0][i] (red) sources[1][i] (red) …, in this order; AVG also divides by the number of sources. `out`
+/// may be one of the sources; apart from that, the buffers do not overlap. Types of 16 and 8 bits are computed in float
+/// and rounded once. Throws Error as combine() does. Uses the processor's vector instructions.
+void combine_all(void* out, std::span<const void* const> sources, int64_t count, DType dtype, RedOp red);
 
 /// data[i] = data[i] / divisor; integers round towards zero. Throws Error for bool and for a divisor below 1.
 void divide(void* data, int64_t count, DType dtype, int64_t divisor);

@@ -155,7 +155,7 @@ class Issue {
         Executor::finish(passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
-      if (lane.blocking()) {
+      if (lane.blocking() && !lane.pending()) {
         passage_.plan.conclude();
         stopwatch.stop();
         return lane.source();

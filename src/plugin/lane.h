@@ -29,9 +29,10 @@ class Request {
   virtual int source() const { return -1; }
 };
 
-/// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns.
-/// On a stream lane the operation is enqueued on a device's stream, and the provider of the stream tracks its
-/// completion. On any other lane the backend starts the operation and passes its Request to track().
+/// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,
+/// or the backend passes its Request to track() and the caller waits for it, so that it can be interrupted. On a stream
+/// lane the operation is enqueued on a device's stream, and the provider of the stream tracks its completion. On any
+/// other lane the backend starts the operation and passes its Request to track().
 class Lane {
  public:
   explicit Lane(bool blocking) : blocking_(blocking) {}

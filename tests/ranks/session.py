@@ -7,7 +7,7 @@ from torch.distributed import GroupMember
 
 import mcr_dl
 
-BACKENDS = ("mpi", "gloo")
+BACKENDS = ("mpi", "gloo", "shm")
 
 # By world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
 SUBGROUPS: dict[int, dict[str, list[int]]] = {

@@ -40,6 +40,12 @@ VARIABLES = (
         "nccl.md",
     ),
     Variable(
+        "MCR_DL_SHM_BYTES",
+        "bytes of shared memory that a group of `shm` may use at most, 67108864 by default; that of the group's first "
+        "rank counts",
+        "shm.md#memory",
+    ),
+    Variable(
         "MCR_DL_MPI_STREAMS",
         "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
         "devices.md#who-handles-the-streams-of-mpi",

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// A collective by what each rank contributes and reads, in bytes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <numeric>
+
+#include "base/call.h"
+
+namespace mcr::shm {
+
+inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
+}
+
+/// What one rank gives to the others and takes from them. Cheap to make; refers to the call.
+class Blocks {
+ public:
+  Blocks(const Call& call, int rank, int size)
+      : call_(call), rank_(rank), size_(size), element_(size_of(call.dtype)), extent_(row(call.op).extent) {}
+
+  bool reduces() const { return row(call_.op).is(kReduces); }
+  /// Whether a rank gives another block to each rank, not one to all of them.
+  bool parts() const { return extent_ == Extent::Scatter || extent_ == Extent::Exchange; }
+  bool gives(int rank) const {
+    const bool root_gives = call_.op == Op::broadcast || call_.op == Op::scatter;
+    return !root_gives || call_.root == rank;
+  }
+  bool takes(int rank) const {
+    const bool root_takes = call_.op == Op::reduce || call_.op == Op::gather;
+    return !root_takes || call_.root == rank;
+  }
+
+  /// The length of the block that is given: by `rank` if it gives one to all, else to `rank`. Known on all ranks.
+  int64_t length(int rank) const {
+    const auto index = static_cast<std::size_t>(rank);
+    switch (extent_) {
+      case Extent::None:
+        return 0;
+      case Extent::Same:
+        return call_.out.count * element_;
+      case Extent::Gather:
+        return (call_.vectored ? call_.out_counts[index] : call_.in.count) * element_;
+      case Extent::Scatter:
+        return (call_.vectored ? call_.in_counts[index] : call_.out.count) * element_;
+      case Extent::Exchange:
+        return call_.in.count / size_ * element_;
+    }
+    return 0;
+  }
+  int64_t longest() const {
+    if (!call_.vectored) return length(0);
+    int64_t longest = 0;
+    for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, length(rank));
+    return longest;
+  }
+  /// All that one rank gives. Known on all ranks.
+  int64_t total() const {
+    if (!parts()) return longest();
+    if (!call_.vectored) return size_ * length(0);
+    return offset(size_);
+  }
+  /// Where the block to `rank` begins if the blocks follow each other.
+  int64_t offset(int rank) const {
+    if (!call_.vectored) return rank * length(0);
+    const auto counts = call_.in_counts.first(static_cast<std::size_t>(rank));
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0}) * element_;
+  }
+
+  /// This rank's block to `rank`, in the caller's memory.
+  const std::byte* given(int rank) const {
+    if (extent_ == Extent::Same) return at(call_.out, 0);
+    if (extent_ == Extent::Gather) return at(call_.in, 0);
+    if (call_.vectored) return at(call_.in, call_.in_displs[static_cast<std::size_t>(rank)] * element_);
+    return at(call_.in, rank * length(0));
+  }
+  /// Where the block of `rank`, or the reduced one, goes in the caller's memory.
+  std::byte* taken(int rank) const {
+    if (extent_ == Extent::Same || extent_ == Extent::Scatter) return at(call_.out, 0);
+    if (call_.vectored) return at(call_.out, call_.out_displs[static_cast<std::size_t>(rank)] * element_);
+    return at(call_.out, rank * length(0));
+  }
+  /// Of the block that `taken(rank)` is for.
+  int64_t taken_length(int rank) const { return length(parts() ? rank_ : rank); }
+
+ private:
+  static std::byte* at(const Buffer& buffer, int64_t offset) { return static_cast<std::byte*>(buffer.data) + offset; }
+
+  const Call& call_;
+  const int rank_, size_;
+  const int64_t element_;
+  const Extent extent_;
+};
+
+}  // namespace mcr::shm

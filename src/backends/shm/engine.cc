@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/pool.h"
+
+namespace mcr::shm {
+
+namespace {
+
+using std::chrono::steady_clock;
+
+// How often a waiting rank looks whether the others still live.
+constexpr std::chrono::milliseconds kCheck{50};
+constexpr uint32_t kPollsPerCheck = 256;
+// Sleeping ranks are woken after this many polls at the latest, or by the end of the call: then the writes have left
+// the core, and the fence costs little.
+constexpr int kPollsBeforeWake = 16;
+constexpr int kYields = 8;
+
+class OperationRequest final : public Request {
+ public:
+  OperationRequest(std::shared_ptr<Engine> engine, std::shared_ptr<Operation> operation)
+      : engine_(std::move(engine)), operation_(std::move(operation)) {}
+  ~OperationRequest() override {
+    if (!done()) engine_->abandon(operation_);
+  }
+
+  bool poll() override {
+    if (done()) return true;
+    engine_->progress();
+    if (done()) return true;
+    engine_->check();
+    return false;
+  }
+  bool block(std::chrono::nanoseconds limit) override {
+    if (!done()) engine_->block(limit);
+    return true;
+  }
+
+ private:
+  bool done() const { return operation_->done.load(std::memory_order_acquire); }
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Operation> operation_;
+};
+
+class MessagesRequest final : public Request {
+ public:
+  MessagesRequest(std::shared_ptr<Engine> engine, std::vector<std::shared_ptr<Message>> messages)
+      : engine_(std::move(engine)), messages_(std::move(messages)) {}
+  ~MessagesRequest() override {
+    if (!done()) engine_->abandon(messages_);
+  }
+
+  bool poll() override {
+    if (!done()) engine_->progress();
+    if (!done()) return engine_->check(), false;
+    for (const auto& message : messages_) {
+      if (message->error) throw Error(*message->error);
+    }
+    return true;
+  }
+  bool block(std::chrono::nanoseconds limit) override {
+    if (!done()) engine_->block(limit);
+    return true;
+  }
+  int source() const override { return messages_.size() == 1 ? messages_.front()->source : -1; }
+
+ private:
+  bool done() const {
+    return std::ranges::all_of(messages_,
+                               [](const auto& message) { return message->done.load(std::memory_order_acquire); });
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::vector<std::shared_ptr<Message>> messages_;
+};
+
+}  // namespace
+
+/// The right to use the engine's parts. A holder never waits for other ranks for long.
+class Engine::Turn {
+ public:
+  explicit Turn(Engine& engine) : engine_(engine) {
+    for (int polls = 0; !take(); ++polls) {
+      pause();
+      if (polls % 64 == 63) sched_yield();
+    }
+  }
+  Turn(Engine& engine, std::try_to_lock_t) : engine_(engine) { take(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (owns_) engine_.busy_.store(false, std::memory_order_release);
+  }
+  bool owns() const { return owns_; }
+
+ private:
+  bool take() {
+    owns_ = !engine_.busy_.load(std::memory_order_relaxed) && !engine_.busy_.exchange(true, std::memory_order_acquire);
+    return owns_;
+  }
+
+  Engine& engine_;
+  bool owns_ = false;
+};
+
+Engine::Engine(const GroupSpec& spec, Meeting meeting)
+    : group_(spec.name),
+      rank_(spec.rank),
+      size_(spec.size()),
+      segment_(std::move(meeting.segment)),
+      peers_(std::move(meeting.peers)),
+      waiting_(*segment_, rank_, meeting.cores),
+      steps_(*segment_, rank_),
+      pipeline_(*segment_, rank_),
+      messages_(*segment_, rank_) {}
+
+// --- Collectives -----------------------------------------------------------------------------------------------------
+
+bool Engine::advance(const Call& call, Cursor& cursor, bool& published) {
+  if (Steps::takes(Blocks(call, rank_, size_))) return steps_.advance(call, cursor.step, published);
+  return pipeline_.advance(call, cursor.pieces, published);
+}
+
+bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
+  bool published = false;
+  for (int poll = 0; poll < polls; ++poll) {
+    if (advance(call, cursor, published)) {
+      if (published) waiting_.wake();
+      return true;
+    }
+    if (published && poll >= kPollsBeforeWake) {
+      waiting_.wake();
+      published = false;
+    }
+    pause();
+  }
+  if (published) waiting_.wake();
+  return false;
+}
+
+void Engine::collective(const Call& call, Lane& lane) {
+  check();
+  const Turn turn(*this);
+  Cursor cursor;
+  if (queue_.empty() && complete_now(call, cursor, lane.blocking() ? waiting_.polls() : 1)) return;
+  auto later = make_pooled<Operation>(call, cursor);
+  queue_.push_back(later);
+  lane.track(std::make_unique<OperationRequest>(shared_from_this(), std::move(later)));
+}
+
+// --- Messages --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Message> Engine::start(const Call& call, bool sends, Buffer buffer, int peer, int tag,
+                                       Context context) {
+  auto message = make_pooled<Message>();
+  message->sends = sends;
+  message->data = static_cast<std::byte*>(buffer.data);
+  message->bytes = buffer.count * size_of(call.dtype);
+  message->dtype = call.dtype;
+  message->peer = peer;
+  message->tag = tag;
+  message->context = context;
+  messages_.start(message);
+  return message;
+}
+
+void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane) {
+  const auto done = [&] {
+    return std::ranges::all_of(messages, [](const auto& message) { return message->done.load(); });
+  };
+  const int polls = lane.blocking() ? waiting_.polls() : 1;
+  bool published = true;  // start() may have sent
+  for (int poll = 0; poll < polls; ++poll) {
+    messages_.progress(published);
+    if (done()) break;
+    if (published && poll >= kPollsBeforeWake) {
+      waiting_.wake();
+      published = false;
+    }
+    pause();
+  }
+  if (published) waiting_.wake();
+  const bool failed = std::ranges::any_of(messages, [](const auto& message) { return message->error.has_value(); });
+  if (done() && !failed) {
+    const bool receive = messages.size() == 1 && !messages.front()->sends;
+    if (receive && lane.blocking()) lane.set_source(messages.front()->source);
+    if (!receive || lane.blocking()) return;
+  }
+  lane.track(std::make_unique<MessagesRequest>(shared_from_this(), messages));
+}
+
+void Engine::message(const Call& call, Lane& lane) {
+  check();
+  const Turn turn(*this);
+  const auto context = call.internal ? Context::Internal : Context::User;
+  await({start(call, call.op == Op::send, call.out, call.root, call.tag, context)}, lane);
+}
+
+void Engine::exchange(const Call& call, Lane& lane) {
+  const auto part = [&](const Buffer& whole, std::span<const int64_t> counts, std::span<const int64_t> displs,
+                        int peer) {
+    const auto index = static_cast<std::size_t>(peer);
+    if (counts.empty()) return whole;
+    return Buffer{static_cast<std::byte*>(whole.data) + displs[index] * size_of(call.dtype), counts[index]};
+  };
+  check();
+  const Turn turn(*this);
+  const bool all = call.op == Op::all_to_all;
+  const bool root = call.root == rank_;
+  const bool gives_all = all || (call.op == Op::scatter && root);
+  const bool takes_all = all || (call.op == Op::gather && root);
+  const int tag = exchanges_;
+  exchanges_ = (exchanges_ + 1) & 0x7FFFFFFF;
+  std::vector<std::shared_ptr<Message>> messages;
+  for (int i = 0; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    const bool gives = gives_all || (call.op == Op::gather && peer == call.root);
+    const bool takes = takes_all || (call.op == Op::scatter && peer == call.root);
+    const auto from = part(call.in, call.in_counts, call.in_displs, peer);
+    const auto to = part(call.out, call.out_counts, call.out_displs, peer);
+    if (peer == rank_) {
+      if (gives && takes) {
+        copy_bytes(static_cast<std::byte*>(to.data), static_cast<const std::byte*>(from.data),
+                   to.count * size_of(call.dtype));
+      }
+      continue;
+    }
+    if (takes) messages.push_back(start(call, false, to, peer, tag, Context::Collective));
+    if (gives) messages.push_back(start(call, true, from, peer, tag, Context::Collective));
+  }
+  if (!messages.empty()) await(messages, lane);
+}
+
+// --- Waiting ---------------------------------------------------------------------------------------------------------
+
+// With the turn. True if other ranks may have waited for what was done, or an operation is complete.
+bool Engine::advance_all() {
+  bool published = false;
+  bool some = false;
+  messages_.progress(published);
+  while (!queue_.empty() && advance(queue_.front()->call, queue_.front()->cursor, published)) {
+    queue_.front()->done.store(true, std::memory_order_release);
+    queue_.pop_front();
+    some = true;
+  }
+  if (published) waiting_.wake();
+  return published || some;
+}
+
+bool Engine::try_progress() {
+  const Turn turn(*this, std::try_to_lock);
+  return turn.owns() && !failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed) &&
+         advance_all();
+}
+
+void Engine::progress() {
+  if (try_progress()) return;
+  if ((idle_.fetch_add(1, std::memory_order_relaxed) + 1) % kPollsPerCheck == 0) check_peers();
+}
+
+void Engine::block(Nanoseconds limit) {
+  const auto begin = steady_clock::now();
+  const auto patience = std::min<Nanoseconds>(limit, waiting_.patience());
+  while (patience > Nanoseconds(0)) {
+    for (int i = 0; i < 32; ++i) {
+      if (try_progress()) return;
+      pause();
+    }
+    if (steady_clock::now() - begin >= patience) break;
+  }
+  for (int i = 0; i < kYields; ++i) {
+    sched_yield();
+    if (try_progress()) return;
+  }
+  waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [this] {
+    return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || try_progress();
+  });
+  check_peers();
+}
+
+// --- Faults ----------------------------------------------------------------------------------------------------------
+
+void Engine::check() {
+  if (aborted_.load(std::memory_order_relaxed)) [[unlikely]] {
+    const Turn turn(*this);
+    fail("the group has been aborted");
+  }
+  if (failed_.load(std::memory_order_acquire)) [[unlikely]]
+    throw Error(ErrorCode::Backend, failure_);
+}
+
+void Engine::check_peers() {
+  const auto now = steady_clock::now().time_since_epoch();
+  const auto stamp = std::chrono::duration_cast<Nanoseconds>(now).count();
+  if (stamp < next_check_.load(std::memory_order_relaxed)) return;
+  next_check_.store(stamp + Nanoseconds(kCheck).count(), std::memory_order_relaxed);
+  for (const int rank : peers_.gone()) {
+    if (segment_->bell(rank).left.load(std::memory_order_acquire) != 0) continue;
+    const Turn turn(*this);
+    // What it wrote before its end still counts.
+    if (!failed_.load(std::memory_order_relaxed)) advance_all();
+    fail("rank " + std::to_string(rank) + " of group '" + group_ + "' has died");
+  }
+}
+
+// With the turn. The first failure counts; memory of callers is not touched any more.
+void Engine::fail(const std::string& text) {
+  if (failed_.load(std::memory_order_relaxed)) return;
+  queue_.clear();
+  messages_.clear();
+  failure_ = text;
+  failed_.store(true, std::memory_order_release);
+}
+
+void Engine::abort() noexcept {
+  aborted_.store(true, std::memory_order_relaxed);
+  waiting_.wake_own();
+}
+
+void Engine::leave() noexcept { segment_->bell(rank_).left.store(1, std::memory_order_release); }
+
+void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
+  const Turn turn(*this);
+  if (failed_.load(std::memory_order_relaxed) || operation->done.load(std::memory_order_relaxed)) return;
+  fail("a collective was given up before it was complete");
+}
+
+void Engine::abandon(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
+  const Turn turn(*this);
+  for (const auto& message : messages) {
+    if (!message->done.load(std::memory_order_relaxed)) messages_.withdraw(message);
+  }
+}
+
+}  // namespace mcr::shm

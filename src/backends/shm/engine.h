@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/shm/messages.h"
+#include "backends/shm/pipeline.h"
+#include "backends/shm/rendezvous.h"
+#include "backends/shm/steps.h"
+#include "backends/shm/waiting.h"
+#include "plugin/backend.h"
+
+namespace mcr::shm {
+
+/// How far a collective has come.
+struct Cursor {
+  Steps::Position step;
+  Pipeline::Position pieces;
+};
+
+/// A started collective.
+struct Operation {
+  Operation(const Call& call, const Cursor& cursor) : call(call), cursor(cursor) {}
+  const Call call;
+  Cursor cursor;
+  std::atomic<bool> done{false};  // read by any thread
+};
+
+/// What a communicator does. Collectives are done in the order of issue; a thread that polls any of them also makes
+/// progress for the others. Every method may be called from any thread. Requests co-own it.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  using Nanoseconds = std::chrono::nanoseconds;
+
+  Engine(const GroupSpec& spec, Meeting meeting);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void collective(const Call& call, Lane& lane);
+  void message(const Call& call, Lane& lane);
+  /// Vectored calls whose counts only the two ranks of a pair know: a message from each rank to each other one.
+  void exchange(const Call& call, Lane& lane);
+
+  /// Makes what progress it can without waiting.
+  void progress();
+  /// Throws Error if what is incomplete can no longer complete.
+  void check();
+  /// Sleeps until there may be progress.
+  void block(Nanoseconds limit);
+  /// All waits fail from now on.
+  void abort() noexcept;
+  /// Tells the other ranks that this one leaves in order.
+  void leave() noexcept;
+
+  void abandon(const std::shared_ptr<Operation>& operation) noexcept;
+  void abandon(const std::vector<std::shared_ptr<Message>>& messages) noexcept;
+
+ private:
+  class Turn;
+
+  bool advance(const Call& call, Cursor& cursor, bool& published);
+  bool advance_all();
+  bool complete_now(const Call& call, Cursor& cursor, int polls);
+  std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);
+  void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
+  bool try_progress();
+  void check_peers();
+  void fail(const std::string& text);
+
+  const std::string group_;
+  const int rank_, size_;
+  std::unique_ptr<Segment> segment_;
+  Peers peers_;
+  Waiting waiting_;
+  std::atomic<bool> busy_{false};  // held by Turn; guards what follows
+  Steps steps_;
+  Pipeline pipeline_;
+  Messages messages_;
+  std::deque<std::shared_ptr<Operation>> queue_;
+  int exchanges_ = 0;
+  std::string failure_;  // written before failed_
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> aborted_{false};
+  std::atomic<uint32_t> idle_{0};       // polls without progress
+  std::atomic<int64_t> next_check_{0};  // of the peers, in nanoseconds of the steady clock
+};
+
+}  // namespace mcr::shm

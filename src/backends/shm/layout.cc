@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/layout.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace mcr::shm {
+
+namespace {
+
+// Pieces that fit into the second-level cache with those of a peer; larger ones gain nothing.
+constexpr int64_t kPiece = 64 << 10;
+constexpr int64_t kRing = 128 << 10;
+constexpr int64_t kLeastPiece = 4 << 10;
+constexpr int64_t kLeastRing = 4 << 10;
+
+}  // namespace
+
+Layout::Layout(int ranks, int64_t most) : ranks_(ranks) {
+  // A part of a piece for each rank must not become tiny.
+  const auto least = std::max(kLeastPiece, round_up(ranks * kLine, 4096));
+  auto piece = std::max(kPiece, least);
+  auto ring = kRing;
+  for (fit(piece, ring); bytes_ > most && (ring > kLeastRing || piece > least); fit(piece, ring)) {
+    ring = std::max(ring / 2, kLeastRing);
+    if (ring == kLeastRing) piece = std::max(round_down(piece / 2, 4096), least);
+  }
+  if (bytes_ <= most) return;
+  throw Error(ErrorCode::InvalidArgument, "shm: expected MCR_DL_SHM_BYTES of at least " + std::to_string(bytes_) +
+                                              " for " + std::to_string(ranks) + " ranks, got " + std::to_string(most));
+}
+
+void Layout::fit(int64_t piece, int64_t ring) {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  piece_ = piece;
+  ring_ = ring;
+  per_ring_ = static_cast<int64_t>(sizeof(Ring)) + ring;
+  counters_ = bell_at(ranks_);
+  ranks_at_ = round_up(counters_at(ranks_), page);
+  pieces_ = round_up(kSlots * static_cast<int64_t>(sizeof(Slot)), page);
+  rings_ = pieces_ + kPieceSlots * piece;
+  per_rank_ = round_up(rings_ + (ranks_ > 1 ? ranks_ * per_ring_ : 0), page);
+  bytes_ = ranks_at_ + ranks_ * per_rank_;
+}
+
+}  // namespace mcr::shm

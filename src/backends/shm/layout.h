@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in the memory that the ranks of a group share. docs/shm.md has the picture.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace mcr::shm {
+
+inline constexpr int64_t kLine = 64;  // a cache line: what one rank writes and another polls never share one
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }
+
+using Counter = std::atomic<uint64_t>;
+static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
+
+/// A slot of a small collective: what one rank contributes to one step.
+struct alignas(kLine) Slot {
+  static constexpr int64_t kInside = kLine - 8;  // bytes that arrive with the number, in one cache line
+  static constexpr int64_t kBytes = 4096;        // bytes that arrive in the following lines
+
+  Counter step;  // 1 + the last step that the rank has reached in this slot
+  std::byte inside[kInside];
+  std::byte data[kBytes];
+
+  std::byte* at(int64_t bytes) { return bytes <= kInside ? inside : data; }
+};
+
+/// What a rank has done of the pieces of large collectives, since the group was made.
+struct Counts {
+  alignas(kLine) Counter copied_in;
+  alignas(kLine) Counter combined;
+  alignas(kLine) Counter finished;
+};
+
+/// Where a rank sleeps.
+struct alignas(kLine) Bell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> left;  // the rank has destroyed its communicator: the end of its process is no fault
+};
+
+/// The packets from one rank to another. Positions count bytes since the group was made.
+struct Ring {
+  alignas(kLine) Counter written;  // by the sender
+  alignas(kLine) Counter read;     // by the receiver
+  Counter delivered;               // bytes of eager messages that receives have taken
+};
+
+/// Offsets and sizes, from the number of ranks and the bound on the memory; equal on all ranks.
+class Layout {
+ public:
+  static constexpr int kSlots = 4;       // of small collectives, per rank
+  static constexpr int kPieceSlots = 4;  // of large ones
+
+  /// Throws Error if `most` bytes do not suffice for this many ranks.
+  Layout(int ranks, int64_t most);
+
+  int ranks() const { return ranks_; }
+  int64_t bytes() const { return bytes_; }
+  int64_t piece() const { return piece_; }  // bytes of a slot of large collectives
+  int64_t ring() const { return ring_; }    // bytes of packets
+
+  int64_t sleepers_at() const { return 0; }
+  int64_t bell_at(int rank) const { return kLine + rank * static_cast<int64_t>(sizeof(Bell)); }
+  int64_t counters_at(int rank) const { return counters_ + rank * static_cast<int64_t>(sizeof(Counts)); }
+  /// All memory that `rank` writes to, apart from counters.
+  int64_t rank_at(int rank) const { return ranks_at_ + rank * per_rank_; }
+  int64_t per_rank() const { return per_rank_; }
+  int64_t slot_at(int rank, uint64_t step) const {
+    return rank_at(rank) + static_cast<int64_t>(step % kSlots * sizeof(Slot));
+  }
+  int64_t piece_at(int rank, uint64_t number) const {
+    return rank_at(rank) + pieces_ + static_cast<int64_t>(number % kPieceSlots) * piece_;
+  }
+  int64_t ring_at(int from, int to) const { return rank_at(from) + rings_ + to * per_ring_; }
+
+ private:
+  void fit(int64_t piece, int64_t ring);
+
+  int ranks_;
+  int64_t piece_ = 0, ring_ = 0, per_ring_ = 0;
+  int64_t counters_ = 0, ranks_at_ = 0, per_rank_ = 0, pieces_ = 0, rings_ = 0, bytes_ = 0;
+};
+
+}  // namespace mcr::shm

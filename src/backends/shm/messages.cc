@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "backends/shm/blocks.h"
+
+namespace mcr::shm {
+
+namespace {
+
+constexpr int64_t kEager = 8 << 10;        // bytes of a message that goes without asking
+constexpr uint64_t kCredit = 1 << 20;      // bytes of such messages that a receiver keeps per sender
+constexpr int64_t kCostOfMessage = kLine;  // empty messages count too
+
+std::string described(const Message& receive) {
+  return "the tensor of " + std::to_string(receive.bytes / size_of(receive.dtype)) + " elements of " +
+         std::string(row(receive.dtype).name);
+}
+
+Error larger(const Message& receive) {
+  return {ErrorCode::InvalidArgument, "the incoming message is larger than " + described(receive)};
+}
+
+Error shorter(const Message& receive, int64_t bytes, int source) {
+  const auto element = size_of(receive.dtype);
+  return {ErrorCode::InvalidArgument, "received " +
+                                          (bytes % element != 0 ? "a message that is no whole number of elements"
+                                                                : std::to_string(bytes / element)) +
+                                          " of " + described(receive) + ", from rank " + std::to_string(source)};
+}
+
+}  // namespace
+
+Messages::Messages(Segment& segment, int rank)
+    : segment_(segment),
+      rank_(rank),
+      size_(segment.layout().ranks()),
+      outgoing_(static_cast<std::size_t>(size_)),
+      incoming_(static_cast<std::size_t>(size_)) {}
+
+void Messages::complete(Message& message, int source) {
+  message.source = source;
+  message.done.store(true, std::memory_order_release);
+}
+
+// --- Sending ---------------------------------------------------------------------------------------------------------
+
+// Writes a packet if the ring has room. A packet is never cut at the ring's end: a Skip fills the rest.
+bool Messages::put(int peer, const Packet& packet, const std::byte* data) {
+  auto& out = outgoing_[static_cast<std::size_t>(peer)];
+  auto& ring = segment_.ring(rank_, peer);
+  const auto capacity = static_cast<uint64_t>(segment_.layout().ring());
+  const auto needed = static_cast<uint64_t>(round_up(static_cast<int64_t>(sizeof(Packet)) + packet.bytes, kLine));
+  const auto to_end = capacity - out.written % capacity;
+  const auto skipped = needed > to_end ? to_end : 0;
+  if (out.written + skipped + needed - out.read > capacity) {
+    out.read = ring.read.load(std::memory_order_acquire);
+    if (out.written + skipped + needed - out.read > capacity) return false;
+  }
+  auto* const packets = segment_.packets(rank_, peer);
+  if (skipped != 0) {
+    const Packet skip{Kind::Skip, {}, 0, static_cast<uint32_t>(skipped - sizeof(Packet)), 0, 0};
+    std::memcpy(packets + out.written % capacity, &skip, sizeof(skip));
+    out.written += skipped;
+  }
+  auto* const to = packets + out.written % capacity;
+  std::memcpy(to, &packet, sizeof(packet));
+  copy_bytes(to + sizeof(packet), data, packet.bytes);
+  out.written += needed;
+  ring.written.store(out.written, std::memory_order_release);
+  return true;
+}
+
+bool Messages::eager(int peer, int64_t bytes) {
+  if (bytes > std::min(kEager, most())) return false;
+  auto& out = outgoing_[static_cast<std::size_t>(peer)];
+  const auto after = out.eager + static_cast<uint64_t>(bytes + kCostOfMessage);
+  if (after - out.delivered > kCredit) {
+    out.delivered = segment_.ring(rank_, peer).delivered.load(std::memory_order_acquire);
+    if (after - out.delivered > kCredit) return false;
+  }
+  out.eager = after;
+  return true;
+}
+
+bool Messages::put_data(int peer, Job& job) {
+  auto& message = *job.message;
+  do {
+    auto packet = job.packet;
+    packet.bytes = static_cast<uint32_t>(std::min(most(), message.bytes - message.moved));
+    if (!put(peer, packet, message.data + message.moved)) return false;
+    message.moved += packet.bytes;
+  } while (message.moved < message.bytes);
+  return true;
+}
+
+void Messages::flush(int peer, bool& published) {
+  auto& out = outgoing_[static_cast<std::size_t>(peer)];
+  while (!out.jobs.empty()) {
+    auto& job = out.jobs.front();
+    const auto before = out.written;
+    const bool whole = job.packet.kind == Kind::Data ? put_data(peer, job)
+                                                     : put(peer, job.packet, job.message ? job.message->data : nullptr);
+    published = published || out.written != before;
+    if (!whole) return;
+    if (job.packet.kind == Kind::Eager || job.packet.kind == Kind::Data) complete(*job.message, -1);
+    out.jobs.pop_front();
+  }
+}
+
+// --- Receiving -------------------------------------------------------------------------------------------------------
+
+bool Messages::matches(const Message& receive, int peer, const Packet& packet) {
+  return (receive.peer == peer || receive.peer == kAnyRank) && receive.tag == packet.tag &&
+         receive.context == packet.context;
+}
+
+std::shared_ptr<Message> Messages::take_posted(int peer, const Packet& packet) {
+  const auto found = std::ranges::find_if(posted_, [&](const auto& one) { return matches(*one, peer, packet); });
+  if (found == posted_.end()) return nullptr;
+  auto receive = std::move(*found);
+  posted_.erase(found);
+  return receive;
+}
+
+void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Message& receive) {
+  if (packet.total > receive.bytes) {
+    receive.error = larger(receive);
+  } else {
+    copy_bytes(receive.data, data, packet.bytes);
+    if (packet.total < receive.bytes) receive.error = shorter(receive, packet.total, peer);
+  }
+  auto& in = incoming_[static_cast<std::size_t>(peer)];
+  in.delivered += static_cast<uint64_t>(packet.total + kCostOfMessage);
+  segment_.ring(peer, rank_).delivered.store(in.delivered, std::memory_order_release);
+  complete(receive, peer);
+}
+
+// Answers the question of a long message whose receive is there.
+void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive) {
+  const bool fits = packet.total <= receive->bytes;
+  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
+      {{fits ? Kind::Clear : Kind::Refuse, packet.context, packet.tag, 0, packet.total, packet.id}, nullptr});
+  if (fits) {
+    receive->incoming = packet.total;
+    incoming_[static_cast<std::size_t>(peer)].accepted[packet.id] = receive;
+  } else {
+    receive->error = larger(*receive);
+    complete(*receive, peer);
+  }
+}
+
+void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
+  auto& in = incoming_[static_cast<std::size_t>(peer)];
+  auto& out = outgoing_[static_cast<std::size_t>(peer)];
+  if (packet.kind == Kind::Eager || packet.kind == Kind::Ask) {
+    const auto receive = take_posted(peer, packet);
+    if (receive == nullptr) {
+      early_.push_back({peer, packet, {data, data + packet.bytes}});
+    } else if (packet.kind == Kind::Eager) {
+      deliver(peer, packet, data, *receive);
+    } else {
+      accept(peer, packet, receive);
+    }
+  } else if (packet.kind == Kind::Clear || packet.kind == Kind::Refuse) {
+    auto asked = out.asked.extract(packet.id);
+    if (asked.empty()) return;
+    if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
+    out.jobs.push_back({{Kind::Data, packet.context, packet.tag, 0, packet.total, packet.id}, asked.mapped()});
+  } else if (packet.kind == Kind::Data) {
+    const auto found = in.accepted.find(packet.id);
+    if (found == in.accepted.end()) return;  // withdrawn
+    auto& receive = *found->second;
+    copy_bytes(receive.data + receive.moved, data, packet.bytes);
+    receive.moved += packet.bytes;
+    if (receive.moved < receive.incoming) return;
+    if (receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
+    complete(receive, peer);
+    in.accepted.erase(found);
+  }
+}
+
+void Messages::drain(int peer, bool& published) {
+  auto& in = incoming_[static_cast<std::size_t>(peer)];
+  auto& ring = segment_.ring(peer, rank_);
+  const auto capacity = static_cast<uint64_t>(segment_.layout().ring());
+  const auto* const packets = segment_.packets(peer, rank_);
+  const auto written = ring.written.load(std::memory_order_acquire);
+  while (in.read != written) {
+    const auto* const from = packets + in.read % capacity;
+    Packet packet;
+    std::memcpy(&packet, from, sizeof(packet));
+    handle(peer, packet, from + sizeof(packet));
+    in.read += static_cast<uint64_t>(round_up(static_cast<int64_t>(sizeof(packet)) + packet.bytes, kLine));
+    ring.read.store(in.read, std::memory_order_release);
+    published = true;
+  }
+}
+
+bool Messages::take_early(const std::shared_ptr<Message>& receive) {
+  const auto found =
+      std::ranges::find_if(early_, [&](const Early& one) { return matches(*receive, one.peer, one.packet); });
+  if (found == early_.end()) return false;
+  const auto early = std::move(*found);
+  early_.erase(found);
+  if (early.packet.kind == Kind::Eager) {
+    deliver(early.peer, early.packet, early.data.data(), *receive);
+  } else {
+    accept(early.peer, early.packet, receive);
+  }
+  return true;
+}
+
+// --- Both ------------------------------------------------------------------------------------------------------------
+
+void Messages::start(const std::shared_ptr<Message>& message) {
+  if (!message->sends) {
+    if (!take_early(message)) posted_.push_back(message);
+    return;
+  }
+  auto& out = outgoing_[static_cast<std::size_t>(message->peer)];
+  Packet packet{Kind::Eager, message->context, message->tag, 0, message->bytes, 0};
+  if (eager(message->peer, message->bytes)) {
+    packet.bytes = static_cast<uint32_t>(message->bytes);
+    if (out.jobs.empty() && put(message->peer, packet, message->data)) return complete(*message, -1);
+  } else {
+    packet.kind = Kind::Ask;
+    packet.id = message->id = next_id_++;
+    out.asked[message->id] = message;
+  }
+  out.jobs.push_back({packet, message});
+}
+
+void Messages::progress(bool& published) {
+  for (int i = 1; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    drain(peer, published);
+    flush(peer, published);
+  }
+}
+
+// A send whose data is on its way cannot be taken back: the peer keeps waiting for the rest.
+void Messages::withdraw(const std::shared_ptr<Message>& message) {
+  std::erase(posted_, message);
+  for (auto& in : incoming_) std::erase_if(in.accepted, [&](const auto& entry) { return entry.second == message; });
+  for (auto& out : outgoing_) {
+    std::erase_if(out.asked, [&](const auto& entry) { return entry.second == message; });
+    std::erase_if(out.jobs, [&](const Job& job) { return job.message == message; });
+  }
+}
+
+void Messages::clear() {
+  posted_.clear();
+  for (auto& in : incoming_) in.accepted.clear();
+  for (auto& out : outgoing_) {
+    out.asked.clear();
+    out.jobs.clear();
+  }
+}
+
+}  // namespace mcr::shm

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "backends/shm/segment.h"
+#include "base/call.h"
+#include "base/error.h"
+
+namespace mcr::shm {
+
+/// Messages of different contexts do not match.
+enum class Context : uint32_t { User, Internal, Collective };
+
+/// A started send or receive. It belongs to its request and, until it is complete, to Messages.
+struct Message {
+  bool sends = false;
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+  DType dtype = DType::Byte;
+  int peer = 0;  // kAnyRank to receive from any rank
+  int tag = 0;
+  Context context = Context::User;
+
+  uint64_t id = 0;                  // of a send that waits for its receive
+  int64_t moved = 0, incoming = 0;  // bytes sent or received so far; bytes that come
+  int source = -1;
+  std::optional<Error> error;     // written before `done`
+  std::atomic<bool> done{false};  // read by any thread
+};
+
+/// Sends and receives, in packets through a ring for each pair of ranks. A short message goes at once; a long one asks
+/// first, and its data follows when the receive is there, so it never keeps others out of the ring. A receiver keeps
+/// short messages that no receive matches; the sender asks for further ones when too many are kept. One thread at a
+/// time.
+class Messages {
+ public:
+  Messages(Segment& segment, int rank);
+
+  /// Starts it; it may be complete then.
+  void start(const std::shared_ptr<Message>& message);
+  /// Moves what can be moved without waiting. Sets `published` if ranks may wait for what it did.
+  void progress(bool& published);
+  /// Forgets a message that its owner gives up.
+  void withdraw(const std::shared_ptr<Message>& message);
+  void clear();
+
+ private:
+  enum class Kind : uint32_t { Skip, Eager, Ask, Clear, Refuse, Data };
+  struct Packet {
+    Kind kind;
+    Context context;
+    int32_t tag;
+    uint32_t bytes;  // that follow
+    int64_t total;   // of the message
+    uint64_t id;
+  };
+  struct Job {
+    Packet packet;
+    std::shared_ptr<Message> message;
+  };
+  struct Outgoing {
+    std::deque<Job> jobs;
+    uint64_t written = 0, read = 0;     // positions in the ring; the latter as far as it is known
+    uint64_t eager = 0, delivered = 0;  // bytes of eager messages; the latter as far as it is known
+    std::map<uint64_t, std::shared_ptr<Message>> asked;
+  };
+  struct Incoming {
+    uint64_t read = 0;
+    uint64_t delivered = 0;
+    std::map<uint64_t, std::shared_ptr<Message>> accepted;
+  };
+  struct Early {  // a message that came before its receive
+    int peer;
+    Packet packet;
+    std::vector<std::byte> data;
+  };
+
+  int64_t most() const { return segment_.layout().ring() / 4 - static_cast<int64_t>(sizeof(Packet)); }
+  bool put(int peer, const Packet& packet, const std::byte* data);
+  bool put_data(int peer, Job& job);
+  bool eager(int peer, int64_t bytes);
+  void flush(int peer, bool& published);
+  void drain(int peer, bool& published);
+  void handle(int peer, const Packet& packet, const std::byte* data);
+  void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
+  void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
+  std::shared_ptr<Message> take_posted(int peer, const Packet& packet);
+  bool take_early(const std::shared_ptr<Message>& receive);
+  static bool matches(const Message& receive, int peer, const Packet& packet);
+  static void complete(Message& message, int source);
+
+  Segment& segment_;
+  const int rank_, size_;
+  uint64_t next_id_ = 1;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::deque<std::shared_ptr<Message>> posted_;
+  std::deque<Early> early_;
+};
+
+}  // namespace mcr::shm

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/pipeline.h"
+
+#include "base/reduce.h"
+
+namespace mcr::shm {
+
+namespace {
+
+// A tensor is cut into about this many pieces, as long as they are not small: with fewer, the stages do not overlap.
+constexpr int64_t kWanted = 4;
+constexpr int64_t kLeast = 16 << 10;
+
+}  // namespace
+
+Pipeline::Pipeline(Segment& segment, int rank)
+    : segment_(segment),
+      rank_(rank),
+      size_(segment.layout().ranks()),
+      known_(static_cast<std::size_t>(size_)),
+      sources_(static_cast<std::size_t>(size_)) {}
+
+bool Pipeline::one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
+  auto& seen = known_[static_cast<std::size_t>(rank)].*known;
+  if (seen < least) seen = (segment_.counts(rank).*counter).load(std::memory_order_acquire);
+  return seen >= least;
+}
+
+bool Pipeline::all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && !one(peer, known, counter, least)) return false;
+  }
+  return true;
+}
+
+Pipeline::Range Pipeline::range(const Position& position, uint64_t piece, int64_t length) {
+  const auto begin = static_cast<int64_t>(piece) * position.piece;
+  return {std::min(begin, length), std::min(begin + position.piece, length)};
+}
+
+// The part of a piece that one rank combines, counted from the beginning of the piece: whole cache lines.
+Pipeline::Range Pipeline::share(const Range& piece, int rank) const {
+  const auto length = piece.length();
+  const auto each = round_up((length + size_ - 1) / size_, kLine);
+  return {std::min(rank * each, length), std::min((rank + 1) * each, length)};
+}
+
+void Pipeline::begin(const Blocks& blocks, Position& position) {
+  const auto most = segment_.layout().piece();
+  const auto wanted = std::max(round_up((blocks.total() + kWanted - 1) / kWanted, kLine), kLeast);
+  const auto slot = std::min(wanted, most);
+  position.piece = blocks.parts() ? std::max(round_down(slot / size_, kLine), kLine) : slot;
+  position.first = pieces_;
+  position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
+  pieces_ += position.pieces;
+  position.begun = true;
+}
+
+bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
+  if (position.copied_in == position.pieces) return false;
+  const auto number = position.first + position.copied_in;
+  if (blocks.gives(rank_)) {
+    constexpr auto kSlots = static_cast<uint64_t>(Layout::kPieceSlots);
+    // This rank's own use of the slot may be the last one: in a reduce, the others do not wait for the root.
+    if (position.copied_in - position.finished == kSlots) return false;
+    if (number >= kSlots && !all(&Known::finished, &Counts::finished, number + 1 - kSlots)) return false;
+    auto* const slot = segment_.piece(rank_, number);
+    if (blocks.parts()) {
+      for (int peer = 0; peer < size_; ++peer) {
+        const auto part = range(position, position.copied_in, blocks.length(peer));
+        if (peer != rank_) copy_bytes(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
+      }
+    } else {
+      const auto piece = range(position, position.copied_in, blocks.length(rank_));
+      const auto own = blocks.reduces() ? share(piece, rank_) : Range{};  // others do not need it
+      const auto* const from = blocks.given(rank_) + piece.begin;
+      copy_bytes(slot, from, own.begin);
+      copy_bytes(slot + own.end, from + own.end, piece.length() - own.end);
+    }
+    segment_.counts(rank_).copied_in.store(number + 1, std::memory_order_release);
+  }
+  ++position.copied_in;
+  return true;
+}
+
+bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& position) {
+  if (position.combined == position.copied_in) return false;
+  if (!blocks.reduces()) {
+    position.combined = position.copied_in;
+    return false;
+  }
+  const auto number = position.first + position.combined;
+  if (!all(&Known::copied_in, &Counts::copied_in, number + 1)) return false;
+  const auto piece = range(position, position.combined, blocks.length(rank_));
+  const auto own = blocks.parts() ? Range{0, piece.length()} : share(piece, rank_);
+  const auto offset = blocks.parts() ? rank_ * position.piece : own.begin;
+  for (int peer = 0; peer < size_; ++peer) {
+    sources_[static_cast<std::size_t>(peer)] =
+        peer == rank_ ? blocks.given(rank_) + piece.begin + own.begin : segment_.piece(peer, number) + offset;
+  }
+  auto* const result = segment_.piece(rank_, number) + offset;
+  auto* const to = blocks.takes(rank_) ? blocks.taken(rank_) + piece.begin + own.begin : result;
+  combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
+  if (!blocks.parts()) {
+    copy_bytes(result, to, own.length());
+    segment_.counts(rank_).combined.store(number + 1, std::memory_order_release);
+  }
+  ++position.combined;
+  return true;
+}
+
+// Copies what `peer` has combined or copied in; false if it has not yet.
+bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer) {
+  const auto number = position.first + position.finished;
+  const auto piece = range(position, position.finished, blocks.taken_length(peer));
+  if (peer == rank_) {
+    if (!blocks.reduces())
+      copy_bytes(blocks.taken(peer) + piece.begin, blocks.given(peer) + piece.begin, piece.length());
+    return true;
+  }
+  if (blocks.reduces()) {
+    if (!one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
+    const auto theirs = share(piece, peer);
+    copy_bytes(blocks.taken(peer) + piece.begin + theirs.begin, segment_.piece(peer, number) + theirs.begin,
+               theirs.length());
+    return true;
+  }
+  if (!one(peer, &Known::copied_in, &Counts::copied_in, number + 1)) return false;
+  const auto offset = blocks.parts() ? rank_ * position.piece : 0;
+  copy_bytes(blocks.taken(peer) + piece.begin, segment_.piece(peer, number) + offset, piece.length());
+  return true;
+}
+
+bool Pipeline::finish(const Blocks& blocks, Position& position) {
+  if (position.finished == position.combined) return false;
+  const int before = position.next;
+  if (blocks.takes(rank_) && !(blocks.reduces() && blocks.parts())) {
+    for (; position.next < size_; ++position.next) {
+      const int peer = (rank_ + position.next) % size_;
+      if (blocks.gives(peer) && !copy_out(blocks, position, peer)) return position.next != before;
+    }
+  }
+  position.next = 0;
+  segment_.counts(rank_).finished.store(position.first + position.finished + 1, std::memory_order_release);
+  ++position.finished;
+  return true;
+}
+
+// Later calls compare with all counters, also with those that this call did not need.
+void Pipeline::end(const Position& position) {
+  auto& counts = segment_.counts(rank_);
+  counts.copied_in.store(position.first + position.pieces, std::memory_order_release);
+  counts.combined.store(position.first + position.pieces, std::memory_order_release);
+}
+
+bool Pipeline::advance(const Call& call, Position& position, bool& published) {
+  const Blocks blocks(call, rank_, size_);
+  if (!position.begun) begin(blocks, position);
+  for (bool more = true; more;) {
+    more = copy_in(blocks, position);
+    more = combine(call, blocks, position) || more;
+    more = finish(blocks, position) || more;
+    published = published || more;
+  }
+  if (position.finished != position.pieces) return false;
+  end(position);
+  return true;
+}
+
+}  // namespace mcr::shm

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backends/shm/blocks.h"
+#include "backends/shm/segment.h"
+
+namespace mcr::shm {
+
+/// Large collectives, in pieces that go through a few slots of each rank. A piece has three stages, each with a counter
+/// per rank: copy in what the others need; combine this rank's share of the piece, if the call reduces; copy out what
+/// the others have combined, or copied in. While one piece is copied in, the piece before it is combined, and so on.
+/// One thread at a time.
+class Pipeline {
+ public:
+  /// How far a call has come.
+  struct Position {
+    bool begun = false;
+    uint64_t first = 0;  // the number of its first piece
+    uint64_t pieces = 0;
+    int64_t piece = 0;                                   // bytes of a block that one piece moves
+    uint64_t copied_in = 0, combined = 0, finished = 0;  // pieces
+    int next = 0;                                        // the rank to copy out next, counted from this one
+  };
+
+  Pipeline(Segment& segment, int rank);
+
+  /// Makes what progress it can without waiting. True once complete. Sets `published` if ranks may wait for what it
+  /// did.
+  bool advance(const Call& call, Position& position, bool& published);
+
+ private:
+  /// What a rank has done, as far as it is known here.
+  struct Known {
+    uint64_t copied_in = 0, combined = 0, finished = 0;
+  };
+  struct Range {
+    int64_t begin = 0, end = 0;
+    int64_t length() const { return end > begin ? end - begin : 0; }
+  };
+
+  void begin(const Blocks& blocks, Position& position);
+  void end(const Position& position);
+  bool copy_in(const Blocks& blocks, Position& position);
+  bool combine(const Call& call, const Blocks& blocks, Position& position);
+  bool finish(const Blocks& blocks, Position& position);
+  bool copy_out(const Blocks& blocks, const Position& position, int peer);
+
+  bool all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least);
+  bool one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least);
+  static Range range(const Position& position, uint64_t piece, int64_t length);
+  Range share(const Range& piece, int rank) const;
+
+  Segment& segment_;
+  const int rank_, size_;
+  uint64_t pieces_ = 0;  // of all calls so far
+  std::vector<Known> known_;
+  std::vector<const void*> sources_;
+};
+
+}  // namespace mcr::shm

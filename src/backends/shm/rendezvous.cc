@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/rendezvous.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <random>
+#include <sstream>
+#include <utility>
+
+#include "backends/shm/sockets.h"
+
+namespace mcr::shm {
+
+namespace {
+
+constexpr std::size_t kTokenBytes = 32;
+constexpr std::size_t kRankBytes = 8;
+constexpr std::string_view kFine = "fine";  // no error
+
+std::string random_text() {
+  std::random_device device;
+  std::array<char, kTokenBytes + 1> text{};
+  for (std::size_t i = 0; i < kTokenBytes; i += 8) std::snprintf(text.data() + i, 9, "%08x", device());
+  return text.data();
+}
+
+std::string padded(int rank) {
+  auto text = std::to_string(rank);
+  return std::string(kRankBytes - text.size(), '0') + text;
+}
+
+/// What a rank tells the others first. Sockets with abstract names are seen within one network namespace.
+struct Card {
+  std::string host;     // its name, for people
+  std::string machine;  // equal for all processes that run on one kernel
+  std::string network;  // the network namespace
+  std::string name;     // of its socket
+  std::string token;    // that a connecting rank must send
+  std::string cores;    // one character for each: 1 if the process may run on it
+  int64_t most = 0;
+
+  static Card mine(int64_t most);
+  std::string text() const {
+    std::ostringstream out;
+    for (const auto* field : {&host, &machine, &network, &name, &token, &cores}) out << *field << '\n';
+    out << most;
+    return out.str();
+  }
+  static Card parse(const std::string& text) {
+    std::istringstream in(text);
+    Card card;
+    for (auto* field : {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores}) {
+      std::getline(in, *field);
+    }
+    in >> card.most;
+    return card;
+  }
+};
+
+Card Card::mine(int64_t most) {
+  Card card;
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  card.host = host.data();
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> card.machine;
+  struct stat found{};
+  if (stat("/proc/thread-self/ns/net", &found) == 0) card.network = std::to_string(found.st_ino);
+  card.name = "mcr_dl-" + random_text();
+  card.token = random_text();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  for (int i = 0; i < CPU_SETSIZE; ++i) card.cores += CPU_ISSET(i, &set) ? '1' : '0';
+  card.cores.resize(card.cores.find_last_of('1') + 1);
+  card.most = most;
+  return card;
+}
+
+std::string listed(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+class Rendezvous {
+ public:
+  Rendezvous(const GroupSpec& spec, const std::function<int64_t()>& most)
+      : spec_(spec), most_(most), deadline_(std::chrono::steady_clock::now() + spec.timeout) {}
+
+  Meeting meet() {
+    File listener;
+    agree("met", [&] {
+      own_ = Card::mine(most_());
+      if (spec_.size() > 1) listener = listen_at(own_.name, spec_.size());
+    });
+    exchange_cards();
+    require_one_host();
+    std::vector<Peers::Peer> peers(static_cast<std::size_t>(spec_.size()));
+    agree("connected", [&] { connect_to_lower(peers); });
+    Meeting meeting;
+    agree("mapped", [&] {
+      accept_higher(listener, peers);
+      meeting.segment = share_memory(peers);
+      for (auto& peer : peers) {
+        if (peer.socket) peer.process = process_of(peer.socket);
+      }
+    });
+    meeting.peers = Peers(std::move(peers));
+    meeting.cores = cores();
+    return meeting;
+  }
+
+ private:
+  Store& store() const {
+    if (spec_.store != nullptr) return *spec_.store;
+    throw Error(ErrorCode::InvalidArgument, "shm: expected a store where the ranks of the group meet, got none");
+  }
+
+  /// Runs a step on all ranks. If it fails on some, all ranks throw the error of the first of them.
+  void agree(const std::string& step, const std::function<void()>& body) {
+    std::string answer(kFine);
+    try {
+      body();
+    } catch (const Error& error) {
+      answer = std::to_string(static_cast<int>(error.code())) + ' ' + error.what();
+    }
+    if (spec_.size() > 1) store().set(step + "/" + std::to_string(spec_.rank), answer);
+    for (int rank = 0; rank < spec_.size(); ++rank) {
+      if (spec_.size() > 1) answer = store().get(step + "/" + std::to_string(rank));
+      if (answer == kFine) continue;
+      const auto space = answer.find(' ');
+      throw Error(static_cast<ErrorCode>(std::stoi(answer.substr(0, space))),
+                  answer.substr(space + 1) + " (rank " + std::to_string(rank) + " of the group)");
+    }
+  }
+
+  void exchange_cards() {
+    if (spec_.size() == 1) {
+      cards_ = {own_};
+      return;
+    }
+    store().set("card/" + std::to_string(spec_.rank), own_.text());
+    for (int rank = 0; rank < spec_.size(); ++rank) {
+      cards_.push_back(Card::parse(store().get("card/" + std::to_string(rank))));
+    }
+  }
+
+  // All ranks read the same cards, so all of them throw or none does.
+  void require_one_host() const {
+    std::map<std::pair<std::string, std::string>, std::vector<int>> places;
+    for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
+      places[{cards_[rank].machine, cards_[rank].network}].push_back(static_cast<int>(rank));
+    }
+    if (places.size() == 1) return;
+    std::string text;
+    for (const auto& [place, ranks] : places) {
+      text += (text.empty() ? "" : "; ") + listed(ranks) + " on " + cards_[static_cast<std::size_t>(ranks[0])].host +
+              " (network namespace " + place.second + ")";
+    }
+    throw Error(ErrorCode::Unavailable, "shm: expected all ranks of group '" + spec_.name +
+                                            "' on one host, in one network namespace, got " + text +
+                                            ": use shm in groups of one host, and mpi or gloo for this group");
+  }
+
+  void connect_to_lower(std::vector<Peers::Peer>& peers) const {
+    for (int rank = 0; rank < spec_.rank; ++rank) {
+      const auto& card = cards_[static_cast<std::size_t>(rank)];
+      auto& socket = peers[static_cast<std::size_t>(rank)].socket;
+      socket = connect_to(card.name);
+      send_text(socket, card.token + padded(spec_.rank));
+    }
+  }
+
+  // Other processes may connect too; only ranks know the token.
+  void accept_higher(const File& listener, std::vector<Peers::Peer>& peers) const {
+    for (int missing = spec_.size() - 1 - spec_.rank; missing > 0;) {
+      auto socket = accept_from(listener, deadline_);
+      std::string hello;
+      try {
+        hello = receive_text(socket, kTokenBytes + kRankBytes, deadline_);
+      } catch (const Error&) {
+        continue;
+      }
+      if (hello.substr(0, kTokenBytes) != own_.token) continue;
+      const int rank = std::stoi(hello.substr(kTokenBytes));
+      peers.at(static_cast<std::size_t>(rank)).socket = std::move(socket);
+      --missing;
+    }
+  }
+
+  std::unique_ptr<Segment> share_memory(std::vector<Peers::Peer>& peers) const {
+    const Layout layout(spec_.size(), cards_.front().most);
+    File file;
+    if (spec_.rank == 0) {
+      std::unique_ptr<Error> problem;
+      try {
+        file = Memory::make(layout.bytes());
+      } catch (const Error& error) {
+        problem = std::make_unique<Error>(error);
+      }
+      for (const auto& peer : peers) {
+        if (peer.socket) send_file(peer.socket, file);
+      }
+      if (problem != nullptr) throw Error(*problem);
+    } else {
+      file = receive_file(peers.front().socket, deadline_);
+      if (!file) throw Error(ErrorCode::Backend, "shm: the first rank has no shared memory");
+    }
+    auto memory = Memory::map(file, layout.bytes());
+    if (spec_.rank == 0) memory->populate(0, layout.rank_at(0));
+    memory->populate(layout.rank_at(spec_.rank), layout.per_rank());
+    return std::make_unique<Segment>(layout, std::move(memory));
+  }
+
+  int cores() const {
+    std::string all;
+    for (const auto& card : cards_) {
+      if (card.cores.size() > all.size()) all.resize(card.cores.size(), '0');
+      for (std::size_t i = 0; i < card.cores.size(); ++i) {
+        if (card.cores[i] == '1') all[i] = '1';
+      }
+    }
+    return static_cast<int>(std::count(all.begin(), all.end(), '1'));
+  }
+
+  const GroupSpec& spec_;
+  const std::function<int64_t()>& most_;
+  const Deadline deadline_;
+  Card own_;
+  std::vector<Card> cards_;
+};
+
+}  // namespace
+
+std::vector<int> Peers::gone() const {
+  std::vector<pollfd> files;
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+    const auto& peer = peers_[rank];
+    if (peer.socket) {
+      files.push_back({peer.socket.get(), POLLRDHUP, 0});
+      ranks.push_back(static_cast<int>(rank));
+    }
+    if (peer.process) {
+      files.push_back({peer.process.get(), POLLIN, 0});
+      ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  std::vector<int> found;
+  if (files.empty() || poll(files.data(), files.size(), 0) <= 0) return found;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (files[i].revents != 0 && (found.empty() || found.back() != ranks[i])) found.push_back(ranks[i]);
+  }
+  return found;
+}
+
+Meeting meet(const GroupSpec& spec, const std::function<int64_t()>& most) { return Rendezvous(spec, most).meet(); }
+
+}  // namespace mcr::shm

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backends/shm/segment.h"
+#include "plugin/backend.h"
+
+namespace mcr::shm {
+
+/// The processes of the other ranks. A connection to each stays open, which shows when a process ends.
+class Peers {
+ public:
+  struct Peer {
+    File socket;   // none for this rank
+    File process;  // none where the system has no such descriptors, or the peer is in another PID namespace
+  };
+
+  Peers() = default;
+  explicit Peers(std::vector<Peer> peers) : peers_(std::move(peers)) {}
+  /// The ranks whose process has ended, or that have closed their connection. A system call; any thread.
+  std::vector<int> gone() const;
+
+ private:
+  std::vector<Peer> peers_;
+};
+
+struct Meeting {
+  std::unique_ptr<Segment> segment;
+  Peers peers;
+  int cores = 1;  // that the ranks may run on, all together
+};
+
+/// Joins the ranks of a group on one host: they meet in the store, connect to each other and map the memory that the
+/// first rank makes, of at most `most()` bytes there. Collective; if a rank cannot take part, or its `most` throws an
+/// Error, all ranks throw one Error.
+Meeting meet(const GroupSpec& spec, const std::function<int64_t()>& most);
+
+}  // namespace mcr::shm

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/segment.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace mcr::shm {
+
+namespace {
+
+[[noreturn]] void refused(const char* what, int64_t bytes, int number) {
+  throw Error(ErrorCode::Backend, "shm: the system refuses " + std::to_string(bytes) + " bytes of shared memory (" +
+                                      what + ": " + std::system_category().message(number) +
+                                      "); MCR_DL_SHM_BYTES sets a lower bound for each group");
+}
+
+}  // namespace
+
+File::File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+File::~File() {
+  if (number_ >= 0) close(number_);
+}
+
+Memory::Memory(int file, int64_t bytes) : bytes_(bytes) {
+  void* const start = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (start == MAP_FAILED) refused("mmap", bytes, errno);
+  start_ = static_cast<std::byte*>(start);
+  madvise(start, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // only a wish
+}
+
+Memory::~Memory() { munmap(start_, static_cast<std::size_t>(bytes_)); }
+
+File Memory::make(int64_t bytes) {
+  File file(memfd_create("mcr_dl", MFD_CLOEXEC));
+  if (!file) refused("memfd_create", bytes, errno);
+  if (ftruncate(file.get(), bytes) != 0) refused("ftruncate", bytes, errno);
+  return file;
+}
+
+std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes) {
+  struct stat found{};
+  if (fstat(file.get(), &found) != 0) refused("fstat", bytes, errno);
+  static std::mutex mutex;
+  static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<Memory>> known;
+  const std::lock_guard lock(mutex);
+  std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
+  auto& entry = known[{found.st_dev, found.st_ino}];
+  auto memory = entry.lock();
+  if (memory == nullptr) entry = memory = std::make_shared<Memory>(file.get(), bytes);
+  return memory;
+}
+
+void Memory::populate(int64_t offset, int64_t bytes) {
+  if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
+  // A kernel before 5.14 does not know it.
+  if (errno != EINVAL) refused("madvise", bytes, errno);
+}
+
+}  // namespace mcr::shm

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory between processes of one host (docs/shm.md).
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "backends/shm/engine.h"
+
+namespace mcr::shm {
+namespace {
+
+constexpr const char* kVariable = "MCR_DL_SHM_BYTES";
+constexpr int64_t kMost = 64 << 20;  // bytes per group, if the variable does not say
+
+int64_t most() {
+  const char* const given = std::getenv(kVariable);
+  if (given == nullptr || *given == '\0') return kMost;
+  const std::string_view text(given);
+  int64_t bytes = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (problem == std::errc() && end == text.data() + text.size() && bytes > 0) return bytes;
+  throw Error(ErrorCode::InvalidArgument,
+              "shm: " + std::string(kVariable) + ": expected a number of bytes, got '" + given + "'");
+}
+
+class ShmCommunicator final : public OpMethods<ShmCommunicator> {
+ public:
+  explicit ShmCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~ShmCommunicator() override { engine_->leave(); }
+
+  bool supports(const Call& call) const override {
+    if (call.device.type != DeviceType::CPU) return false;
+    return !row(call.op).is(kReduces) || defined(call.dtype, call.red);
+  }
+  bool inline_messages() const override { return true; }
+  void abort() noexcept override { engine_->abort(); }
+
+  void broadcast(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void all_reduce(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void reduce(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void all_gather(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void reduce_scatter(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void barrier(const Call& call, Lane& lane) { engine_->collective(call, lane); }
+  void all_to_all(const Call& call, Lane& lane) { counted(call, lane); }
+  void gather(const Call& call, Lane& lane) { counted(call, lane); }
+  void scatter(const Call& call, Lane& lane) { counted(call, lane); }
+  void send(const Call& call, Lane& lane) { engine_->message(call, lane); }
+  void recv(const Call& call, Lane& lane) { engine_->message(call, lane); }
+
+ private:
+  // In the vectored forms, not all ranks know all counts.
+  void counted(const Call& call, Lane& lane) {
+    return call.vectored ? engine_->exchange(call, lane) : engine_->collective(call, lane);
+  }
+
+  std::shared_ptr<Engine> engine_;
+};
+
+class ShmBackend final : public Backend {
+ public:
+  std::string library() const override { return "shared memory of one host"; }
+  std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
+    return std::make_unique<ShmCommunicator>(std::make_shared<Engine>(spec, meet(spec, most)));
+  }
+};
+
+std::unique_ptr<Backend> create(const std::string&) { return std::make_unique<ShmBackend>(); }
+
+}  // namespace
+
+extern "C" const Plugin mcr_dl_plugin = {kPluginVersion, create};
+
+}  // namespace mcr::shm

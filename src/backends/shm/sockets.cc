@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/sockets.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace mcr::shm {
+
+namespace {
+
+[[noreturn]] void failed(const char* what) {
+  throw Error(ErrorCode::Backend, std::string("shm: ") + what + ": " + std::system_category().message(errno));
+}
+
+File make_socket() {
+  File made(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!made) failed("socket");
+  return made;
+}
+
+std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const auto length = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), length);  // the zero before it makes it abstract
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length)};
+}
+
+void wait_readable(const File& file, Deadline deadline) {
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd one{file.get(), POLLIN, 0};
+    const int found = poll(&one, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1000)));
+    if (found > 0) return;
+    if (found < 0 && errno != EINTR) failed("poll");
+    if (left.count() <= 0) throw Error(ErrorCode::Timeout, "shm: timed out while the ranks of the group connect");
+  }
+}
+
+}  // namespace
+
+File listen_at(const std::string& name, int most) {
+  auto made = make_socket();
+  const auto [address, length] = address_of(name);
+  if (bind(made.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) failed("bind");
+  if (listen(made.get(), most) != 0) failed("listen");
+  return made;
+}
+
+File connect_to(const std::string& name) {
+  auto made = make_socket();
+  const auto [address, length] = address_of(name);
+  if (connect(made.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) failed("connect");
+  return made;
+}
+
+File accept_from(const File& listener, Deadline deadline) {
+  wait_readable(listener, deadline);
+  File made(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!made) failed("accept");
+  return made;
+}
+
+void send_text(const File& socket, const std::string& text) {
+  // A text fits into the buffer of a new socket.
+  if (std::cmp_not_equal(send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL), text.size())) failed("send");
+}
+
+std::string receive_text(const File& socket, std::size_t bytes, Deadline deadline) {
+  std::string text;
+  while (text.size() < bytes) {
+    wait_readable(socket, deadline);
+    std::array<char, 256> piece{};
+    const auto got = recv(socket.get(), piece.data(), std::min(piece.size(), bytes - text.size()), 0);
+    if (got <= 0) failed("recv");
+    text.append(piece.data(), static_cast<std::size_t>(got));
+  }
+  return text;
+}
+
+void send_file(const File& socket, const File& file) {
+  char byte = file ? 1 : 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (file) {
+    message.msg_control = room.data();
+    message.msg_controllen = room.size();
+    auto* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    const int number = file.get();
+    std::memcpy(CMSG_DATA(header), &number, sizeof(int));
+  }
+  if (sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) failed("sendmsg");
+}
+
+File receive_file(const File& socket, Deadline deadline) {
+  wait_readable(socket, deadline);
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = room.data();
+  message.msg_controllen = room.size();
+  if (recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC) != 1) failed("recvmsg");
+  const auto* const header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return {};
+  int number = -1;
+  std::memcpy(&number, CMSG_DATA(header), sizeof(int));
+  return File(number);
+}
+
+File process_of(const File& socket) {
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return {};
+  // close-on-exec by definition
+  return File(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+}
+
+}  // namespace mcr::shm

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unix sockets with abstract names: they need no file system, and only processes of one network namespace see them.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "backends/shm/segment.h"
+
+namespace mcr::shm {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// All functions throw Error with the system's reason.
+File listen_at(const std::string& name, int most);
+File connect_to(const std::string& name);
+File accept_from(const File& listener, Deadline deadline);
+
+void send_text(const File& socket, const std::string& text);
+/// A text of exactly `bytes` bytes.
+std::string receive_text(const File& socket, std::size_t bytes, Deadline deadline);
+/// Sends a file, or that there is none.
+void send_file(const File& socket, const File& file);
+/// No file if the sender has none.
+File receive_file(const File& socket, Deadline deadline);
+/// A descriptor of the process at the other end; none where the system has none.
+File process_of(const File& socket);
+
+}  // namespace mcr::shm

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/steps.h"
+
+#include "base/reduce.h"
+
+namespace mcr::shm {
+
+Steps::Steps(Segment& segment, int rank)
+    : segment_(segment),
+      rank_(rank),
+      size_(segment.layout().ranks()),
+      reached_(static_cast<std::size_t>(size_)),
+      sources_(static_cast<std::size_t>(size_)) {}
+
+bool Steps::reached(int rank, uint64_t steps) {
+  auto& known = reached_[static_cast<std::size_t>(rank)];
+  if (known >= steps) return true;
+  if (segment_.slot(rank, steps - 1).step.load(std::memory_order_acquire) < steps) return false;
+  known = steps;
+  return true;
+}
+
+// All ranks have finished the step that used the slot before.
+bool Steps::writable() {
+  if (step_ < Layout::kSlots) return true;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && !reached(peer, step_ + 2 - Layout::kSlots)) return false;
+  }
+  return true;
+}
+
+void Steps::write(const Blocks& blocks) {
+  auto& slot = segment_.slot(rank_, step_);
+  auto* const data = slot.at(blocks.total());
+  if (blocks.gives(rank_)) {
+    if (!blocks.parts()) {
+      copy_bytes(data, blocks.given(rank_), blocks.length(rank_));
+    } else {
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank_) copy_bytes(data + blocks.offset(peer), blocks.given(peer), blocks.length(peer));
+      }
+    }
+  }
+  slot.step.store(step_ + 1, std::memory_order_release);
+}
+
+// In rank order, so that all ranks get the same bits.
+bool Steps::combine(const Call& call, const Blocks& blocks) {
+  const auto total = blocks.total();
+  const auto offset = blocks.parts() ? blocks.offset(rank_) : 0;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && !reached(peer, step_ + 1)) return false;
+    sources_[static_cast<std::size_t>(peer)] =
+        peer == rank_ ? blocks.given(rank_) : segment_.slot(peer, step_).at(total) + offset;
+  }
+  combine_all(blocks.taken(rank_), sources_, blocks.length(rank_) / size_of(call.dtype), call.dtype, call.red);
+  return true;
+}
+
+bool Steps::read(const Call& call, const Blocks& blocks, Position& position) {
+  if (!blocks.takes(rank_)) return true;
+  if (blocks.reduces()) return combine(call, blocks);
+  for (; position.next < size_; ++position.next) {
+    const int peer = (rank_ + position.next) % size_;
+    if (!blocks.gives(peer)) continue;
+    if (peer != rank_ && !reached(peer, step_ + 1)) return false;
+    const auto* const from =
+        peer == rank_ ? blocks.given(rank_)
+                      : segment_.slot(peer, step_).at(blocks.total()) + (blocks.parts() ? blocks.offset(rank_) : 0);
+    copy_bytes(blocks.taken(peer), from, blocks.taken_length(peer));
+  }
+  return true;
+}
+
+bool Steps::advance(const Call& call, Position& position, bool& published) {
+  const Blocks blocks(call, rank_, size_);
+  if (!position.written) {
+    if (!writable()) return false;
+    write(blocks);
+    position.written = published = true;
+  }
+  if (!read(call, blocks, position)) return false;
+  ++step_;
+  return true;
+}
+
+}  // namespace mcr::shm

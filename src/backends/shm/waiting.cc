@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/shm/waiting.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <ctime>
+
+namespace mcr::shm {
+
+namespace {
+
+using std::chrono::nanoseconds;
+
+// The counters are written before it, the sleepers read after it; a sleeper does the reverse. So one sees the other.
+void full_fence(std::atomic<uint32_t>& word) {
+#if defined(__SANITIZE_THREAD__)
+  word.fetch_add(0, std::memory_order_seq_cst);  // ThreadSanitizer does not know fences
+#else
+  static_cast<void>(word);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+// With a core for each rank, waiting threads poll about as long as it takes to wake a thread. Otherwise the polled rank
+// may need this core.
+constexpr int kPolls = 400;
+constexpr int kPollsOnSharedCores = 20;
+constexpr nanoseconds kPatience{50'000};
+
+}  // namespace
+
+Waiting::Waiting(Segment& segment, int rank, int cores)
+    : segment_(segment),
+      rank_(rank),
+      size_(segment.layout().ranks()),
+      polls_(cores >= size_ ? kPolls : kPollsOnSharedCores),
+      patience_(cores >= size_ ? kPatience : nanoseconds(0)) {}
+
+void Waiting::wake() {
+  full_fence(segment_.sleepers());
+  if (segment_.sleepers().load(std::memory_order_relaxed) == 0) return;
+  for (int peer = 0; peer < size_; ++peer) {
+    auto& bell = segment_.bell(peer);
+    if (peer == rank_ || bell.sleepers.load(std::memory_order_relaxed) == 0) continue;
+    bell.rings.fetch_add(1, std::memory_order_release);
+    syscall(SYS_futex, &bell.rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+void Waiting::wake_own() {
+  auto& bell = segment_.bell(rank_);
+  bell.rings.fetch_add(1, std::memory_order_release);
+  syscall(SYS_futex, &bell.rings, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+uint32_t Waiting::announce() {
+  auto& bell = segment_.bell(rank_);
+  const auto rings = bell.rings.load(std::memory_order_acquire);
+  bell.sleepers.fetch_add(1, std::memory_order_relaxed);
+  segment_.sleepers().fetch_add(1, std::memory_order_relaxed);
+  full_fence(segment_.sleepers());
+  return rings;
+}
+
+void Waiting::withdraw() {
+  segment_.sleepers().fetch_sub(1, std::memory_order_relaxed);
+  segment_.bell(rank_).sleepers.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Waiting::sleep(nanoseconds limit, uint32_t rings) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  const timespec time{seconds.count(), (limit - seconds).count()};
+  syscall(SYS_futex, &segment_.bell(rank_).rings, FUTEX_WAIT, rings, &time, nullptr, 0);
+}
+
+}  // namespace mcr::shm

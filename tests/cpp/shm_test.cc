@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend `shm` with ranks as threads of one process, which share one mapping: ThreadSanitizer sees all that the
+// ranks do to the shared memory.
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "backends/shm/engine.h"
+#include "base/reduce.h"
+#include "check.h"
+#include "ranks.h"
+
+namespace {
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+class MemoryStore : public Store {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, 60s, [&] { return values_.contains(key); })) {
+      throw Error(ErrorCode::Timeout, "store: " + key);
+    }
+    return values_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+using Body = std::function<void(shm::Engine&, int rank)>;
+
+/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes.
+void together(int size, const Body& body, int64_t most = 64 << 20) {
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(size, rank);
+      spec.store = &store;
+      try {
+        const auto engine = std::make_shared<shm::Engine>(spec, shm::meet(spec, [most] { return most; }));
+        body(*engine, rank);
+        engine->leave();
+      } catch (const Error& error) {
+        check::failed("rank", rank, error.what());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+void wait(std::vector<std::unique_ptr<Request>> requests) {
+  for (const auto& request : requests) {
+    while (!request->poll()) request->block(100ms);
+  }
+}
+
+/// The operation as a blocking call, or as one that is started.
+void run(shm::Engine& engine, const Call& call, bool blocking = true) {
+  Lane lane(blocking);
+  if (row(call.op).is(kPeer)) {
+    engine.message(call, lane);
+  } else if (call.vectored && (call.op == Op::all_to_all || call.op == Op::gather || call.op == Op::scatter)) {
+    engine.exchange(call, lane);
+  } else {
+    engine.collective(call, lane);
+  }
+  wait(lane.take());
+}
+
+Call call_of(Op op, std::vector<int32_t>* in, std::vector<int32_t>* out, int root = 0) {
+  Call call;
+  call.op = op;
+  call.dtype = DType::Int;
+  call.root = root;
+  if (in != nullptr) call.in = ranks::buffer(*in);
+  if (out != nullptr) call.out = ranks::buffer(*out);
+  return call;
+}
+
+int32_t value(int rank, int64_t index) { return static_cast<int32_t>(rank * 100'003 + index * 7 + 1); }
+
+std::vector<int32_t> values(int rank, int64_t count, int64_t from = 0) {
+  std::vector<int32_t> made(static_cast<std::size_t>(count));
+  for (int64_t i = 0; i < count; ++i) made[static_cast<std::size_t>(i)] = value(rank, from + i);
+  return made;
+}
+
+std::vector<int32_t> sums(int size, int64_t count, int64_t from = 0) {
+  auto sum = values(0, count, from);
+  for (int rank = 1; rank < size; ++rank) {
+    const auto more = values(rank, count, from);
+    std::ranges::transform(sum, more, sum.begin(), std::plus<>());
+  }
+  return sum;
+}
+
+// Around the bounds of slots and pieces.
+const std::vector<int64_t> kCounts = {1, 13, 14, 15, 1023, 1024, 1025, 5'000, 16'384, 16'385, 70'001};
+
+void every_collective(shm::Engine& engine, int rank, int size, int64_t count, bool blocking) {
+  const int root = static_cast<int>(count) % size;
+  auto data = values(rank, count);
+  run(engine, call_of(Op::all_reduce, nullptr, &data), blocking);
+  CHECK(data == sums(size, count));
+  data = values(rank, count);
+  run(engine, call_of(Op::reduce, nullptr, &data, root), blocking);
+  CHECK(data == (rank == root ? sums(size, count) : values(rank, count)));
+  data = values(rank, count);
+  run(engine, call_of(Op::broadcast, nullptr, &data, root), blocking);
+  CHECK(data == values(root, count));
+
+  auto whole = values(rank, count * size);
+  std::vector<int32_t> block(static_cast<std::size_t>(count));
+  run(engine, call_of(Op::reduce_scatter, &whole, &block), blocking);
+  CHECK(block == sums(size, count, rank * count));
+  std::vector<int32_t> exchanged(whole.size());
+  run(engine, call_of(Op::all_to_all, &whole, &exchanged), blocking);
+  std::ranges::fill(block, 0);
+  run(engine, call_of(Op::scatter, rank == root ? &whole : nullptr, &block, root), blocking);
+  CHECK(block == values(root, count, rank * count));
+
+  block = values(rank, count);
+  std::vector<int32_t> gathered(whole.size());
+  run(engine, call_of(Op::all_gather, &block, &gathered), blocking);
+  std::vector<int32_t> at_root(rank == root ? whole.size() : 0);
+  run(engine, call_of(Op::gather, &block, &at_root, root), blocking);
+  for (int peer = 0; peer < size; ++peer) {
+    const auto theirs = values(peer, count);
+    const auto sent = values(peer, count, rank * count);
+    CHECK(std::equal(theirs.begin(), theirs.end(), gathered.begin() + peer * count));
+    CHECK(std::equal(sent.begin(), sent.end(), exchanged.begin() + peer * count));
+    CHECK(rank != root || std::equal(theirs.begin(), theirs.end(), at_root.begin() + peer * count));
+  }
+  run(engine, call_of(Op::barrier, nullptr, nullptr), blocking);
+}
+
+}  // namespace
+
+TEST(collectives) {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    together(size, [&](shm::Engine& engine, int rank) {
+      for (const auto count : kCounts) every_collective(engine, rank, size, count, count % 2 == 0);
+    });
+  }
+}
+
+TEST(collectives_in_little_memory) {
+  shm::Layout least(3, 1 << 20);
+  CHECK(least.bytes() <= 1 << 20);
+  together(3, [&](shm::Engine& engine, int rank) { every_collective(engine, rank, 3, 70'001, true); }, 300'000);
+  const auto refused = ranks::failure([] { shm::Layout(4, 1000); });
+  CHECK(refused.code == ErrorCode::InvalidArgument);
+  CHECK(check::has(refused.text, "MCR_DL_SHM_BYTES", "4 ranks", "got 1000"));
+}
+
+TEST(started_collectives_complete_in_order_whatever_is_waited_for) {
+  constexpr int kCalls = 40;
+  together(3, [&](shm::Engine& engine, int rank) {
+    std::vector<std::vector<int32_t>> data;
+    for (int i = 0; i < kCalls; ++i) data.push_back(values(rank, i % 5 == 0 ? 30'000 : i + 1));
+    std::vector<std::unique_ptr<Request>> requests;
+    for (auto& one : data) {
+      Lane lane(false);
+      engine.collective(call_of(Op::all_reduce, nullptr, &one), lane);
+      for (auto& request : lane.take()) requests.push_back(std::move(request));
+    }
+    std::ranges::reverse(requests);
+    wait(std::move(requests));
+    for (const auto& one : data) CHECK(one == sums(3, static_cast<int64_t>(one.size())));
+  });
+}
+
+TEST(messages_match_by_rank_tag_and_order) {
+  together(3, [&](shm::Engine& engine, int rank) {
+    const int next = (rank + 1) % 3;
+    const int before = (rank + 2) % 3;
+    for (const auto count : {int64_t{0}, int64_t{1}, int64_t{2'000}, int64_t{2'100}, int64_t{200'000}}) {
+      // Three messages, received in another order; the second of tag 7 after the first.
+      std::vector<std::vector<int32_t>> sent = {values(rank, count), values(rank, count, 1), values(rank, count, 2)};
+      std::vector<std::vector<int32_t>> got(3, std::vector<int32_t>(static_cast<std::size_t>(count)));
+      std::vector<std::unique_ptr<Request>> requests;
+      const auto start = [&](Op op, std::vector<int32_t>& data, int peer, int tag) {
+        Lane lane(false);
+        auto call = call_of(op, nullptr, &data, peer);
+        call.tag = tag;
+        engine.message(call, lane);
+        for (auto& request : lane.take()) requests.push_back(std::move(request));
+      };
+      start(Op::send, sent[0], next, 7);
+      start(Op::send, sent[1], next, 3);
+      start(Op::send, sent[2], next, 7);
+      start(Op::recv, got[1], before, 3);
+      start(Op::recv, got[0], kAnyRank, 7);
+      start(Op::recv, got[2], before, 7);
+      wait(std::move(requests));
+      for (int i = 0; i < 3; ++i) CHECK(got[static_cast<std::size_t>(i)] == values(before, count, i));
+    }
+    run(engine, call_of(Op::barrier, nullptr, nullptr));
+  });
+}
+
+TEST(a_message_of_another_size_is_an_error_of_the_receiver) {
+  for (const int64_t sent : {int64_t{10}, int64_t{100'000}}) {
+    together(2, [&](shm::Engine& engine, int rank) {
+      for (const int64_t expected : {sent - 1, sent + 1}) {
+        auto data = values(rank, rank == 0 ? sent : expected);
+        if (rank == 0) {
+          run(engine, call_of(Op::send, nullptr, &data, 1));
+          continue;
+        }
+        const auto failure = ranks::failure([&] { run(engine, call_of(Op::recv, nullptr, &data, 0)); });
+        CHECK(failure.code == ErrorCode::InvalidArgument);
+        if (expected < sent) CHECK(check::has(failure.text, "the incoming message is larger than the tensor of"));
+        if (expected > sent) CHECK(check::has(failure.text, "received " + std::to_string(sent) + " of the tensor of"));
+      }
+      run(engine, call_of(Op::barrier, nullptr, nullptr));
+    });
+  }
+}
+
+TEST(many_short_messages_wait_for_a_late_receiver) {
+  constexpr int kMessages = 3'000;
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto data = values(0, kMessages);
+    std::vector<std::unique_ptr<Request>> requests;
+    std::vector<int32_t> got(kMessages);
+    if (rank == 1) run(engine, call_of(Op::barrier, nullptr, nullptr));
+    for (std::size_t i = 0; i < kMessages; ++i) {
+      Call call;
+      call.op = rank == 0 ? Op::send : Op::recv;
+      call.dtype = DType::Int;
+      call.out = {rank == 0 ? &data[i] : &got[i], 1};
+      call.root = 1 - rank;
+      Lane lane(false);
+      engine.message(call, lane);
+      for (auto& request : lane.take()) requests.push_back(std::move(request));
+    }
+    if (rank == 0) run(engine, call_of(Op::barrier, nullptr, nullptr));
+    wait(std::move(requests));
+    if (rank == 1) CHECK(got == data);
+  });
+}
+
+TEST(vectored_exchanges_with_gaps) {
+  for (const int size : {2, 3, 4}) {
+    together(size, [&](shm::Engine& engine, int rank) {
+      const auto count = [](int from, int to) { return static_cast<int64_t>((from * 5 + to * 3) % 7) * 1'000; };
+      std::vector<int64_t> in_counts, in_displs, out_counts, out_displs;
+      int64_t ins = 1;
+      int64_t outs = 2;
+      for (int peer = 0; peer < size; ++peer) {
+        in_counts.push_back(count(rank, peer));
+        in_displs.push_back(ins);
+        ins += in_counts.back() + 1;
+        out_counts.push_back(count(peer, rank));
+        out_displs.push_back(outs);
+        outs += out_counts.back() + 3;
+      }
+      auto in = values(rank, ins);
+      std::vector<int32_t> out(static_cast<std::size_t>(outs), -1);
+      auto call = call_of(Op::all_to_all, &in, &out);
+      call.vectored = true;
+      call.in_counts = in_counts;
+      call.in_displs = in_displs;
+      call.out_counts = out_counts;
+      call.out_displs = out_displs;
+      run(engine, call, rank % 2 == 0);
+      CHECK(out[0] == -1 && out.back() == -1);
+      for (int peer = 0; peer < size; ++peer) {
+        int64_t from = 1;
+        for (int to = 0; to < rank; ++to) from += count(peer, to) + 1;
+        const auto want = values(peer, count(peer, rank), from);
+        CHECK(std::equal(want.begin(), want.end(), out.begin() + out_displs[static_cast<std::size_t>(peer)]));
+      }
+    });
+  }
+}
+
+TEST(threads_of_a_rank_share_a_communicator) {
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto data = values(rank, 40'000);
+    std::thread other([&] {
+      auto message = values(rank, 30'000);
+      run(engine, call_of(rank == 0 ? Op::send : Op::recv, nullptr, &message, 1 - rank));
+      CHECK(message == values(0, 30'000));
+    });
+    for (int i = 0; i < 20; ++i) {
+      data = values(rank, 1 + i * 2'000);
+      run(engine, call_of(Op::all_reduce, nullptr, &data), i % 2 == 0);
+      CHECK(data == sums(2, 1 + i * 2'000));
+    }
+    other.join();
+  });
+}
+
+TEST(a_rank_that_vanishes_ends_the_waits_of_the_others) {
+  MemoryStore store;
+  const auto connect = [&](int rank) {
+    auto spec = ranks::spec(3, rank);
+    spec.store = &store;
+    return std::make_shared<shm::Engine>(spec, shm::meet(spec, [] { return int64_t{64} << 20; }));
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto engine = connect(rank);
+      run(*engine, call_of(Op::barrier, nullptr, nullptr));
+      if (rank == 1) return;  // without leave()
+      const auto failure = ranks::failure([&] { run(*engine, call_of(Op::barrier, nullptr, nullptr)); });
+      CHECK(failure.code == ErrorCode::Backend);
+      CHECK(check::has(failure.text, "rank 1 of group 'default' has died"));
+      engine->leave();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(an_abort_ends_waits) {
+  together(2, [&](shm::Engine& engine, int rank) {
+    if (rank == 1) return;
+    std::thread other([&] {
+      std::this_thread::sleep_for(20ms);
+      engine.abort();
+    });
+    const auto failure = ranks::failure([&] { run(engine, call_of(Op::barrier, nullptr, nullptr)); });
+    CHECK(check::has(failure.text, "aborted"));
+    other.join();
+  });
+}
+
+TEST(ranks_that_cannot_reach_each_other_raise_one_error) {
+  MemoryStore store;
+  std::array<std::string, 3> texts;
+  std::atomic<bool> separate{true};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      // As in another container; only some users may make a network namespace.
+      if (rank == 2 && unshare(CLONE_NEWNET) != 0) separate = false;
+      auto spec = ranks::spec(3, rank);
+      spec.store = &store;
+      const auto failure = ranks::failure([&] { shm::meet(spec, [] { return int64_t{64} << 20; }); });
+      texts[static_cast<std::size_t>(rank)] = failure.text;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (!separate) return;
+  CHECK(check::has(texts[0], "ranks 0, 1 on ", "rank 2 on ", "mpi or gloo"));
+  CHECK(texts[1] == texts[0] && texts[2] == texts[0]);
+}
+
+TEST(a_problem_of_one_rank_is_an_error_of_all) {
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(3, rank);
+      spec.store = &store;
+      const auto failure = ranks::failure([&] {
+        shm::meet(spec, [rank] {
+          if (rank == 1) throw Error(ErrorCode::InvalidArgument, "a wrong number");
+          return int64_t{64} << 20;
+        });
+      });
+      CHECK(failure.code == ErrorCode::InvalidArgument);
+      CHECK(failure.text == "a wrong number (rank 1 of the group)");
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(combine_all_is_combine_in_rank_order) {
+  std::mt19937 random(1);
+  for (std::size_t type = 0; type < kDTypes.size(); ++type) {
+    const auto dtype = static_cast<DType>(type);
+    const auto kind = row(dtype).kind;
+    if (kind == DTypeKind::Floating && size_of(dtype) < 4) continue;  // rounded once, not after each source
+    for (std::size_t i = 0; i < kReductions.size(); ++i) {
+      const auto red = static_cast<RedOp>(i);
+      if (!defined(dtype, red) || red == RedOp::AVG) continue;
+      for (const std::size_t ranks : {1, 2, 3, 5}) {
+        constexpr int64_t kCount = 2'500;
+        std::vector<std::vector<uint64_t>> data(ranks, std::vector<uint64_t>(kCount * 2));
+        for (auto& one : data) {
+          for (auto& word : one) {
+            word = kind == DTypeKind::Floating || kind == DTypeKind::Complex
+                       ? std::bit_cast<uint64_t>(1.0 + random() % 9)
+                       : random() % 2 * 0x0101010101010101u;
+            if (size_of(dtype) == 4 && kind == DTypeKind::Floating) {
+              word = std::bit_cast<uint32_t>(1.5F + static_cast<float>(random() % 9)) * 0x100000001ull;
+            }
+          }
+        }
+        auto want = data[0];
+        for (std::size_t rank = 1; rank < ranks; ++rank) combine(want.data(), data[rank].data(), kCount, dtype, red);
+        for (std::size_t in_place = 0; in_place < ranks; ++in_place) {
+          auto sources = data;
+          std::vector<const void*> pointers;
+          for (const auto& one : sources) pointers.push_back(one.data());
+          auto& out = sources[in_place];
+          combine_all(out.data(), pointers, kCount, dtype, red);
+          CHECK(std::memcmp(out.data(), want.data(), static_cast<std::size_t>(kCount * size_of(dtype))) == 0);
+        }
+      }
+    }
+  }
+}

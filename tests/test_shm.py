@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend shm beyond the table of operations, where it is one of the backends; ranks as threads: tests/cpp."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import Pools
+from ranks import shm
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_several_sizes(pools: Pools, world: int) -> None:
+    """With more ranks than most machines for tests have cores, too."""
+    pools.get("processes", world).run(shm.several_sizes, limit=120)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_forms_that_differ(pools: Pools, world: int) -> None:
+    """A blocking call on one rank and an asynchronous one on another are one collective."""
+    pools.get("processes", world).run(shm.forms_that_differ, limit=60)
+
+
+@pytest.mark.parametrize(("text", "reason"), [("many", "expected a number of bytes"), ("1000", "at least")])
+def test_bounds_that_cannot_be(pools: Pools, text: str, reason: str) -> None:
+    """A wrong value of the first rank is one error on all ranks, which go on with the groups that they have."""
+    pools.get("processes", 2).run(shm.bounds, text, reason, limit=60)
