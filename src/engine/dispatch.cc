@@ -165,7 +165,9 @@ class Issue {
     }
     const auto work = make_work(passage_, lane.take());
     try {
-      return finish(work);
+      const int source = finish(work);
+      if (lane.blocking()) stopwatch.stop();
+      return source;
     } catch (...) {
       if (!work->finished()) watch(passage_, work);
       throw;
