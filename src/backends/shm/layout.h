@@ -53,7 +53,7 @@ struct Ring {
 /// Offsets and sizes, from the number of ranks and the bound on the memory; equal on all ranks.
 class Layout {
  public:
-  static constexpr int kSlots = 4;       // of small collectives, per rank
+  static constexpr int kSlots = 8;       // of small collectives, per rank
   static constexpr int kPieceSlots = 4;  // of large ones
 
   /// Throws Error if `most` bytes do not suffice for this many ranks.
