@@ -41,7 +41,7 @@ def groups() -> None:
         expect(InvalidArgumentError, lambda group=group: mcr_dl.get_global_rank(group, size + 1), "group_rank")
         expect(InvalidArgumentError, lambda group=group: mcr_dl.get_group_rank(group, size + 1), "global_rank")
         assert mcr_dl.get_backend(group) == "mpi"
-        assert mcr_dl.get_backend_config(group) == "cpu:mpi,cpu:gloo"
+        assert mcr_dl.get_backend_config(group) == ",".join(f"cpu:{name}" for name in session.BACKENDS)
 
 
 def not_a_member() -> None:
