@@ -30,7 +30,7 @@ from harness.nursery import Child, Nursery
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 
-BACKENDS, PHASES, FAULTS = ("mpi", "gloo"), ("idle", "collective", "storm"), tuple(jobs.LOST)
+BACKENDS, PHASES, FAULTS = ("mpi", "gloo", "shm"), ("idle", "collective", "storm"), tuple(jobs.LOST)
 LIMIT = 1.0  # timeout of the calls, in seconds
 BOUND = LIMIT + 2.0  # the guarantee of docs/reliability.md
 
@@ -55,9 +55,9 @@ def moment(rank: Child, what: str) -> float | None:
     return float(told[1]) if told else None
 
 
-def wrong(rank: Child, fault: str, took: float, bound: float) -> str | None:
+def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> str | None:
     """The guarantee that a survivor broke, if any; its call took ``took`` seconds and may take ``bound``."""
-    if rank.code not in (jobs.REPORTED, jobs.ENDED):
+    if rank.code not in ((jobs.REPORTED,) if backend == "shm" else (jobs.REPORTED, jobs.ENDED)):
         return f"code {rank.code}"
     if not re.search(jobs.LOST[fault], rank.text):
         return "not named"
@@ -74,7 +74,7 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
         nursery.clear()
         return Outcome("no fault" if ended else "hang")
     calls = [(moment(rank, "raised") or rank.ended or 0.0) - (moment(rank, "began") or 0.0) for rank in survivors]
-    found = [wrong(rank, fault, took, bound) for rank, took in zip(survivors, calls, strict=True)]
+    found = [wrong(rank, backend, fault, took, bound) for rank, took in zip(survivors, calls, strict=True)]
     outcome = Outcome(next(filter(None, found), "ok"), max(calls), max(rank.ended or 0.0 for rank in survivors) - at)
     if outcome.result != "ok":
         print(*(f"--- {outcome.result}: {backend} {phase} {fault}\n{rank.text}" for rank in ranks), sep="\n")
