@@ -143,7 +143,12 @@ bool FuseStream::propose(bool hurried, int64_t& number) {
 std::shared_ptr<Run> FuseStream::make_round() {
   const auto schedule = Schedule::make();
   auto& number = schedule->make_object<int64_t>();
-  const auto due = schedule->wait([this, &number](bool hurried) { return propose(hurried, number); });
+  // The executor may outlive the stream, and must not keep it alive: it would keep the group's communicators.
+  const auto weak = weak_from_this();
+  const auto due = schedule->wait([weak, &number](bool hurried) {
+    const auto self = weak.lock();
+    return self == nullptr || self->propose(hurried, number);
+  });
   Schedule::Ids agreed = {due};
   if (shadow_->size() != 1) {
     Call round;
@@ -157,8 +162,10 @@ std::shared_ptr<Run> FuseStream::make_round() {
   // Rounds use the backend without a variant, as ranks may hold calls of different variants.
   const Slot& first = held_.front()->slot;
   const Slot slot{first.backend, first.communicator, first.backend.name, 0, first.streams};
-  const auto later = [self = shared_from_this(), slot, &number, memory = std::weak_ptr(schedule),
-                      flush = &schedule->tasks()[flushes]](const Task& task, Requests& requests) {
+  const auto later = [weak, slot, &number, memory = std::weak_ptr(schedule), flush = &schedule->tasks()[flushes]](
+                         const Task& task, Requests& requests) {
+    const auto self = weak.lock();
+    if (self == nullptr) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
     if (&task == flush) return self->flush(number);
     Slot used = slot;
     Call round = task.call;
@@ -185,7 +192,7 @@ void FuseStream::flush(int64_t agreed) {
       release(parts, nullptr, local);
     }
   }
-  if (local) throw Error(*local);
+  if (local) return break_off(*local);
   std::shared_ptr<Run> next;
   {
     const std::lock_guard lock(mutex_);
@@ -275,7 +282,9 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
 // The ranks can no longer agree on flushes: all held calls fail, and later ones are refused.
 void FuseStream::break_off(const Error& error) {
   std::deque<std::shared_ptr<FusePart>> held;  // destroyed without the lock
+  std::shared_ptr<Run> round;
   const std::lock_guard lock(mutex_);
+  round.swap(round_);
   broken_ = Error(error.code(), "the ranks cannot agree on fused calls any more (" + std::string(error.what()) +
                                     "); go on with a new group");
   held.swap(held_);

@@ -69,6 +69,10 @@ struct FusePart : Deferred {
 class FuseStream : public std::enable_shared_from_this<FuseStream> {
  public:
   FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits);
+  FuseStream(const FuseStream&) = delete;
+  FuseStream& operator=(const FuseStream&) = delete;
+  /// Ends the running round: its calls are gone.
+  ~FuseStream() { executor_->hurry(); }
 
   /// Adds a call. Throws if the ranks can no longer agree on flushes.
   std::shared_ptr<FusePart> join(const Call& call, const Slot& slot);
