@@ -10,7 +10,7 @@ from harness import Pools
 from mcr_dl import _C
 from ranks import reductions
 
-BACKENDS = ("mpi", "gloo", "stripe(gloo,mpi)")
+BACKENDS = ("mpi", "gloo", "shm", "stripe(gloo,mpi)")
 # If ranks share cores, MPICH uses only one family of algorithms.
 VARIANTS = {2: (*BACKENDS, "mpi:p2p"), 3: BACKENDS}
 FLOATING = [
