@@ -29,7 +29,7 @@ class ShmCommunicator final : public OpMethods<ShmCommunicator> {
   ~ShmCommunicator() override { engine_->leave(); }
 
   bool supports(const Call& call) const override {
-    if (call.device.type != DeviceType::CPU) return false;
+    if (!has(call.op) || call.device.type != DeviceType::CPU) return false;
     return !row(call.op).is(kReduces) || defined(call.dtype, call.red);
   }
   bool inline_messages() const override { return true; }
