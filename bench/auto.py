@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How close `auto` comes to the best candidate, and how it compares with mpi4py and torch.distributed.
 
-After ``mcr-tune --quick``: for every operation and size, `auto` and every candidate in interleaved rounds in one pair
-of ranks. For all_reduce also `auto`, mpi4py and torch.distributed's gloo, each alone in its own ranks, in sequence.
+After ``mcr-tune --quick``, or with ``--first-start``, where each pass begins with an empty cache and `auto` measures in
+its first three seconds. For every operation and size, `auto` and every candidate in interleaved rounds in one pair of
+ranks. For all_reduce also `auto`, mpi4py and torch.distributed's gloo, each alone in its own ranks, in sequence.
 Several passes, each in new ranks; ratios are taken within a pass, and their medians reported. Writes
 ``docs/results/auto.{json,md}`` and ``docs/images/auto.png``.
 """
@@ -17,30 +18,31 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import auto_rank
 import script
 from auto_rank import SIZES, Times
 from auto_report import draw, markdown
 from mcr_dl import _C
-from mcr_dl.bench.ranks import run_local
 
+TUNED = "`mcr-tune --quick`, then `python bench/auto.py` (table `{table}`)"
+FIRST_START = "`python bench/auto.py --first-start`: `auto` goes by its own first three seconds, anew in each pass"
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 
 
-def one_pass(operations: list[str], sizes: list[int], table: str | None, budget: float) -> dict[str, Any]:
-    """Run new ranks; returns rank 0's results."""
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Give the programs started in the block an empty cache, and no other table."""
+    before = {name: os.environ.pop(name, None) for name in ("XDG_CACHE_HOME", "MCR_DL_TUNING_TABLE")}
     with tempfile.TemporaryDirectory() as folder:
-        output = f"{folder}/pass.json"
-        with run_local(auto_rank.measure_all, (operations, sizes, table, budget, output)) as ranks:
-            ranks.wait()
-            if ranks.first_failure is not None:
-                sys.exit(f"rank {ranks.first_failure[0]} failed")
-        result: dict[str, Any] = json.loads(Path(output).read_text())
-    return result
+        os.environ["XDG_CACHE_HOME"] = folder
+        yield
+    del os.environ["XDG_CACHE_HOME"]
+    os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> dict[str, dict[str, float]]:
@@ -90,6 +92,7 @@ def main() -> None:
     parser = script.parser(__doc__, reports=True)
     parser.set_defaults(sizes=SIZES)
     parser.add_argument("--table", help="the tuning table (this machine's in the user's cache)")
+    parser.add_argument("--first-start", action="store_true", help="begin each pass with an empty cache")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.4, help="seconds per point and pass")
     parser.add_argument("--ops", nargs="+", default=_C.operations())
@@ -97,16 +100,17 @@ def main() -> None:
     passes, peers, facts, shuffle = [], [], {}, random.Random(1)
     for index in range(given.passes):
         print(f"pass {index + 1} of {given.passes}", flush=True)
-        facts = one_pass(given.ops, given.sizes, given.table, given.budget)
-        passes.append(facts.pop("times"))
-        if "all_reduce" in given.ops:
-            peers.append(peer_pass(given.sizes, given.table, shuffle))
+        with empty_cache() if given.first_start else nullcontext():
+            facts = script.samples(auto_rank.measure_all, given.ops, given.sizes, given.table, given.budget)
+            passes.append(facts.pop("times"))
+            if "all_reduce" in given.ops:
+                peers.append(peer_pass(given.sizes, given.table, shuffle))
     document = {
         "date": str(date.today()),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "passes": given.passes,
         "budget_seconds": given.budget,
-        "table": Path(facts["table"]).name or "none",
+        "way": FIRST_START if given.first_start else TUNED.format(table=Path(facts["table"]).name or "none"),
         "libraries": facts["libraries"],
         "points": ratios(passes),
         "peers": compared(peers) if peers else {},

@@ -9,9 +9,9 @@ from typing import Any
 
 import mcr_dl
 from mcr_dl import _C
-from mcr_dl.bench.cases import Case, prepare
 from mcr_dl.bench.ranks import bind
-from mcr_dl.bench.timing import TorchControl, measure
+from mcr_dl.measure.cases import Case, prepare
+from mcr_dl.measure.timing import TorchControl, measure
 
 SIZES = [4 * 4**i for i in range(12)]  # 4 B ... 16 MiB
 PEER = "all_reduce"  # the operation that is also measured on other libraries
@@ -49,5 +49,6 @@ def measure_all(operations: list[str], sizes: list[int], table: str | None, budg
             print(f"  {operation}", flush=True)
     if group.rank() == 0:
         source = mcr_dl.explain(PEER, 4).table
-        Path(output).write_text(json.dumps({"times": times, "table": source, "libraries": _C.backend_status()}))
+        status = {name: _C.backend_status()[name] for name in mcr_dl.get_backends()}
+        Path(output).write_text(json.dumps({"times": times, "table": source, "libraries": status}))
     mcr_dl.finalize()

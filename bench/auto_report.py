@@ -13,7 +13,7 @@ AIM = 0.97
 INTRODUCTION = """\
 # `auto` and the candidates it chooses from
 
-`mcr-tune --quick`, then `python bench/auto.py` on {date}: {machine}; {libraries}; table `{table}`.
+{way}; {date}: {machine}; {libraries}.
 
 Two ranks on one host, float32, SUM; medians over {passes} passes of fresh ranks, in each of which all candidates and
 `auto` are measured in interleaved rounds ({budget_seconds} s a point). The ratio is the speed of `auto` over that of
@@ -46,7 +46,7 @@ def _below(document: dict[str, Any]) -> list[str]:
     lines = []
     for operation, nbytes, row in _points(document):
         if row["ratio"] < AIM:
-            others = ", ".join(f"{name} {row[name]:.2f}" for name in row if name in ("auto", "mpi", "mpi:p2p", "gloo"))
+            others = ", ".join(f"{name} {value:.2f}" for name, value in row.items() if name != "ratio")
             lines.append(f"- {operation}, {size_text(nbytes)}: {row['ratio']:.3f} ({others} µs)")
     return ["## Below the aim", "", *(lines or ["None."]), ""]
 
@@ -81,8 +81,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     peers = {int(nbytes): row for nbytes, row in document["peers"].items()}
     sizes = sorted(rows)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
-    colours = {"mpi": "#0072b2", "mpi:p2p": "#56b4e9", "gloo": "#009e73"}
+    colours = {"mpi": "#0072b2", "mpi:p2p": "#56b4e9", "gloo": "#009e73", "shm": "#cc3311"}
     for name, colour in colours.items():
+        if name not in rows[sizes[0]]:
+            continue
         left.plot(sizes, [rows[size][name] for size in sizes], color=colour, label=name, linewidth=1.4, marker=".")
     style = {"color": "black", "linewidth": 4, "alpha": 0.25, "solid_capstyle": "round", "label": "auto"}
     left.plot(sizes, [rows[size]["auto"] for size in sizes], zorder=0, **style)

@@ -9,13 +9,10 @@ docs/results/dropin.md and dropin.json.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
-import tempfile
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,21 +20,8 @@ import torch
 import dropin_rank
 import script
 from markdown_text import size_text, table
-from mcr_dl.bench.ranks import run_local
 
 TARGET_MICROSECONDS = 4.0
-
-
-def measure(sizes: list[int], rounds: int, seconds: float) -> dict[str, Any]:
-    """Samples of new ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "samples.json"
-        with run_local(dropin_rank.measure_all, (sizes, rounds, seconds, str(output)), 2) as running:
-            running.wait()
-            if running.first_failure is not None:
-                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
 
 
 def added(point: dict[str, list[float]], to: str, base: str) -> float:
@@ -99,7 +83,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11, help="rounds of every point")
     parser.add_argument("--seconds", type=float, default=0.02, help="what each way gets in a round")
     given = script.parse(parser, sizes=dropin_rank.SIZES[:2], rounds=2, seconds=0.001)
-    found = measure(given.sizes, given.rounds, given.seconds)
+    found = script.samples(dropin_rank.measure_all, given.sizes, given.rounds, given.seconds)
     script.publish(given, "dropin", found, markdown(found))
 
 

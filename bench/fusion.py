@@ -8,12 +8,9 @@ times instead, and prints the best ones: the defaults in mcr_dl/libraries come f
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
-import tempfile
-from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,20 +20,7 @@ import torch
 import fusion_rank
 import script
 from markdown_text import size_text, table
-from mcr_dl.bench.ranks import run_local
 from mcr_dl.libraries import registry
-
-
-def measure(entry: Callable[..., None], *arguments: Any) -> dict[str, Any]:
-    """Samples of new ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "samples.json"
-        with run_local(entry, (*arguments, str(output)), 2) as running:
-            running.wait()
-            if running.first_failure is not None:
-                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
 
 
 def medians(point: dict[str, Any], name: str) -> tuple[float, float, float]:
@@ -113,7 +97,7 @@ def explore(budget: float) -> None:
         size_text(size): {"buffer_bytes": size, "largest_bytes": min(size, 1 << 16), "hold_microseconds": 1000}
         for size in buffers
     }
-    found = measure(fusion_rank.measure_all, options, fusion_rank.SWEEP, budget, False)
+    found = script.samples(fusion_rank.measure_all, options, fusion_rank.SWEEP, budget, False)
     for backend in fusion_rank.BACKENDS:
         rows = [
             [size_text(point["nbytes"]), *(f"{medians(point, name)[2]:.2f}" for name in options)]
@@ -127,7 +111,7 @@ def explore_time() -> None:
     holds = {f"{hold} µs": {"hold_microseconds": hold} for hold in (50, 100, 200, 500, 1000, 2000)}
     rows = []
     for pause in (5, 20, 100):
-        found = measure(fusion_rank.measure_pauses, holds, pause * 1e-6)
+        found = script.samples(fusion_rank.measure_pauses, holds, pause * 1e-6)
         for backend in fusion_rank.BACKENDS:
             times = [statistics.median(found[backend][name]) for name in ("plain", *holds)]
             rows.append([f"{backend}, {pause} µs between calls", *(f"{value:,.0f}" for value in times)])
@@ -145,7 +129,7 @@ def main() -> None:
         explore(given.budget)
         explore_time()
         return
-    found = measure(fusion_rank.measure_all, {"fused": {}}, given.points, given.budget, given.models)
+    found = script.samples(fusion_rank.measure_all, {"fused": {}}, given.points, given.budget, given.models)
     script.publish(given, "fusion", found, markdown(found), draw)
 
 

@@ -29,11 +29,11 @@ if [ -n "$rehearse" ]; then
   python=${PYTHON:-$root/.venv/bin/python}
   device=cpu
   export MCR_DL_NCCL_LIB=${MCR_DL_NCCL_LIB:-$root/build/standin/libnccl.so}
-  export PYTHONPATH=$root/bench:$root/tests
+  export PYTHONPATH=$root/bench
 else
   python=${PYTHON:-python3}
   device=cuda
-  export PYTHONPATH=$root/build/gpu/install:$root/bench:$root/tests
+  export PYTHONPATH=$root/build/gpu/install:$root/bench
 fi
 # All ranks are on this host. The build tools may lie in this Python's folder.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 from mcr_dl.base import launcher
 from mcr_dl.base.documents import write_rows
-from mcr_dl.bench.ranks import launched
+from mcr_dl.bench.ranks import launched, run_local
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
@@ -47,6 +48,18 @@ def with_ranks(count: int) -> None:
     if not launched():
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *sys.argv]
         sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[str, Any]:
+    """What rank 0 of new ranks writes: each calls ``entry`` with the arguments and the path of a JSON file."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "samples.json"
+        with run_local(entry, (*arguments, str(output)), ranks) as running:
+            running.wait()
+            if running.first_failure is not None:
+                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
 
 
 def publish(

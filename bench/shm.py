@@ -6,13 +6,10 @@ All candidates take turns in one run. Writes docs/results/shm.md and shm.json.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
-import tempfile
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,19 +17,6 @@ import torch
 import script
 import shm_rank
 from markdown_text import size_text, table
-from mcr_dl.bench.ranks import run_local
-
-
-def measure(ranks: int, *arguments: Any) -> dict[str, Any]:
-    """Samples of new ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "samples.json"
-        with run_local(shm_rank.measure, (*arguments, str(output)), ranks) as running:
-            running.wait()
-            if running.first_failure is not None:
-                raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
 
 
 def _row(point: dict[str, Any]) -> list[str]:
@@ -77,7 +61,10 @@ def main() -> None:
     parser.set_defaults(operations=list(shm_rank.OPERATIONS), sizes=list(shm_rank.SIZES))
     given = script.parse(parser, budget=0.002, operations=["all_reduce", "barrier"], sizes=[4, 1 << 16])
     load = os.getloadavg()[0]
-    jobs = [measure(ranks, given.operations, given.sizes, given.budget) for ranks in given.ranks]
+    jobs = [
+        script.samples(shm_rank.measure, given.operations, given.sizes, given.budget, ranks=ranks)
+        for ranks in given.ranks
+    ]
     found = {"load": load, "jobs": jobs}
     script.publish(given, "shm", found, markdown(found))
 

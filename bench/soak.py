@@ -16,16 +16,11 @@ from typing import Any
 
 from rich.table import Table
 
+import script
 from mcr_dl.base.documents import write_rows
 from mcr_dl.bench.ranks import run_local
 from mcr_dl.commands.console import Console
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE.parent / "tests"))
-
-import script  # noqa: E402
-from soak_rank import MIXES, Settings, soak  # noqa: E402
+from soak_rank import MIXES, Settings, soak
 
 MIB = 1 << 20
 

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 import mcr_dl
-from calls import OPS, SIGNATURES, Case, layouts, spell
-from harness import position
 from mcr_dl import _C, passes
-from ranks import operations, session
+from mcr_dl.testing import checks, position, session
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts, spell
 
 SIZES = (0, 1, 1, 3, 3, 64, 64, 64, 1000, 1000, 5000, 40_000)
 MIXES: tuple[tuple[str, ...], ...] = ((), ("log",), ("fuse",), ("log", "fuse"), ("compress",), ("log", "compress"))
@@ -50,7 +49,7 @@ class _Template:
     """A call that can be made again and again, and the content of its memory before and after a correct call."""
 
     case: Case
-    halves: list[operations.Prepared]
+    halves: list[checks.Prepared]
     memory: list[torch.Tensor]
     before: list[torch.Tensor]
     after: list[torch.Tensor] = field(default_factory=list)
@@ -89,11 +88,11 @@ def _template(case: Case) -> _Template | None:
     if me not in ranks or (OPS[case.op]["peer"] and len(ranks) == 1):
         return None
     rank = ranks.index(me)
-    halves = [operations.prepare(case, rank, len(ranks))]
+    halves = [checks.prepare(case, rank, len(ranks))]
     if OPS[case.op]["peer"]:  # the counterpart goes first, as it must not block
         other = next(n for n, row in SIGNATURES.items() if row["starts"] and {row["op"], case.op} == {"send", "recv"})
         half = replace(case, function=other, asynchronous=False, style="keywords")
-        halves.insert(0, operations.prepare(half, rank, len(ranks)))
+        halves.insert(0, checks.prepare(half, rank, len(ranks)))
     sides = [side for half in halves for side in (half.input, half.output) if side is not None]
     tensors = [tensor for side in sides for tensor in (side.base, *side.tensors)]
     memory = list({tensor.data_ptr(): tensor for tensor in tensors if tensor.numel()}.values())
@@ -121,7 +120,7 @@ def _groups(world: int) -> None:
     kinds: dict[str, Any] = {"log": "log", "fuse": "fuse", "compress": passes.Compress("bf16", smallest=0)}
     for mix in MIXES[1:]:
         session.SUBGROUPS[world]["+".join(mix)] = list(range(world))
-    session.start()
+    session.start("mpi", "gloo")
     session.groups()
     for mix in MIXES[1:]:
         passes.set_passes([kinds[name] for name in mix], session.group("+".join(mix)))

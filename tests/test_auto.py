@@ -63,7 +63,7 @@ def _flat(favourite: str, ranks: int = 2) -> table.Table:
     return _table(_scale(ranks, curves))
 
 
-@pytest.mark.parametrize(("world", "count"), [(2, 100_000), (3, 2_000)])
+@pytest.mark.parametrize(("world", "count"), [(2, 20_000), (3, 2_000)])
 def test_ranks_agree(pools: Pools, tmp_path: Path, world: int, count: int) -> None:
     """Ranks have different tables and different counts in vectored calls, and all their calls still match."""
     for rank in range(world):
@@ -90,6 +90,27 @@ def test_the_table_decides(pools: Pools, tmp_path: Path) -> None:
         said = pools.get("processes", 2).run(choice.start, str(path), {}, ("all_reduce", 4096))
         assert all(f"all_reduce, 4096 bytes: {favourite}, the cheapest" in text for text in said)
         assert all(str(path) in text and "2 ranks, all_reduce, float" in text for text in said)
+
+
+def test_asynchronous_calls_have_their_own_curves(pools: Pools, tmp_path: Path) -> None:
+    """They count for asynchronous calls; where there are none, those of blocking calls do."""
+    table_of_mpi = _flat("mpi")
+    times = {"mpi": 3.0, "mpi:p2p": 2.0, "gloo": 1.0}
+    starting = [
+        replace(_curve("all_reduce", "float", name, dict.fromkeys(SIZES, us)), async_op=True)
+        for name, us in times.items()
+    ]
+    scale = table_of_mpi.scales[0]
+    path = tmp_path / "table.json"
+    table.write(_table(replace(scale, curves=(*scale.curves, *starting))), path)
+    for found in pools.get("processes", 2).run(choice.forms, str(path)):
+        assert found == {
+            "blocking": ("mpi", "2 ranks, all_reduce, float"),
+            "asynchronous": ("gloo", "2 ranks, all_reduce, float, asynchronous"),
+            "of another type": ("gloo", "2 ranks, all_reduce, half, asynchronous (the nearest that was measured)"),
+            "not measured": ("mpi", "2 ranks, broadcast, any, asynchronous (the nearest that was measured)"),
+            "call": "gloo",
+        }
 
 
 def test_rank_0_counts(pools: Pools, tmp_path: Path) -> None:

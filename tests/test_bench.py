@@ -17,11 +17,12 @@ from torch.distributed.run import get_args_parser
 from harness import Pools, launchers
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import operations
-from mcr_dl.bench import _values, cases, cli, timing
-from mcr_dl.bench._layout import layout, split
-from mcr_dl.bench.cases import message_size
+from mcr_dl.bench import cli
 from mcr_dl.bench.mix import Part, parse_mix
 from mcr_dl.commands.sizes import parse_size, size_text
+from mcr_dl.measure import _values, cases, timing
+from mcr_dl.measure._layout import layout, split
+from mcr_dl.measure.cases import message_size
 from mcr_dl.tuning import cli as tune_cli
 from ranks import bench, session
 

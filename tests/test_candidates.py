@@ -64,7 +64,7 @@ def test_lists(monkeypatch: pytest.MonkeyPatch) -> None:
         assert registry.parse_for_group(None) == wanted
     assert registry.split_names("a,stripe(b,c,67)|zfp:rate=8") == ["a", "stripe(b,c,67)|zfp:rate=8"]
     for text, message in (
-        ("mpi,gloo,stripe(gloo,mpi", r"MCR_DL_BACKENDS: expected '\)' at the end, got 'stripe\(gloo'"),
+        ("mpi,gloo,stripe(gloo,mpi", r"MCR_DL_BACKENDS: expected '\)' at the end, got 'stripe\(gloo,mpi'"),
         ("mpi,gloo,stripe(gloo,mip)", r"MCR_DL_BACKENDS: .* unknown name 'mip' in 'stripe\(gloo,mip\)'"),
         ("mpi,gloo,stripe(gloo,mpi,67)", r"expected a backend, .* stripe\(gloo,mpi\), got 'stripe\(gloo,mpi,67\)'"),
         ("mpi|bf16", "expected a backend, .* mpi, got 'mpi|bf16'"),
@@ -160,7 +160,8 @@ def test_a_table_of_an_older_version(tmp_path: Path) -> None:
         ("stripe(gloo,mpi)", r"got a second one"),
         ("stripe(gloo,gloo)", r"curves\[0\].candidate: expected two different backends"),
         ("gloo+mpi:00", r"curves\[0\].candidate: expected a share of 1 to 99"),
-        ("stripe(gloo)", r"curves\[0\].candidate: expected a text like"),
+        ("stripe(gloo)", r"curves\[0\].candidate: expected two backends, as stripe\(gloo,mpi\)"),
+        ("gloo mpi", r"curves\[0\].candidate: expected a text like"),
     ],
 )
 def test_wrong_names_in_a_table(tmp_path: Path, name: str, message: str) -> None:
@@ -186,6 +187,6 @@ def test_a_journal_of_an_older_version(tmp_path: Path) -> None:
     journal.path.write_text("".join(json.dumps(each) + "\n" for each in [plan, *lines]))
     progress = journal.resume(new)
     assert [each["candidate"] for each in progress.samples] == [*NEW, "gloo|bf16", "stripe(gloo,mpi)|bf16"]
-    assert progress.out("all_reduce") == {"mpi|bf16"}
+    assert progress.out(new.units[0]) == {"mpi|bf16"}
     assert progress.step is not None
     assert progress.step["candidates"] == list(NEW)

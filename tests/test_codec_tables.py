@@ -16,7 +16,8 @@ from mcr_dl.passes import Compress
 from mcr_dl.tables import codecs, table
 from mcr_dl.tables.choice import costs_of
 from mcr_dl.tables.host import host
-from mcr_dl.tables.model import label_of, parts_of
+from mcr_dl.tables.model import Subject, label_of, parts_of
+from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import tuner
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from mcr_dl.tuning.cli import main
@@ -72,14 +73,14 @@ def test_a_table_with_codecs_survives_its_file(tmp_path: Path) -> None:
     got = table.read(tmp_path / "t.json")
     assert got == wanted
     assert got.candidates == ["gloo", "mpi"]
-    assert {each.label for each in got.scales[0].all_curves_of("all_reduce", "float")} == {
+    assert {each.label for each in got.scales[0].all_curves_of(Subject("all_reduce", "float"))} == {
         "mpi",
         "gloo",
         "gloo|bf16",
         "gloo|int8:block=64",
         "mpi|bf16",
     }
-    assert all(not each.codec for each in got.scales[0].curves_of("all_reduce", "float"))
+    assert all(not each.codec for each in got.scales[0].curves_of(Subject("all_reduce", "float")))
     table.write(make(), tmp_path / "plain.json")
     assert "codec" not in (tmp_path / "plain.json").read_text()
 
@@ -104,8 +105,9 @@ def test_codecs_win_no_backend() -> None:
     """The winners of a table, and the choice of backends, come from uncompressed calls."""
     measured = list(_table(2).scales[0].curves)
     plain = [each for each in measured if not each.codec]
-    assert tuner.winners_of(measured) == tuner.winners_of(plain)
-    assert costs_of(scale(curves=tuple(measured)))["curves"] == costs_of(scale(curves=tuple(plain)))["curves"]
+    coded, without = scale(curves=tuple(measured)), scale(curves=tuple(plain))
+    assert winners_of(coded) == winners_of(without)
+    assert costs_of(coded)["curves"] == costs_of(without)["curves"]
 
 
 def test_labels() -> None:

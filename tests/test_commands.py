@@ -178,7 +178,7 @@ def test_json_of_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     table.write(whole, a)
     changed = replace(whole, software=replace(whole.software, torch="0.1"))
     table.write(changed, b)
-    operation = whole.rows[0][0]
+    operation = whole.subjects[0].operation
     assert tune.main(["show", "--table", a, "--json", "-", operation]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["format"] == "mcr-dl tuning table"

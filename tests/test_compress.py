@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mcr_dl
-import reference
 from harness import Pools
 from mcr_dl import passes
 from mcr_dl.codecs import codecs
 from mcr_dl.examples import moe
+from mcr_dl.testing import reference
 from ranks import compress
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)

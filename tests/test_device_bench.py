@@ -14,8 +14,8 @@ import torch
 
 import tables
 from mcr_dl.base.errors import BackendUnavailableError
-from mcr_dl.bench import devices as machine
 from mcr_dl.libraries import registry
+from mcr_dl.measure import devices as machine
 from mcr_dl.tables import host as hosts
 from mcr_dl.tables import table as files
 from mcr_dl.tuning import cli as tune
@@ -106,7 +106,7 @@ def test_the_host_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device its own library and staged host libraries; on the CPU no library that rejects host memory."""
-    usable = {"nccl": True, "mpi": False, "gloo": True, "null": True, "fake": True}
+    usable = {"nccl": True, "mpi": False, "shm": True, "gloo": True, "null": True, "fake": True}
 
     def load(name: str) -> str:
         if not usable[name]:
@@ -116,9 +116,9 @@ def test_which_backends_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "known_names", lambda: list(usable))
     monkeypatch.setattr(registry, "load", load)
     monkeypatch.setattr(registry._C, "backend_status", lambda: {name: name for name in usable})
-    assert machine.usable_backends("cuda") == ["nccl", "gloo"]
-    assert machine.usable_backends("cpu") == ["gloo"]
-    assert tune._backends_for(("all",), "cuda") == ["nccl", "gloo"]
+    assert machine.usable_backends("cuda") == ["nccl", "gloo", "shm"]
+    assert machine.usable_backends("cpu") == ["gloo", "shm"]
+    assert tune._backends_for(("all",), "cuda") == ["nccl", "gloo", "shm"]
     assert tune._backends_for(("gloo",), "cpu") == ["gloo"]
     with pytest.raises(Exception, match="--backends: backend 'mpi' is unavailable"):
         tune._backends_for(("gloo", "mpi"), "cuda")

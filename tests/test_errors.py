@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import DistBackendError
 
 import mcr_dl
-from calls import OPS, SIGNATURES, Case, layouts
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
 from ranks import errors, lifecycle, mistakes, operations, session
 
 backends = pytest.mark.parametrize("backend", session.BACKENDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given, settings, strategies
 from torch.nn import functional
 
 from harness import Pools, launchers
-from mcr_dl.examples import dlrm, gpt, program, text
+from mcr_dl.examples import dlrm, gpt, program, record, report, text
 from mcr_dl.examples.comm import Comm, Split, make_groups
 from mcr_dl.examples.dlrm_model import Clicks, Dense, Tables
 from mcr_dl.examples.gpt_model import LanguageModel, Place
@@ -174,9 +175,8 @@ def test_gpt_program(tmp_path: Path) -> None:
     done = _program("gpt", *sizes, "--no-chart", "--chart", str(chart))
     assert done.returncode == 0, done.stdout + done.stderr
     modes = _modes(chart)
-    assert list(modes) == ["gloo", "mpi", "mixed", "auto"]
-    assert "gloo" in modes["mixed"]["backends"]["activations"]
-    assert "mpi" in modes["mixed"]["backends"]["activations"]
+    assert list(modes) == ["gloo", "mpi", "shm", "mixed", "auto"]
+    assert len(set(re.findall(r"[a-z]+", modes["mixed"]["backends"]["activations"]))) == 2
     for mode in modes.values():
         assert mode["loss_end"] == pytest.approx(modes["gloo"]["loss_end"], abs=gpt.Workload.tolerance)
         assert mode["loss_start"] - mode["loss_end"] > gpt.Workload.least_gain
@@ -191,9 +191,33 @@ def test_dlrm_program_that_learns_nothing(tmp_path: Path) -> None:
     assert "failed: the loss of gloo fell by" in done.stdout
     modes = _modes(chart)
     mixed = modes["mixed"]["backends"]
-    assert sorted(mixed.values()) == ["gloo", "mpi"]
+    assert len(set(mixed.values())) == 2
+    assert set(mixed.values()) <= {"gloo", "mpi", "shm"}
     for mode in modes.values():
         assert mode["loss_end"] == pytest.approx(modes["gloo"]["loss_end"], abs=dlrm.Workload.tolerance)
+
+
+def _record(mode: str, seconds: list[float]) -> record.Record:
+    communication = {"all_reduce": [each / 4 for each in seconds]}
+    return record.Record(mode, {"all_reduce": mode}, step_seconds=seconds, communication=communication)
+
+
+def test_auto_must_not_be_slower() -> None:
+    """Than the fastest library, in most turns and by more than the noise."""
+    known = {"title": "", "ranks": 2, "threads": 1, "unit": "tokens", "per_step": 8, "loss_unit": "", "turn": 1}
+    setting = record.Setting(**known, trial_seconds={}, lines=[], details={})
+    slow, fast = _record("gloo", [2.0, 2.0, 2.2, 2.0, 2.0]), _record("mpi", [1.0, 1.0, 1.1, 1.0, 1.0])
+    mixed = _record("mixed", [0.5] * 5)  # not a library
+    mixed.backends["all_reduce"] = "mpi 67% + gloo 33%"
+    for seconds, problems in ([1.0, 1.02, 1.1, 0.98, 1.01], 0), ([1.0, 1.0, 1.3, 1.3, 1.3], 0), ([1.1] * 5, 1):
+        found = report.slower(setting, [slow, fast, mixed, _record("auto", seconds)])
+        assert len(found) == problems, found
+        assert all("times as fast as mpi" in each for each in found)
+    assert report.slower(setting, [slow, fast]) == []  # auto was not asked for
+    assert report.slower(setting, [_record("gloo", [1.0] * 3), _record("auto", [2.0] * 3)]) == []
+    text = record.gains(setting, [slow, fast, mixed, _record("auto", [1.0, 1.0, 1.1, 1.0, 1.0])])
+    assert text == "auto trains at 2.00 times gloo's, 1.00 times mpi's speed"
+    assert record.share(slow) == 0.25
 
 
 @pytest.mark.parametrize("name", ["dlrm", "gpt"])

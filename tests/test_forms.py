@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-import forms
-from calls import OPS, SIGNATURES, Case, kinds
-from cases import IN_TORCH, table, torch_takes
 from harness import Pools
+from mcr_dl.testing import forms
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, kinds
+from mcr_dl.testing.cases import IN_TORCH, table, torch_takes
 from ranks import layouts, operations, session, striped
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if row["op"] != "barrier"]

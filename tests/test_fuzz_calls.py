@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calls import OPS, SIGNATURES, Case, layouts
 from fuzzing import fuzz
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
 from ranks import fuzz as on_rank
 from ranks import operations, session
 from ranks.fuzz import Blocks, Vectored

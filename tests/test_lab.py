@@ -15,9 +15,9 @@ import pytest
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.append(str(BENCH))
 
-from calls import SIGNATURES  # noqa: E402
 from lab import LabError, Result, Shape, cleaning, cli, figures, plan, selection, stages, suite  # noqa: E402
 from mcr_dl import _C  # noqa: E402
+from mcr_dl.testing.calls import SIGNATURES  # noqa: E402
 
 Found = dict[str, Any]
 

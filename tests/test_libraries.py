@@ -53,7 +53,7 @@ def test_a_module_that_is_not_there() -> None:
 
 def test_what_auto_starts() -> None:
     """Real libraries in order of preference; each is a backend of its own folder or torch's."""
-    assert {"mpi", "nccl", "gloo"} <= set(registry.automatic())
+    assert {"mpi", "nccl", "gloo", "shm"} <= set(registry.automatic())
     assert {"null", "fake"} & set(registry.automatic()) == set()
     assert registry.first_for("cuda") == "nccl"
     assert registry.first_for("cpu") == registry.automatic("cpu")[0]

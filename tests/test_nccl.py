@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from calls import OPS, SIGNATURES, Case
-from cases import COUNTS, LARGE, LARGE_DTYPES, share, table
 from harness import Pools, launchers
 from mcr_dl import _C
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case
+from mcr_dl.testing.cases import COUNTS, LARGE, LARGE_DTYPES, table
 from ranks import nccl, reductions
+from seed import share
 
 FUNCTIONS = [name for name, row in SIGNATURES.items() if not OPS[row["op"]]["peer"]]
 # A backend has an operation if it has a method of that name.

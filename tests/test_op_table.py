@@ -12,7 +12,7 @@ import pytest
 import mcr_dl
 from mcr_dl import _C
 from mcr_dl.base import operations
-from mcr_dl.bench import cases
+from mcr_dl.measure import cases
 from mcr_dl.passes import compress
 from mcr_dl.tables import codecs
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from calls import OPS
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.testing.calls import OPS
 from ranks import reductions
 
 BACKENDS = ("mpi", "gloo", "shm", "stripe(gloo,mpi)")

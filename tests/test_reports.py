@@ -21,12 +21,14 @@ from harness.nursery import Nursery
 from mcr_dl import info
 from mcr_dl.bench import report as bench_report
 from mcr_dl.bench._sweep import Row, Settings
-from mcr_dl.bench.cases import Case
-from mcr_dl.bench.timing import Statistics
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report as examples
+from mcr_dl.measure.cases import Case
+from mcr_dl.measure.timing import Statistics
 from mcr_dl.tables import table
 from mcr_dl.tables.table import Exclusion
+from mcr_dl.testing import calls, kit
+from mcr_dl.testing import cli as testing
 from mcr_dl.trace import Region, Trace, _clock, _files, summary
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
@@ -87,7 +89,9 @@ def excluded(text: str, folder: Path) -> None:
     del folder
     plan = Plan(2, ("gloo",), (Unit("all_reduce", "float32", (4,)),), 1.0, 0.1, "cpu", ())
     with tune._Display(plan, Progress()) as display:
-        display.take({"event": "excluded", "candidate": "gloo", "operation": "all_reduce", "reason": text})
+        display.take(
+            {"event": "excluded", "candidate": "gloo", "operation": "all_reduce", "dtype": "float32", "reason": text}
+        )
 
 
 def tuned(text: str, folder: Path) -> None:
@@ -188,6 +192,13 @@ def faults(text: str, folder: Path) -> None:
 
 
 # By the file that prints: all files with a console of mcr_dl.commands.console are here or in the next list.
+def failed_cases(text: str, folder: Path) -> None:
+    del folder
+    result = kit.Result("all_reduce")
+    result.fail([calls.Case("all_reduce")], text)
+    testing.report([result], kit.Settings("some", 2))
+
+
 REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/trace/cli.py": [diagnose],
     "mcr/mcr_dl/trace/show.py": [regions],
@@ -200,6 +211,7 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/bench/cli.py": [bar],
     "mcr/mcr_dl/examples/report.py": [example_choice, example_lines, example_table, example_verdict],
     "mcr/mcr_dl/info.py": [states],
+    "mcr/mcr_dl/testing/cli.py": [failed_cases],
     "bench/lab/suite.py": [lab_problem],
     "bench/lab/figures_rank.py": [lab_rows],
     "bench/faults.py": [faults],

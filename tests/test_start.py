@@ -49,10 +49,18 @@ def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -
 def test_without_a_name_the_real_libraries_start(nursery: Nursery, size: int) -> None:
     """Not the backends that other packages have registered with torch, which may not even start."""
     ranks = start(nursery, ["plugged_in"], size)
-    assert [rank.text.count("STARTED mpi gloo\n") for rank in ranks] == [4] * size, ranks[0].text
+    assert [rank.text.count("STARTED mpi gloo shm\n") for rank in ranks] == [4] * size, ranks[0].text
 
 
 LEFT_OUT = "; it is left out (MCR_DL_BACKENDS names the backends to start)"
+
+
+@sizes
+def test_a_backend_of_one_host_in_a_job_of_several(nursery: Nursery, size: int) -> None:
+    """Left out without a word where no program names it, as that is normal; else an error on all ranks."""
+    for rank in start(nursery, ["elsewhere", "1"], size):
+        assert "STARTED mpi gloo\n" in rank.text, rank.text
+        assert "shm" not in rank.text, rank.text
 
 
 @sizes
@@ -62,7 +70,7 @@ def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], si
     for rank in start(nursery, ["loaded", "1", str(launchers.openmpi_library()), *named], size):
         assert "rank 1: backend 'mpi' is unavailable: Open MPI cannot start under this launcher" in rank.text
         assert ("RAISED BackendUnavailableError: rank 1: " in rank.text) == bool(named), rank.text
-        assert ("STARTED gloo\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+        assert ("STARTED gloo shm\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 
 
 @pytest.mark.parametrize("named", [[], ["mpi", "gloo"]])
@@ -71,7 +79,7 @@ def test_a_backend_that_fails_at_its_start(nursery: Nursery, named: list[str]) -
     for rank in start(nursery, ["start", *named], 2, GLOO_SOCKET_IFNAME="no-such-interface"):
         assert "backend 'gloo' cannot start: " in rank.text
         assert ("RAISED BackendUnavailableError: " in rank.text) == bool(named), rank.text
-        assert ("STARTED mpi\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
+        assert ("STARTED mpi shm\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 
 
 @sizes
@@ -93,7 +101,7 @@ def test_names_that_differ_between_ranks(nursery: Nursery) -> None:
 
 def condition(**other: Any) -> dict[str, Any]:
     """One rank's report on one backend."""
-    return {"library": "", "problem": "", "absent": False, "asked": False, **other}
+    return {"library": "", "problem": "", "absent": False, "asked": False, "domain": "", **other}
 
 
 def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
@@ -110,6 +118,15 @@ def test_what_no_rank_has_is_left_out_without_a_word() -> None:
     assert decided(absent, absent) == {"failed": "", "backends": ["gloo"], "asked": [], "left_out": []}
     assert decided(here, absent)["left_out"] == ["rank 1: no MPI library found"]
     assert decided(here, {**absent, "asked": True})["failed"] == "rank 1: no MPI library found"
+
+
+def test_a_backend_of_one_host() -> None:
+    """It is left out where its ranks run on several, unless the environment asks for it."""
+    here, elsewhere = condition(library="a library", domain="here"), condition(library="a library", domain="elsewhere")
+    assert decided(here, here)["backends"] == ["mpi", "gloo"]
+    assert decided(here, elsewhere) == {"failed": "", "backends": ["gloo"], "asked": [], "left_out": []}
+    assert decided({**here, "asked": True}, elsewhere)["asked"] == ["mpi"]
+    assert decided(here, condition(problem="broken"))["left_out"] == ["rank 1: broken"]
 
 
 def test_libraries_that_differ_between_ranks() -> None:
@@ -246,9 +263,10 @@ def test_every_documented_exception_is_exported() -> None:
     ours = {cls.__name__ for cls in [errors.McrError, *errors.McrError.__subclasses__()]}
     assert ours <= set(mcr_dl.__all__)
     documented: set[str] = set()
-    for file in [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("mcr/mcr_dl/*.py")]:
+    for file in [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("mcr/mcr_dl/**/*.py")]:
         for names in re.findall(r"`(?:mcr_dl\.)?([A-Z]\w+Error)`|Raises ([A-Z]\w+Error)", file.read_text()):
             documented.update(filter(None, names))
     assert {"DesyncError", "CollectiveTimeoutError"} <= documented
     internal = {"NcclLibraryError", "MpiLibraryError"}  # become BackendUnavailableError
+    internal |= {"StoreError", "WorkloadError"}  # caught in mcr_dl.watch, and raised by an example
     assert {name for name in documented - internal if not hasattr(mcr_dl, name)} <= set(dir(builtins))

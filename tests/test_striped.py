@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from calls import SIGNATURES
-from cases import LARGE, LARGE_DTYPES, share, table
 from harness import Pools
 from mcr_dl.tables.host import host
 from mcr_dl.tables.model import content
+from mcr_dl.testing.calls import SIGNATURES
+from mcr_dl.testing.cases import LARGE, LARGE_DTYPES, table
 from ranks import striped
+from seed import share
 from tables import curve, make, scale, winner
 
 CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,25)"]

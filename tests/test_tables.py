@@ -17,7 +17,8 @@ from jsonschema import Draft202012Validator
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.tables import _schema, table
 from mcr_dl.tables import host as hosts
-from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, Table
+from mcr_dl.tables.model import Subject
+from mcr_dl.tables.table import Curve, Exclusion, Range, Sample, Scale, Table, Winner
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
 
 DTYPE_CLASSES = _schema.schema()["$defs"]["dtype_class"]["enum"]
@@ -50,17 +51,18 @@ def scales(draw: st.DrawFn) -> Scale:
     time = st.floats(0.01, 1e9)
     sizes = st.lists(st.integers(0, 2**40), min_size=1, max_size=5, unique=True).map(sorted)
     candidates = st.sampled_from(["mpi", "mpi:p2p", "gloo", "nccl:tree-ll128"])
-    names = st.tuples(st.sampled_from(_C.operations()), st.sampled_from(DTYPE_CLASSES))
+    subjects = st.builds(Subject, st.sampled_from(_C.operations()), st.sampled_from(DTYPE_CLASSES), st.booleans())
     curves, winners = [], []
-    for operation, dtype_class in draw(st.lists(names, max_size=3, unique=True)):
+    for operation, dtype_class, async_op in draw(st.lists(subjects, max_size=3, unique=True)):
         for candidate in draw(st.lists(candidates, max_size=3, unique=True)):
             samples = [
                 Sample(size, draw(st.integers(1, 999)), *draw(st.tuples(time, time, time))) for size in draw(sizes)
             ]
-            curves.append(Curve(operation, dtype_class, "float32", candidate, tuple(samples)))
-        starts = sorted({0, *draw(sizes)})
-        winners.append(winner(*((s, draw(candidates)) for s in starts), operation=operation, dtype_class=dtype_class))
-    excluded = draw(st.lists(st.builds(Exclusion, st.just("send"), st.just("bool"), candidates, st.text()), max_size=2))
+            curves.append(Curve(operation, dtype_class, "float32", candidate, tuple(samples), async_op=async_op))
+        ranges = tuple(Range(start, draw(candidates)) for start in sorted({0, *draw(sizes)}))
+        winners.append(Winner(operation, dtype_class, ranges, async_op))
+    exclusions = st.builds(Exclusion, st.just("send"), st.just("bool"), candidates, st.text(), async_op=st.booleans())
+    excluded = draw(st.lists(exclusions, max_size=2))
     device = draw(st.sampled_from(["cpu", "cuda"]))
     parts = {"curves": tuple(curves), "winners": tuple(winners), "excluded": tuple(excluded)}
     return Scale(draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), device, TIME, **parts)
@@ -102,7 +104,7 @@ def test_the_schema_is_closed_and_describes_every_key() -> None:
         if "properties" not in part:
             continue
         assert part["additionalProperties"] is False, name
-        assert set(part["required"]) == set(part["properties"]) - {"codec"}, name  # absent: not compressed
+        assert set(part["required"]) == set(part["properties"]) - {"codec", "quick", "async_op"}, name
         for key, value in part["properties"].items():
             target = schema["$defs"][value["$ref"].split("/")[-1]] if "$ref" in value else {}
             assert value.get("description", target.get("description")), f"{name}.{key}"
@@ -111,19 +113,6 @@ def test_the_schema_is_closed_and_describes_every_key() -> None:
 def test_the_checkouts_schema_is_the_installed_one() -> None:
     checkout = Path(__file__).parent.parent / "tuning" / "schema.json"
     assert json.loads(checkout.read_text()) == _schema.schema(), "run make build"
-
-
-def test_shipped_tables_are_valid() -> None:
-    for path in table.shipped():
-        assert table.read(path).checksum == table.read(path).digest, path
-
-
-def test_shipped_tables_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "b" / "tables").mkdir(parents=True)
-    table.write(make(), tmp_path / "b" / "tables" / "one.json")
-    table.write(make(), tmp_path / "b" / "other.json")
-    monkeypatch.setattr(_schema, "data_folders", lambda: [tmp_path / "a", tmp_path / "b"])
-    assert table.shipped() == [tmp_path / "b" / "tables" / "one.json"]
 
 
 def test_the_default_place_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from calls import SIGNATURES
-from cases import IN_TORCH, share, table, torch_takes
 from harness import Pools
 from mcr_dl import _C
+from mcr_dl.testing.calls import SIGNATURES
+from mcr_dl.testing.cases import IN_TORCH, table, torch_takes
 from ranks import operations, session, torch_backend, torch_groups
+from seed import share
 
 DTYPES = ("float32", "int64", "bool", "complex64")
 COUNTS = (0, 17, 1001)

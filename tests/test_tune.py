@@ -17,6 +17,7 @@ import pytest
 from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.tables import table
+from mcr_dl.tables.model import Subject
 from mcr_dl.tuning import tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
@@ -25,7 +26,12 @@ SIZES = (4, 4096)
 PLAN = Plan(
     2,
     ("mpi", "gloo"),
-    (Unit("all_gather", "float32", SIZES), Unit("all_reduce", "bfloat16", SIZES), Unit("barrier", "float32", (0,))),
+    (
+        Unit("all_gather", "float32", SIZES),
+        Unit("all_gather", "float32", SIZES, async_op=True),
+        Unit("all_reduce", "bfloat16", SIZES),
+        Unit("barrier", "float32", (0,)),
+    ),
     budget_seconds=0.02,
     confidence=0.5,
 )
@@ -38,14 +44,17 @@ def _tune(folder: Path, entry: Callable[..., int], plan: Plan = PLAN, limit: flo
 
 
 def _candidates(progress: Progress, operation: str, dtype: str) -> set[str]:
-    return {each["candidate"] for each in progress.results(operation, dtype)}
+    return {each["candidate"] for each in progress.results(Unit(operation, dtype, ()))}
 
 
 def test_everything_is_measured(tmp_path: Path) -> None:
     """Every candidate at every size, with the cheapest measured candidate as the winner of each operation."""
     scale = tuner.scale_of(PLAN, _tune(tmp_path, worker.work))
     assert (scale.ranks, scale.nodes, scale.ranks_per_node, scale.excluded) == (2, 1, 2, ())
-    curves = {(curve.operation, curve.candidate): curve for curve in scale.curves}
+    curves = {(curve.operation, curve.candidate): curve for curve in scale.curves if not curve.async_op}
+    starting = {(curve.operation, curve.candidate) for curve in scale.curves if curve.async_op}
+    assert {("all_gather", "mpi"), ("all_gather", "gloo")} <= starting
+    assert {operation for operation, _ in starting} == {"all_gather"}
     assert {"mpi", "gloo"} <= {name for operation, name in curves if operation == "all_gather"}
     assert curves["all_reduce", "gloo"].dtype_class == "half"
     assert curves["all_gather", "mpi"].dtype_class == "any"
@@ -55,7 +64,7 @@ def test_everything_is_measured(tmp_path: Path) -> None:
         assert [sample.bytes for sample in curve.samples] == expected
         assert all(0 < sample.min_us <= sample.median_us <= sample.p99_us for sample in curve.samples)
     for winner in scale.winners:
-        compared = scale.curves_of(winner.operation, winner.dtype_class)
+        compared = scale.curves_of(winner.subject)
         first = min(compared, key=lambda curve: curve.samples[0].median_us)
         assert winner.at(0) == first.candidate
 
@@ -70,17 +79,19 @@ def test_everything_is_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_is_named_and_tuning_goes_on(tmp_path: Path, entry: Callable[..., int], reason: str) -> None:
-    """The candidate is excluded for that operation alone, even if it fails only while it is timed with others."""
+    """The candidate is excluded for that operation and form alone, even if it fails only while timed with others."""
     progress = _tune(tmp_path, entry)
     (excluded,) = progress.excluded
     assert (excluded["operation"], excluded["candidate"]) == ("all_gather", "gloo")
     assert reason in excluded["reason"]
     assert "mpi" in _candidates(progress, "all_gather", "float32")
     assert "gloo" not in _candidates(progress, "all_gather", "float32")
+    assert "gloo" in {each["candidate"] for each in progress.results(PLAN.units[1])}  # asynchronous calls
     assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
     scale = tuner.scale_of(PLAN, progress)
     assert [each.candidate for each in scale.excluded] == ["gloo"]
-    assert scale.winner_of("all_gather", "any").at(4) != "gloo"  # type: ignore[union-attr]
+    assert [each.where for each in scale.excluded] == ["all_gather (float32)"]
+    assert scale.winner_of(Subject("all_gather", "any")).at(4) != "gloo"  # type: ignore[union-attr]
 
 
 def test_ranks_that_do_not_start(tmp_path: Path) -> None:
@@ -102,7 +113,7 @@ def test_resume(tmp_path: Path) -> None:
         file.write('{"event": "sam')  # killed in the middle of a line
     again = Journal(journal.path)
     progress = tuner.Tuner(PLAN, again, again.resume(PLAN), limit=10.0).run()
-    assert [each["median_us"] for each in progress.results("all_gather", "float32")] == [123456.0] * 2
+    assert [each["median_us"] for each in progress.results(PLAN.units[0])] == [123456.0] * 2
     assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
 
 
@@ -187,7 +198,7 @@ def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
     kept = next(event for event in events if event["event"] == "sample")
     code, _, err = _command(*arguments, "--resume")
     assert code == 0, err
-    curves = table.read(tmp_path / "t.json").scales[0].curves_of("all_reduce", "float")
+    curves = table.read(tmp_path / "t.json").scales[0].curves_of(Subject("all_reduce", "float"))
     medians = next(curve.medians for curve in curves if curve.candidate == kept["candidate"])
     assert medians[kept["bytes"]] == kept["median_us"]
 

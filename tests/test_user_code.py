@@ -18,12 +18,24 @@ forms = pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asy
 raisers = pytest.mark.parametrize("everywhere", [False, True], ids=["one rank", "all ranks"])
 
 
+TESTS_OF_A_POOL = 12
+
+
 @pytest.fixture(scope="module")
-def own_pools() -> Iterator[Pools]:
-    """Separate ranks: some calls of these tests never complete."""
-    session_pools = Pools()
-    yield session_pools
-    session_pools.close()
+def module_pools() -> Iterator[Pools]:
+    """Ranks of these tests alone."""
+    made = Pools()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_pools(request: pytest.FixtureRequest, module_pools: Pools) -> Pools:
+    """New ranks after some tests: calls that never complete stay in their groups and slow down later tests."""
+    request.module.used = getattr(request.module, "used", 0) + 1
+    if request.module.used % TESTS_OF_A_POOL == 0:
+        module_pools.close()
+    return module_pools
 
 
 def _ends_ranks(where: str, backend: str, blocking: bool, everywhere: bool) -> bool:

@@ -20,9 +20,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args()
     import mcr_dl
-    from calls import OPS, SIGNATURES, Case, layouts
-    from mcr_dl.bench import devices
-    from ranks import operations, session
+    from mcr_dl.measure import devices
+    from mcr_dl.testing import checks, session
+    from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts
 
     devices.take(given.device)
     session.start(given.backend)
@@ -34,7 +34,7 @@ def main() -> int:
         for layout in layouts(function):
             case = Case(function, "float32", "SUM", _COUNT, layout, backend=given.backend, device=given.device)
             for asynchronous in (False, True):
-                operations.run(replace(case, asynchronous=asynchronous, seed=done))
+                checks.run(replace(case, asynchronous=asynchronous, seed=done))
                 done += 1
     mcr_dl.finalize()
     print(f"{done} cases run")

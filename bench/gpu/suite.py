@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table-driven suite (tests/cases.py) on a device: the cases and the reference of tests/test_operations.py.
+"""The table-driven suite (mcr_dl.testing.cases) on a device: the cases and the reference of tests/test_operations.py.
 
 python -m gpu.suite --backend nccl --ranks 2 --seconds 30 FOLDER
 """
@@ -41,7 +41,7 @@ def may_lack(backend: str, reduces: bool, dtype: str, red: str) -> bool:
 
 def comparable(backend: str, case: Any, members: int) -> bool:
     """Whether the reference predicts the result. NCCL averages short types by a rounded factor 1/n."""
-    from reference import dtype_of
+    from mcr_dl.testing.reference import dtype_of
 
     dtype = dtype_of(case.dtype)
     short = dtype.is_floating_point and dtype.itemsize < 4
@@ -54,10 +54,9 @@ def cases_of(backend: str, kind: str, ranks: int) -> list[Any]:
 
     The first case of a function must work.
     """
-    import cases
-    from calls import OPS, SIGNATURES
     from mcr_dl import _C
-    from ranks import session
+    from mcr_dl.testing import cases, session
+    from mcr_dl.testing.calls import OPS, SIGNATURES
 
     shuffle = random.Random(_SEED)
     functions = []
@@ -88,14 +87,14 @@ def _dealt(piles: list[list[Any]]) -> list[Any]:
 
 def _exchange(case: Any, rank: int, members: list[int]) -> None:
     """A send or receive and its counterpart, in NCCL's way: both sides in matching order."""
-    from calls import OPS, SIGNATURES, spell
-    from ranks import operations
+    from mcr_dl.testing import checks
+    from mcr_dl.testing.calls import OPS, SIGNATURES, spell
 
     names = {"send": "recv", "recv": "send", "isend": "irecv", "irecv": "isend"}
     halves = {}
     for name in (case.function, names[case.function]):
         half = replace(case, function=name)
-        prepared = operations.prepare(half, rank, len(members))
+        prepared = checks.prepare(half, rank, len(members))
         halves[OPS[SIGNATURES[name]["op"]]["name"]] = (prepared, spell(half, dict(prepared.arguments)))
     # In a ring whose even ranks send first, some rank always receives.
     order = ("send", "recv") if rank % 2 == 0 else ("recv", "send")
@@ -110,11 +109,11 @@ def _exchange(case: Any, rank: int, members: list[int]) -> None:
 
 def _run(case: Any) -> None:
     import mcr_dl
-    from calls import OPS
-    from ranks import operations, session
+    from mcr_dl.testing import checks, session
+    from mcr_dl.testing.calls import OPS
 
     if not (OPS[case.op]["peer"] and case.backend == "nccl"):
-        operations.run(case)
+        checks.run(case)
         return
     members = session.members(case.group, mcr_dl.get_world_size())
     if mcr_dl.get_rank() in members:
@@ -135,7 +134,7 @@ class _Tally:
     def take(self, case: Any) -> None:
         """Run a case. Wrong values and rejected calls leave the ranks in step; anything else ends the run."""
         import mcr_dl
-        from calls import OPS
+        from mcr_dl.testing.calls import OPS
 
         try:
             _run(case)
@@ -180,14 +179,13 @@ def _batches(cases: list[Any], seconds: float, rank: int, store: Any) -> Iterato
 def on_rank(backend: str, kind: str, ranks: int, seconds: float, folder: str, name: str) -> None:
     """One rank: the cases until the time is over."""
     import mcr_dl
-    from harness import position
     from mcr_dl.runtime import state
-    from ranks import session
+    from mcr_dl.testing import position, session
 
     session.start(backend)
     session.groups()
     rank = mcr_dl.get_rank()
-    position.start(Path(folder), rank)  # operations.run writes the current case there
+    position.start(Path(folder), rank)  # checks.run writes the current case there
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # to the log, as before
     notes, tally = jobs.Notes(folder, name, rank), _Tally(backend)
     cases = cases_of(backend, kind, ranks)
@@ -230,7 +228,7 @@ def _covered(notes: list[dict[str, Any]], kind: str) -> tuple[dict[str, int], li
 
 def main() -> int:
     """Start the ranks. Exit code 1 if a case failed or the ranks did not finish."""
-    from harness import position
+    from mcr_dl.testing import position
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="nccl")

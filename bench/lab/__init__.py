@@ -4,14 +4,11 @@
 ``with Lab(hosts=2) as lab: job = lab.start(["python", "script.py"]); result = job.wait(60)``
 """
 
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT / "tests") not in sys.path:  # the harness and the table of operations
-    sys.path.append(str(ROOT / "tests"))
 
-from lab.cluster import Lab  # noqa: E402  it needs the path
+from lab.cluster import Lab  # noqa: E402  its modules take ROOT from here
 from lab.job import Job, Result  # noqa: E402
 from lab.plan import LabError, Shape  # noqa: E402
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from harness.launchers import without_launcher
 from lab import cleaning, plan
 from lab.job import Job, Sink
 from lab.needs import missing
 from lab.plan import LabError, Shape
+from mcr_dl.testing.pool import without_launcher
 
 _COMMAND_SECONDS = 30.0
 _BOOT_SECONDS = 10.0

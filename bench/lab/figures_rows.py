@@ -15,9 +15,10 @@ import mcr_dl as dist
 from mcr_dl.examples import mixes, program
 from mcr_dl.examples.comm import Comm, make_groups
 
+LIBRARIES = ("gloo", "mpi")  # which hosts have
 FUSE = "+fuse"
 MIXED, SPLIT = "mixed", "split"
-OURS = ("gloo", "mpi", MIXED, SPLIT, "auto")
+OURS = (*LIBRARIES, MIXED, SPLIT, "auto")
 OTHERS = ("torch", "mpi4py")
 COMPUTE = "compute"  # the training without any communication
 
@@ -186,7 +187,9 @@ class Rows:
         if dist.get_world_size() == 1:
             raise Refused("one rank has no other rank to communicate with")
         if MIXED not in self._mixes:
-            self._mixes[MIXED], seconds = program.choose(self.workload, self._made("plain"), rounds=1, repeats=2)
+            self._mixes[MIXED], seconds = program.choose(
+                self.workload, self._made("plain"), LIBRARIES, rounds=1, repeats=2
+            )
             self.trials.update(seconds)
         if row == MIXED:
             return self._mixes[MIXED]
@@ -197,8 +200,8 @@ class Rows:
         return self._mixes[row]
 
     def _best_split(self) -> mixes.Mix:
-        alone = {name: self.trials[mixes.name_of(self._all(name))] for name in program.BACKENDS}
-        tried = mixes.splits(self.workload.kinds, program.BACKENDS, alone)
+        alone = {name: self.trials[mixes.name_of(self._all(name))] for name in LIBRARIES}
+        tried = mixes.splits(self.workload.kinds, LIBRARIES, alone)
         seconds = mixes.measure(self.workload.rehearse, tried, self._made("plain"), rounds=1, repeats=2)
         self.trials.update({mixes.name_of(mix): value for mix, value in zip(tried, seconds, strict=True)})
         best, _ = min(zip(tried, seconds, strict=True), key=lambda pair: pair[1])

@@ -17,9 +17,9 @@ from collections import Counter
 from pathlib import Path
 
 import mcr_dl
-from calls import Case
 from lab import selection
-from ranks import operations, session
+from mcr_dl.testing import checks, session
+from mcr_dl.testing.calls import Case
 
 _LINE_SECONDS = 10.0
 
@@ -51,7 +51,7 @@ def run(cases: list[Case], watch: Watch, *, talk: bool) -> int:
     for case in cases:
         watch.next(case)
         try:
-            done += operations.run_all([case])
+            done += checks.run_all([case])
         except Exception as error:
             raise AssertionError(f"{case}") from error
         if talk and time.monotonic() - spoken > _LINE_SECONDS:

@@ -44,7 +44,7 @@ NIC, and two libraries, of which each fills a NIC of its own, the sum of the NIC
 OPERATIONS = """\
 ## Every operation
 
-The cases of the test suite (`tests/cases.py`), each result compared with plain torch on every rank. Chosen by a fixed
+The cases of `mcr_dl.testing.cases`, each result compared with plain torch on every rank. Chosen by a fixed
 rule: of every function, backend and element type the same number of cases, spread over its table, and large messages
 of three types for every function. The number of cases run is compared between the ranks.
 """
@@ -229,7 +229,7 @@ def operations(measured: Measured, work: Path, images: Path, link: str) -> list[
 def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str]:
     """The choices of mcr-tune."""
     from lab import charts
-    from mcr_dl.commands.text import short_size_text
+    from mcr_dl.commands.sizes import short_size_text
     from mcr_dl.tables import table as tables
 
     del measured

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from calls import SIGNATURES, Case
-from cases import COUNTS, LARGE, LARGE_DTYPES, table
 from mcr_dl import _C
+from mcr_dl.testing.calls import SIGNATURES, Case
+from mcr_dl.testing.cases import COUNTS, LARGE, LARGE_DTYPES, table
 
 BACKENDS = ("mpi", "gloo")  # those that connect hosts
 EACH = 6  # cases of every function, backend and type

@@ -96,8 +96,8 @@ def _say_rails(found: Found) -> str:
 def check_operations(found: Found, shape: Shape) -> list[str]:
     """At least one case must have run for every function and type."""
     del shape
-    from calls import SIGNATURES
     from mcr_dl import _C
+    from mcr_dl.testing.calls import SIGNATURES
 
     want = {"functions": len(SIGNATURES), "dtypes": len(_C.dtypes())}
     return [f"{name}: expected {number}, got {found[name]}" for name, number in want.items() if found[name] != number]

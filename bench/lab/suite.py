@@ -155,7 +155,7 @@ class Runner:
         table = self.folder / "table.json"
         tuned = stage.tuned and table.exists()
         return {
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "bench"), str(ROOT / "tests")]),
+            "PYTHONPATH": str(ROOT / "bench"),
             "MCR_DL_TUNING_TABLE": str(table) if tuned else "none",
             **plan.library_settings(stage.shape, multi_rail=stage.multi_rail),
         }

@@ -71,6 +71,7 @@ from mcr_dl.groups.queries import (
 )
 from mcr_dl.groups.topology import Dimension, Topology, set_topology, topology
 from mcr_dl.groups.upstream import get_distributed_engine, init_distributed, init_processes
+from mcr_dl.libraries.headers import include_path, library_path
 from mcr_dl.libraries.registry import available_backends, use
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.records.log import records as log_records
@@ -153,6 +154,7 @@ __all__ = [
     "get_size",
     "get_world_size",
     "group",
+    "include_path",
     "init",
     "init_distributed",
     "init_process_group",
@@ -160,6 +162,7 @@ __all__ = [
     "is_available",
     "is_initialized",
     "is_torchelastic_launched",
+    "library_path",
     "log_records",
     "log_summary",
     "monitored_barrier",

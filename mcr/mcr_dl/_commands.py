@@ -42,3 +42,8 @@ def trace() -> int:
 def tune() -> int:
     """``mcr-tune``."""
     return run("mcr-tune", "mcr_dl.tuning.cli")
+
+
+def testing() -> int:
+    """``python -m mcr_dl.testing``."""
+    return run("python -m mcr_dl.testing", "mcr_dl.testing.cli")

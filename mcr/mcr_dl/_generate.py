@@ -81,6 +81,8 @@ _FUNCTIONS = (
     "def name_backend(name: str | None) -> str | None:",
     "def set_coalescing(works: list[Work] | None) -> None:",
     "def add_striped(first: str, second: str) -> None:",
+    "def add_hierarchy(parts: list[str]) -> None:",
+    "def members_of_lines(lines: list[list[int]], rank: int) -> list[list[int]]:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
     "def end_batch() -> None:",
@@ -97,6 +99,7 @@ _FUNCTIONS = (
     "def codec(text: str) -> dict[str, Any]:",
     "def encode(tensor: torch.Tensor, codec: str) -> torch.Tensor:",
     "def decode(encoded: torch.Tensor, like: torch.Tensor, codec: str) -> torch.Tensor:",
+    "def split_names(names: str) -> list[str]:",
     "def canonical(name: str) -> str:",
     "def dtype_class(dtype: str) -> str:",
     "def set_passes(group: Group, passes: list[Pass]) -> None:",
@@ -164,6 +167,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _set_any_form(self, any_form: bool) -> None:",
         "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
+        "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "
+        "parts: list[tuple[Group | None, str]]) -> None:",
         "def _set_stages(self, groups: list[Group]) -> None:",
         "def _has_stages(self) -> bool:",
         "def _late_issues(self) -> dict[str, dict[str, float]]:",
@@ -174,7 +179,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _group_rank(self, global_rank: int) -> int:",
         "def _cost_model(self, device: str = ...) -> CostModel:",
         "def _tune(self, costs: list[Any], rules: list[tuple[str, int, int, str]]) -> None:",
-        "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str) -> dict[str, Any]:",
+        "def _explain(self, operation: str, nbytes: int, dtype: str, red: str, device: str, "
+        "async_op: bool = ...) -> dict[str, Any]:",
         "def _refine(self, period: int) -> None:",
         "def _refinement(self) -> tuple[int, int, list[int]]:",
         "def _adopt(self, costs: list[int]) -> list[tuple[str, int, str, str]]:",
@@ -234,6 +240,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def name(self) -> str:",
         "@property def backend(self) -> str:",
         "@property def parts(self) -> list[str]:",
+        "@property def hierarchical(self) -> bool:",
         "@property def variant(self) -> str:",
         "@property def codec(self) -> str:",
     ),
@@ -277,6 +284,25 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "work: int = ..., demands: list[tuple[int, int]] = ...) -> None:",
     ),
 }
+
+
+# Public classes: their members in the stub have the docstrings of the binding.
+_DOCUMENTED = ("Work", "Options", "Pass", "PassedCall")
+
+
+def _body(class_name: str, method: str) -> str:
+    """What follows a member's signature in the stub: its docstring, without the signature that pybind11 puts first."""
+    name = method.partition("def ")[2].partition("(")[0]
+    if class_name not in _DOCUMENTED or name.startswith("_"):
+        return "..."
+    text = vars(getattr(_C, class_name))[name].__doc__ or ""
+    text = text.partition("\n\n")[2] if text.startswith(f"{name}(") else text
+    return f'\n        """{text.strip()}"""'
+
+
+def _member(method: str) -> str:
+    """A member with its decorator on a line of its own."""
+    return method.replace("@property ", "@property\n    ").replace("@staticmethod ", "@staticmethod\n    ")
 
 
 def _parameter(name: str, kind: str, default: str, optional: bool) -> str:
@@ -338,13 +364,9 @@ def stub() -> str:
     """The text of ``_C.pyi``."""
     parts = [_HEADER, _all()]
     for name, methods in _CLASSES.items():
-        lines = "".join(
-            f"    {method} ...\n".replace("@property ", "@property\n    ").replace(
-                "@staticmethod ", "@staticmethod\n    "
-            )
-            for method in methods
-        )
-        parts.append(f"class {name}:\n{lines}\n")
+        lines = "".join(f"    {_member(method)} {_body(name, method)}\n" for method in methods).replace(" \n", "\n")
+        text = f'    """{vars(getattr(_C, name))["__doc__"]}"""\n\n' if name in _DOCUMENTED else ""
+        parts.append(f"class {name}:\n{text}{lines}\n")
     parts += [f"{function} ...\n" for function in _FUNCTIONS]
     parts += [_operation(row) for row in _C.signatures()]
     return "".join(parts)
@@ -370,7 +392,7 @@ Support = dict[str, dict[str, str]]
 
 
 def support(group: _C.Group, backend: str) -> Support:
-    """What a backend of the group supports."""
+    """The operations, types and reductions that a backend of the group supports."""
     forms = [(op, vectored) for op in _C.ops() for vectored in ((False, True) if op["vectored"] else (False,))]
     columns: dict[tuple[str, ...], list[str]] = {}
     for dtype in _C.dtypes():

@@ -47,7 +47,7 @@ class Emulation {
  private:
   int64_t bytes(int64_t count) const { return count * size_of(call_.dtype); }
   Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
-    return {static_cast<std::byte*>(whole.data) + bytes(offset), count};
+    return slice(whole, call_.dtype, offset, count);
   }
 
   void message(Op op, int peer, const Buffer& buffer) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -21,6 +22,11 @@ struct Buffer {
   int64_t count = 0;  // elements
 };
 
+/// `count` elements of a buffer, from element `offset` on.
+inline Buffer slice(const Buffer& whole, DType dtype, int64_t offset, int64_t count) {
+  return {static_cast<std::byte*>(whole.data) + offset * size_of(dtype), count};
+}
+
 /// All that a backend sees of an operation: no tensor, no Python. Counts and displacements are in elements.
 ///
 /// Extent::Same uses only `out`. In all other calls `in` and `out` never overlap. In a vectored call the spans have one
@@ -31,10 +37,11 @@ struct Call {
   DType dtype = DType::Byte;
   RedOp red = RedOp::SUM;
   bool vectored = false;
-  bool device_idle = false;  // no enqueued work still changes the buffers' device memory
-  bool internal = false;     // part of an emulation: its messages must not match a user's
-  bool any_form = false;     // on other ranks the call may be asynchronous, or another thread may make it
-  uint8_t variant = 0;       // which of the communicator's variants does it; 0: the library's own choice
+  bool device_idle = false;   // no enqueued work still changes the buffers' device memory
+  bool internal = false;      // part of an emulation: its messages must not match a user's
+  bool any_form = false;      // on other ranks the call may be asynchronous, or another thread may make it
+  bool asynchronous = false;  // returns before it is complete, on all ranks: asynchronous and not of any form
+  uint8_t variant = 0;        // which of the communicator's variants does it; 0: the library's own choice
   Device device;
   Buffer in, out;
   std::span<const int64_t> in_counts, in_displs, out_counts, out_displs;

@@ -12,6 +12,7 @@ namespace mcr {
 namespace {
 
 constexpr std::string_view kStripe = "stripe";
+constexpr std::string_view kHierarchy = "hier";
 
 [[noreturn]] void wrong(const std::string& expected, std::string_view text) {
   throw Error(ErrorCode::InvalidArgument, "expected " + expected + ", got '" + std::string(text) + "'");
@@ -23,14 +24,10 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
 }
 
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> pieces;
-  for (;;) {
-    const auto end = std::min(text.find(separator), text.size());
-    pieces.push_back(trimmed(text.substr(0, end)));
-    if (end == text.size()) return pieces;
-    text.remove_prefix(end + 1);
-  }
+std::vector<std::string_view> trimmed_pieces(std::string_view text, char separator) {
+  auto pieces = split_outside_parentheses(text, separator);
+  for (auto& piece : pieces) piece = trimmed(piece);
+  return pieces;
 }
 
 // Returns "67" for "67" and for "067".
@@ -61,19 +58,44 @@ Candidate striped(const std::vector<std::string_view>& pieces, std::string_view 
   return result;
 }
 
+Candidate without_codec(std::string_view name, std::string_view text);
+
+// From a name for each dimension.
+Candidate hierarchical_of(const std::vector<std::string_view>& pieces, std::string_view text) {
+  if (pieces.size() < 2) wrong("a backend for each dimension, innermost first, as hier(shm,mpi)", text);
+  Candidate result;
+  for (const auto piece : pieces) {
+    const auto part = without_codec(piece, text);
+    if (!part.variant.empty() || part.hierarchical()) {
+      wrong("the name of a backend in place of '" + std::string(piece) + "'", text);
+    }
+    result.parts.push_back(part.backend);
+  }
+  result.backend = hierarchy_of(result.parts);
+  return result;
+}
+
 Candidate call_of(std::string_view name, std::string_view text) {
   const auto open = name.find('(');
-  if (trimmed(name.substr(0, open)) != kStripe) wrong("stripe(FIRST,SECOND)", text);
-  const auto close = std::min(name.find(')'), name.size());
-  if (close + 1 < name.size()) wrong("nothing behind ')'", text);
-  if (close == name.size()) wrong("')' at the end", text);
-  return striped(split(name.substr(open + 1, close - open - 1), ','), text);
+  const auto algorithm = trimmed(name.substr(0, open));
+  if (algorithm != kStripe && algorithm != kHierarchy) wrong("stripe(FIRST,SECOND) or hier(INNER,OUTER)", text);
+  const auto inside = name.substr(open + 1);
+  int depth = 1;
+  std::size_t close = 0;
+  for (; close < inside.size(); ++close) {
+    if (inside[close] == '(') ++depth;
+    if (inside[close] == ')' && --depth == 0) break;
+  }
+  if (close == inside.size()) wrong("')' at the end", text);
+  if (close + 1 < inside.size()) wrong("nothing behind ')'", text);
+  const auto pieces = trimmed_pieces(inside.substr(0, close), ',');
+  return algorithm == kStripe ? striped(pieces, text) : hierarchical_of(pieces, text);
 }
 
 Candidate without_codec(std::string_view name, std::string_view text) {
   if (name.find('(') != std::string_view::npos) return call_of(name, text);
   const auto colon = std::min(name.find(':'), name.size());
-  auto pieces = split(name.substr(0, colon), '+');
+  auto pieces = trimmed_pieces(name.substr(0, colon), '+');
   const auto variant = trimmed(name.substr(std::min(colon + 1, name.size())));
   if (colon < name.size() && variant.empty()) wrong("a variant behind ':'", text);
   if (pieces.size() > 2) wrong("two backends, as stripe(gloo,mpi)", text);
@@ -111,6 +133,29 @@ std::string variant_of(std::string_view backend, std::string_view variant) {
   if (!name.ends_with(')')) return name + ":" + std::string(variant);
   name.pop_back();
   return name + "," + std::string(variant) + ")";
+}
+
+std::vector<std::string_view> split_outside_parentheses(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  std::size_t begin = 0;
+  int depth = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '(') ++depth;
+    if (text[i] == ')') --depth;
+    if (text[i] != separator || depth != 0) continue;
+    pieces.push_back(text.substr(begin, i - begin));
+    begin = i + 1;
+  }
+  pieces.push_back(text.substr(begin));
+  return pieces;
+}
+
+bool Candidate::hierarchical() const { return backend.starts_with(std::string(kHierarchy) + "("); }
+
+std::string hierarchy_of(const std::vector<std::string>& parts) {
+  std::string name(kHierarchy);
+  for (const auto& part : parts) name += (&part == &parts.front() ? "(" : ",") + part;
+  return name + ")";
 }
 
 std::string stripe_of(std::string_view first, std::string_view second) {

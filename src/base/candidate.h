@@ -9,12 +9,17 @@
 namespace mcr {
 
 /// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
-/// with 67 % for the first, each optionally with a codec: "mpi|bf16".
+/// with 67 % for the first, "hier(shm,mpi)" with a backend for each dimension of the topology, innermost first, each
+/// optionally with a codec: "mpi|bf16".
 struct Candidate {
-  std::string backend;             // without variant and codec: "mpi", "stripe(gloo,mpi)"
-  std::vector<std::string> parts;  // the backends that an algorithm over several uses: "gloo", "mpi"
-  std::string variant;             // "p2p", "67"; empty for the backend's own choice
-  std::string codec;               // empty for none
+  std::string backend;  // without variant and codec: "mpi", "stripe(gloo,mpi)"
+  std::vector<std::string>
+      parts;            // the backends that an algorithm over several uses: "gloo", "mpi", "stripe(gloo,mpi)"
+  std::string variant;  // "p2p", "67"; empty for the backend's own choice
+  std::string codec;    // empty for none
+
+  /// Whether the parts serve the dimensions of a topology.
+  bool hierarchical() const;
 
   /// Accepts current and earlier spellings: "gloo+mpi:67" is stripe(gloo,mpi,67). Throws InvalidArgument with the
   /// expected form. Parsing does not check that the backends, the variant and the codec exist.
@@ -24,6 +29,9 @@ struct Candidate {
   std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }
 };
 
+/// The pieces of a list of names. A separator inside parentheses belongs to a name. Views of `text`, with its spaces.
+std::vector<std::string_view> split_outside_parentheses(std::string_view text, char separator);
+
 /// The canonical spelling of a candidate's name. Text that is not a candidate's name is returned unchanged.
 std::string canonical(std::string_view name);
 
@@ -32,5 +40,8 @@ std::string variant_of(std::string_view backend, std::string_view variant);
 
 /// The name of the backend that splits messages over two others.
 std::string stripe_of(std::string_view first, std::string_view second);
+
+/// The name of the backend that uses one for each dimension, innermost first.
+std::string hierarchy_of(const std::vector<std::string>& parts);
 
 }  // namespace mcr

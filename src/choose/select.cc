@@ -5,8 +5,10 @@
 #include <array>
 #include <climits>
 #include <map>
+#include <set>
 #include <utility>
 
+#include "base/candidate.h"
 #include "choose/decision.h"
 
 namespace mcr {
@@ -17,6 +19,15 @@ const CostCurve kUnknown;
 
 // A receive costs what the send does.
 Op measured_as(Op op) { return op == Op::recv ? Op::send : op; }
+
+// The backend, or those that it is made of.
+std::set<std::string> libraries_of(const std::string& backend) {
+  const auto parts = Candidate::parse(backend).parts;
+  if (parts.empty()) return {backend};
+  std::set<std::string> found;
+  for (const auto& part : parts) found.merge(libraries_of(part));
+  return found;
+}
 
 bool any_known(const std::vector<const CostCurve*>& curves) {
   return std::any_of(curves.begin(), curves.end(), [](const CostCurve* curve) { return curve->known(); });
@@ -60,8 +71,10 @@ const Selector::Range& Selector::range_of(const Choice& choice, int64_t bytes) c
 }
 
 const Selector::Choice& Selector::remembered(const Call& call) {
-  const auto form = (static_cast<std::size_t>(call.op) * 2 + (call.vectored ? 1 : 0)) * 2 +
-                    static_cast<std::size_t>(call.device.type);
+  auto form = static_cast<std::size_t>(call.op);
+  for (const bool part : {call.vectored, call.asynchronous, call.device.type != DeviceType::CPU}) {
+    form = form * 2 + (part ? 1 : 0);
+  }
   const auto reduction = row(call.op).is(kReduces) ? static_cast<std::size_t>(call.red) : 0;
   const auto types = static_cast<std::size_t>(call.dtype) * kReductions.size() + reduction;
   if (const auto* table = forms_[form].load(std::memory_order_acquire)) [[likely]] {
@@ -126,7 +139,8 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
   return curves;
 }
 
-// If the call's class of types, or its vectored form, has not been measured, uses the curves of the nearest that has.
+// If the call's class of types, its vectored or its asynchronous form has not been measured, uses the curves of the
+// nearest that has.
 Selector::Field Selector::field(const Call& call) const {
   Field result;
   // Libraries that take the tensors directly come first: the order matters when there are no measurements.
@@ -140,12 +154,14 @@ Selector::Field Selector::field(const Call& call) const {
   const bool reduces = row(call.op).is(kReduces);
   const auto own = reduces ? class_of(call.dtype) : DTypeClass::Any;
   const auto near = reduces ? DTypeClass::Float : DTypeClass::Any;
-  result.own = {measured_as(call.op), call.vectored, call.device.type, own};
-  for (const auto& [vectored, types] :
-       {std::pair{call.vectored, own}, {call.vectored, near}, {false, own}, {false, near}}) {
-    result.measured = {result.own.op, vectored, result.own.device, types};
-    result.curves = curves_of(result.slots, result.measured);
-    if (result.known()) return result;
+  result.own = {measured_as(call.op), call.vectored, call.asynchronous, call.device.type, own};
+  for (const bool asynchronous : {call.asynchronous, false}) {
+    for (const auto& [vectored, types] :
+         {std::pair{call.vectored, own}, {call.vectored, near}, {false, own}, {false, near}}) {
+      result.measured = {result.own.op, vectored, asynchronous, result.own.device, types};
+      result.curves = curves_of(result.slots, result.measured);
+      if (result.known()) return result;
+    }
   }
   result.measured = result.own;
   return result;
@@ -309,6 +325,7 @@ void Selector::update(const Refinement::Bucket& bucket, std::span<const int64_t>
     std::erase_if(copies, [&](const auto& cost) { return !(subject_of(cost) == compared.measured); });
     for (auto& copy : copies) {
       copy.vectored = compared.own.vectored;
+      copy.asynchronous = compared.own.asynchronous;
       copy.types = compared.own.types;
       tuning_.costs.push_back(std::move(copy));
     }
@@ -332,8 +349,8 @@ Tuning::Cost& Selector::cost_of(const Subject& subject, const std::string& candi
   for (auto& cost : tuning_.costs) {
     if (subject_of(cost) == subject && cost.candidate == candidate) return cost;
   }
-  return tuning_.costs.emplace_back(
-      Tuning::Cost{subject.op, subject.vectored, subject.device, subject.types, candidate, {}, false});
+  return tuning_.costs.emplace_back(Tuning::Cost{
+      subject.op, subject.vectored, subject.asynchronous, subject.device, subject.types, candidate, {}, false});
 }
 
 CostModel Selector::cost_model(DeviceType device) const {
@@ -341,19 +358,15 @@ CostModel Selector::cost_model(DeviceType device) const {
   std::map<std::string, uint32_t> resources;
   if (slots_ == nullptr) return model;
   for (const auto& slot : *slots_) {
-    if (slot.striped == nullptr && !resources.contains(slot.backend.name)) {
-      resources[slot.backend.name] = model.add({.name = slot.backend.name});
+    for (const auto& name : libraries_of(slot.backend.name)) {
+      if (!resources.contains(name)) resources[name] = model.add({.name = name});
     }
   }
   for (const auto& cost : tuning_.costs) {
     const auto slot = std::ranges::find_if(*slots_, [&](const Slot& one) { return one.name == cost.candidate; });
-    if (slot == slots_->end() || cost.device != device || !cost.curve.known()) continue;
+    if (slot == slots_->end() || cost.device != device || cost.asynchronous || !cost.curve.known()) continue;
     std::vector<Demand> demands;
-    if (slot->striped == nullptr) {
-      demands.push_back({.resource = resources.at(slot->backend.name)});
-    } else {
-      for (const auto& part : slot->striped->parts()) demands.push_back({.resource = resources.at(part.name)});
-    }
+    for (const auto& name : libraries_of(slot->backend.name)) demands.push_back({.resource = resources.at(name)});
     model.add({Task::Kind::Issue, cost.op, cost.vectored, cost.types, cost.candidate},
               {.curve = cost.curve, .demands = std::move(demands)});
   }

@@ -36,7 +36,7 @@ struct Slot {
 struct Tuning {
   struct Cost {
     Op op;
-    bool vectored;
+    bool vectored, asynchronous;
     DeviceType device;
     DTypeClass types;
     std::string candidate;
@@ -95,7 +95,7 @@ class Selector {
   struct Explanation {
     const Slot* chosen;
     bool forced;   // by a rule
-    bool guessed;  // from the curves of another class of types, or of the form with equal counts
+    bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
     struct Candidate {
       const Slot* slot;
       const CostCurve* curve;  // null: not measured
@@ -106,8 +106,8 @@ class Selector {
   Explanation explain(const Call& call);
 
   /// The measured costs on a kind of device: the cost of an Issue for each candidate. Candidates of one backend share
-  /// one resource per rank, named after the backend; a striped candidate uses the resources of its parts. Equal on all
-  /// ranks.
+  /// one resource per rank, named after the backend; a candidate made of several uses the resources of all. Equal on
+  /// all ranks.
   CostModel cost_model(DeviceType device) const;
 
  private:
@@ -130,7 +130,7 @@ class Selector {
   // The calls for which a set of curves was measured.
   struct Subject {
     Op op;
-    bool vectored;
+    bool vectored, asynchronous;
     DeviceType device;
     DTypeClass types;
     bool operator==(const Subject&) const = default;
@@ -142,14 +142,16 @@ class Selector {
     bool known() const;
     bool guessed() const { return !(own == measured); }
   };
-  static constexpr std::size_t kForms = kOps.size() * 2 * 2;  // op, vectored, device
+  static constexpr std::size_t kForms = kOps.size() * 2 * 2 * 2;  // op, vectored, asynchronous, device
   static constexpr std::size_t kTypes = kDTypes.size() * kReductions.size();
   using Types = std::array<std::atomic<const Choice*>, kTypes>;
 
   const Choice& remembered(const Call& call);
   const Choice& decide(const Call& call);
   Field field(const Call& call) const;
-  static Subject subject_of(const Tuning::Cost& cost) { return {cost.op, cost.vectored, cost.device, cost.types}; }
+  static Subject subject_of(const Tuning::Cost& cost) {
+    return {cost.op, cost.vectored, cost.asynchronous, cost.device, cost.types};
+  }
   std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Subject& subject) const;
   std::optional<Stripes> cut(const Slot& slot, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;

@@ -76,8 +76,9 @@ bool admit(Passage& passage) {
   }
   if (call.timeout.count() == 0) call.timeout = group.spec().timeout;
   if (empty(call)) return false;
+  call.asynchronous = asynchronous && !call.any_form;
   trail.bytes = message_bytes(call, group.size());
-  trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes);
+  trail.seq = group.position().enter(call, candidate(passage), trail.bytes);
   return true;
 }
 
@@ -86,7 +87,7 @@ bool admit(Passage& passage) {
 std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   std::shared_ptr<const Chain> chain;
-  trail.seq = group.position().enter(call, candidate(passage), asynchronous, trail.bytes, &chain);
+  trail.seq = group.position().enter(call, candidate(passage), trail.bytes, &chain);
   return chain == nullptr ? std::make_shared<const Chain>() : chain;
 }
 

@@ -131,17 +131,17 @@ uint64_t Run::advance(uint64_t blocked, uint32_t stages, IssueDelays* delays) no
 
 // False: not now.
 bool Run::start_late(Schedule::Id id, bool blocked, IssueDelays* delays) {
-  const auto now = Clock::now();
   if (!ready(schedule_->tasks()[id])) {
-    polled_ = now;
+    polled_ = Clock::now();
     return false;
   }
   if (blocked) return false;
+  const std::chrono::nanoseconds delay = Clock::now() - polled_;
   take(id, later_);
   if (delays != nullptr) {
     ++delays->issues;
-    delays->sum += now - polled_;
-    delays->longest = std::max<std::chrono::nanoseconds>(delays->longest, now - polled_);
+    delays->sum += delay;
+    delays->longest = std::max(delays->longest, delay);
   }
   return true;
 }

@@ -49,6 +49,15 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   const auto* pair = dynamic_cast<const StripedBackend*>(backend.backend.get());
   const auto communicator = shared(pair == nullptr ? backend.backend->connect(spec) : striped(pair->names()));
   const auto* cut = pair == nullptr ? nullptr : static_cast<const StripedCommunicator*>(communicator.get());
+  add(backend, communicator, cut);
+}
+
+void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> communicator) {
+  add(backend, shared(std::move(communicator)), nullptr);
+}
+
+void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
+                const StripedCommunicator* cut) {
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {

@@ -35,6 +35,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Makes the communicator of one more backend. Collective. Not concurrently with calls on this group. `foreign` and
   /// `store` as in GroupSpec.
   void connect(Registry::Entry& backend, uintptr_t foreign, Store* store = nullptr);
+  /// Adds a communicator that consists of others. Under the rules of connect().
+  void adopt(Registry::Entry& backend, std::unique_ptr<Communicator> communicator);
   /// Sets how communicators are destroyed from now on, by the thread that releases the last reference. Destruction may
   /// wait for a library's threads, so the bindings release the GIL meanwhile.
   static void destroy_with(void (*destroy)(std::unique_ptr<Communicator>));
@@ -101,6 +103,8 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::shared_ptr<const std::string>& label() const { return label_; }
 
  private:
+  void add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
+           const StripedCommunicator* striped);
   std::unique_ptr<Communicator> striped(const std::array<std::string, 2>& names);
 
   GroupSpec spec_;

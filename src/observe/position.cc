@@ -83,7 +83,7 @@ const std::string*& Position::call_site() noexcept {
 
 bool Position::detail() noexcept { return in_detail.load(std::memory_order_relaxed); }
 
-int64_t Position::enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes,
+int64_t Position::enter(const Call& call, const std::string* backend, int64_t bytes,
                         std::shared_ptr<const Chain>* chain) {
   const auto& op = row(call.op);
   const Lock lock(busy_);
@@ -104,7 +104,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, bool async
   entered.dtype = call.dtype;
   entered.red = op.is(kReduces) ? call.red : RedOp::SUM;
   entered.vectored = call.vectored;
-  entered.asynchronous = asynchronous && !call.any_form;
+  entered.asynchronous = call.asynchronous;
   entered.history = history_ = digest(history_, entered);
   return entered.seq;
 }

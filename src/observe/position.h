@@ -48,7 +48,7 @@ class Position {
 
   /// Counts the call and returns its number. `backend` and `bytes` as in Entered. If the group has passes, `*chain` is
   /// set to the chain for the call; with a null `chain` such a call is then not counted and gets the number 0.
-  int64_t enter(const Call& call, const std::string* backend, bool asynchronous, int64_t bytes,
+  int64_t enter(const Call& call, const std::string* backend, int64_t bytes,
                 std::shared_ptr<const Chain>* chain = nullptr);
   /// Withdraws a collective that was refused on this rank before anything was sent: it is no longer counted, unless
   /// another has followed it. In detail mode it still counts, as the comparison may have seen it.

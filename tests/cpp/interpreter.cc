@@ -2,9 +2,11 @@
 #include "interpreter.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -112,9 +114,9 @@ class Collective {
 
 class Run {
  public:
-  Run(std::span<Schedule> schedules, uint32_t seed) : generator_(seed) {
+  Run(std::span<Schedule> schedules, uint32_t seed, Members members) : generator_(seed), members_(std::move(members)) {
     for (auto& schedule : schedules) {
-      ranks_.push_back({&schedule, std::vector<State>(schedule.tasks().size(), State::Waiting), {}});
+      ranks_.push_back({&schedule, std::vector<State>(schedule.tasks().size(), State::Waiting), {}, 0});
     }
   }
 
@@ -143,11 +145,17 @@ class Run {
 
  private:
   enum class State : uint8_t { Waiting, Issued, Done };
-  using Channel = std::pair<int, int>;  // part and stage: a communicator
+  // A communicator: the part, the stage, and its ranks.
+  struct Channel {
+    int part, stage;
+    std::vector<int> ranks;
+    auto operator<=>(const Channel&) const = default;
+  };
   struct Rank {
     Schedule* schedule;
     std::vector<State> states;
     std::map<Channel, std::deque<uint32_t>> collectives;  // issued and not done
+    uint32_t first = 0;                                   // no task before it waits
   };
   // Between two ranks, in one direction: those that have no partner yet.
   struct Wire {
@@ -155,17 +163,29 @@ class Run {
   };
 
   const Task& task(std::size_t rank, uint32_t id) const { return ranks_[rank].schedule->tasks()[id]; }
-  Channel channel(std::size_t rank, uint32_t id) const { return {task(rank, id).part, task(rank, id).stage}; }
+  Channel channel(std::size_t rank, uint32_t id) const {
+    const Task& one = task(rank, id);
+    if (members_ != nullptr) return {one.part, 0, members_(static_cast<int>(rank), one.part)};
+    std::vector<int> all(ranks_.size());
+    std::iota(all.begin(), all.end(), 0);
+    return {one.part, static_cast<int>(one.stage), all};
+  }
 
   // Every task that could run next. Of the Issues on one communicator the first one of each rank: they keep their
   // order.
-  std::vector<std::pair<std::size_t, uint32_t>> candidates() const {
+  std::vector<std::pair<std::size_t, uint32_t>> candidates() {
     std::vector<std::pair<std::size_t, uint32_t>> found;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       std::set<Channel> issued;
-      for (uint32_t id = 0; id < ranks_[rank].states.size(); ++id) {
-        if (ranks_[rank].states[id] != State::Waiting || !ready(rank, id)) continue;
+      std::array<bool, 2> blocked{};  // by an Issue, and by a late Issue, before it
+      auto& [schedule, states, collectives, first] = ranks_[rank];
+      while (first < states.size() && states[first] != State::Waiting) ++first;
+      for (uint32_t id = first; id < states.size(); ++id) {
+        if (states[id] != State::Waiting) continue;
         const bool issue = task(rank, id).kind == Task::Kind::Issue;
+        const bool ordered = members_ != nullptr && issue;
+        if (ordered && std::exchange(blocked[task(rank, id).late ? 1 : 0], true)) continue;
+        if (!ready(rank, id)) continue;
         if (!issue || issued.insert(channel(rank, id)).second) found.emplace_back(rank, id);
       }
     }
@@ -191,8 +211,13 @@ class Run {
     }
     ranks_[rank].states[id] = State::Issued;
     if (!row(one.call.op).is(kPeer)) {
-      ranks_[rank].collectives[channel(rank, id)].push_back(id);
-      return meet(channel(rank, id));
+      const auto where = channel(rank, id);
+      if (std::ranges::find(where.ranks, static_cast<int>(rank)) == where.ranks.end()) {
+        problem_ = "rank " + std::to_string(rank) + " issues on a communicator of others";
+        return;
+      }
+      ranks_[rank].collectives[where].push_back(id);
+      return meet(where);
     }
     const auto peer = static_cast<std::size_t>(one.call.root);
     const bool sends = one.call.op == Op::send;
@@ -219,26 +244,32 @@ class Run {
 
   // Collectives of a communicator match in the order in which each rank has issued them. They are performed later and
   // in any order: a started one is over when the library says so.
-  void meet(Channel channel) {
-    if (std::ranges::any_of(ranks_, [&](Rank& rank) { return rank.collectives[channel].empty(); })) return;
-    auto& ids = met_.emplace_back();
-    for (auto& rank : ranks_) {
-      auto& issued = rank.collectives[channel];
-      ids.push_back(issued.front());
-      issued.pop_front();
+  void meet(const Channel& channel) {
+    std::vector<std::deque<uint32_t>*> issued;
+    for (const int rank : channel.ranks) {
+      issued.push_back(&ranks_[static_cast<std::size_t>(rank)].collectives[channel]);
+      if (issued.back()->empty()) return;
+    }
+    auto& ids = met_.emplace_back(Met{channel.ranks, {}}).ids;
+    for (auto* const one : issued) {
+      ids.push_back(one->front());
+      one->pop_front();
     }
   }
 
   void perform_met(std::size_t index) {
     std::vector<Call> calls;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const auto id = met_[index][rank];
-      calls.push_back(task(rank, id).call);
-      ranks_[rank].states[id] = State::Done;
+    const auto met = met_[index];
+    for (std::size_t i = 0; i < met.ranks.size(); ++i) {
+      const auto rank = static_cast<std::size_t>(met.ranks[i]);
+      calls.push_back(task(rank, met.ids[i]).call);
+      ranks_[rank].states[met.ids[i]] = State::Done;
     }
     met_.erase(met_.begin() + static_cast<std::ptrdiff_t>(index));
     for (const auto& call : calls) {
-      if (call.op != calls[0].op || call.dtype != calls[0].dtype || call.red != calls[0].red) {
+      const bool alike = call.op == calls[0].op && call.dtype == calls[0].dtype && call.red == calls[0].red &&
+                         call.root == calls[0].root;
+      if (!alike) {
         problem_ = "the ranks issue different collectives";
         return;
       }
@@ -247,9 +278,15 @@ class Run {
   }
 
   std::mt19937 generator_;
+  const Members members_;  // null: all ranks, and each stage has its own communicator
   std::vector<Rank> ranks_;
   std::map<std::tuple<Channel, std::size_t, std::size_t>, Wire> messages_;
-  std::vector<std::vector<uint32_t>> met_;  // of each collective that all ranks have issued, its task on each rank
+  // A collective that all ranks of a communicator have issued, and its task on each of them.
+  struct Met {
+    std::vector<int> ranks;
+    std::vector<uint32_t> ids;
+  };
+  std::vector<Met> met_;
   std::string problem_;
 };
 
@@ -257,6 +294,10 @@ class Run {
 
 void perform(const std::vector<Call>& calls) { Collective(calls).perform(); }
 
-std::string run(std::span<Schedule> schedules, uint32_t seed) { return Run(schedules, seed).go(); }
+std::string run(std::span<Schedule> schedules, uint32_t seed) { return run(schedules, seed, nullptr); }
+
+std::string run(std::span<Schedule> schedules, uint32_t seed, const Members& members) {
+  return Run(schedules, seed, members).go();
+}
 
 }  // namespace interpreter

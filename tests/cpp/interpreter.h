@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,5 +21,12 @@ void perform(const std::vector<mcr::Call>& calls);
 /// the sender's memory when both sides are there, and a collective is performed at some time after all ranks have
 /// issued it. Returns what went wrong, or "".
 std::string run(std::span<mcr::Schedule> schedules, uint32_t seed);
+
+/// The ranks of the communicator that a rank uses for a part, in its order.
+using Members = std::function<std::vector<int>(int rank, uint8_t part)>;
+
+/// As run(), for parts with communicators of their own, of some of the ranks. Issues start in the order in which they
+/// were added, late ones among themselves, as by an executor with one stage.
+std::string run(std::span<mcr::Schedule> schedules, uint32_t seed, const Members& members);
 
 }  // namespace interpreter

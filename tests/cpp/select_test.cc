@@ -60,7 +60,8 @@ Call call(Op op, int64_t count, DType dtype = DType::Float) {
 
 Tuning::Cost line(Op op, const std::string& candidate, int32_t small, int32_t large,
                   DTypeClass types = DTypeClass::Float, bool vectored = false) {
-  return {op, vectored, DeviceType::CPU, types, candidate, CostCurve({{4, small * 65536}, {1 << 20, large * 65536}})};
+  const CostCurve curve({{4, small * 65536}, {1 << 20, large * 65536}});
+  return {op, vectored, false, DeviceType::CPU, types, candidate, curve};
 }
 
 }  // namespace
@@ -103,6 +104,31 @@ TEST(the_cheapest_by_size_among_those_that_have_it) {
   auto asked = call(Op::all_reduce, 1, DType::Int);
   const auto explained = chooser.group().selector().explain(asked);
   CHECK(explained.guessed && !explained.forced && explained.candidates.size() == 2);
+}
+
+TEST(asynchronous_calls_have_their_own_curves) {
+  const auto asynchronous = [](Tuning::Cost cost) {
+    cost.asynchronous = true;
+    return cost;
+  };
+  Tuning tuning;
+  tuning.costs = {line(Op::all_reduce, "one", 1, 1),
+                  line(Op::all_reduce, "two", 2, 2),
+                  asynchronous(line(Op::all_reduce, "one", 2, 2)),
+                  asynchronous(line(Op::all_reduce, "two", 1, 1)),
+                  line(Op::broadcast, "one", 2, 2, DTypeClass::Any),
+                  line(Op::broadcast, "two", 1, 1, DTypeClass::Any)};
+  Chooser chooser(tuning);
+  auto started = call(Op::all_reduce, 1);
+  started.asynchronous = true;
+  CHECK(chooser.choose(call(Op::all_reduce, 1)) == "one");
+  CHECK(chooser.choose(started) == "two" && !chooser.group().selector().explain(started).guessed);
+  started.dtype = DType::BFloat16;  // the nearest are the asynchronous ones of floats
+  const auto explained = chooser.group().selector().explain(started);
+  CHECK(explained.guessed && explained.candidates.front().curve->at(4) == 2 * 65536);
+  auto unknown = call(Op::broadcast, 1);
+  unknown.asynchronous = true;
+  CHECK(chooser.choose(unknown) == "two" && chooser.group().selector().explain(unknown).guessed);
 }
 
 TEST(a_variant_is_no_candidate_where_it_does_nothing) {

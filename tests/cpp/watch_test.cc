@@ -41,9 +41,11 @@ class Never : public Request {
 
 TEST(positions_count_collectives_and_messages_apart) {
   const auto position = Position::make(kGroup, kLabel, {0, 1}, 0);
-  CHECK(position->enter(call_of(Op::all_reduce), nullptr, false, 4) == 1);
-  CHECK(position->enter(call_of(Op::send), nullptr, false, 4) == 1);
-  CHECK(position->enter(call_of(Op::broadcast, 1), nullptr, true, 8) == 2);
+  CHECK(position->enter(call_of(Op::all_reduce), nullptr, 4) == 1);
+  CHECK(position->enter(call_of(Op::send), nullptr, 4) == 1);
+  auto broadcast = call_of(Op::broadcast, 1);
+  broadcast.asynchronous = true;
+  CHECK(position->enter(broadcast, nullptr, 8) == 2);
   const auto reading = position->read();
   CHECK(reading.collectives == 2 && reading.messages == 1 && reading.newest.size() == 2);
   CHECK(reading.newest[1].op == Op::broadcast && reading.newest[1].root == 1 && reading.newest[1].asynchronous);
@@ -53,11 +55,11 @@ TEST(positions_count_collectives_and_messages_apart) {
 TEST(positions_keep_the_newest_and_a_digest_of_all) {
   const auto one = Position::make(kGroup, kLabel, {0, 1}, 0);
   const auto other = Position::make(kGroup, kLabel, {0, 1}, 1);
-  other->enter(call_of(Op::barrier), nullptr, false, 0);
-  one->enter(call_of(Op::all_reduce), nullptr, false, 4);
+  other->enter(call_of(Op::barrier), nullptr, 0);
+  one->enter(call_of(Op::all_reduce), nullptr, 4);
   for (int i = 0; i < 200; ++i) {
-    one->enter(call_of(Op::all_reduce), nullptr, false, 4);
-    other->enter(call_of(Op::all_reduce), nullptr, false, 4);
+    one->enter(call_of(Op::all_reduce), nullptr, 4);
+    other->enter(call_of(Op::all_reduce), nullptr, 4);
   }
   const auto mine = one->read();
   CHECK(mine.newest.size() == Position::kKept && mine.newest.front().seq == 202 - 64 && mine.newest.back().seq == 201);
@@ -70,15 +72,15 @@ TEST(a_collective_that_is_withdrawn_does_not_count) {
   const auto one = Position::make(kGroup, kLabel, {0, 1}, 0), other = Position::make(kGroup, kLabel, {0, 1}, 1);
   for (int i = 0; i < 200; ++i) {
     if (i % 50 == 0) {
-      one->withdraw(one->enter(call_of(Op::broadcast), nullptr, false, 4));
+      one->withdraw(one->enter(call_of(Op::broadcast), nullptr, 4));
       CHECK(one->read().collectives == i &&
             one->read().newest.size() == std::min<std::size_t>(static_cast<std::size_t>(i), 63));
     }
-    for (const auto& each : {one, other}) each->enter(call_of(Op::all_reduce), nullptr, false, 4);
+    for (const auto& each : {one, other}) each->enter(call_of(Op::all_reduce), nullptr, 4);
   }
   CHECK(one->read().newest.back().history == other->read().newest.back().history);
-  const auto early = one->enter(call_of(Op::barrier), nullptr, false, 0);
-  one->enter(call_of(Op::all_reduce), nullptr, false, 4);
+  const auto early = one->enter(call_of(Op::barrier), nullptr, 0);
+  one->enter(call_of(Op::all_reduce), nullptr, 4);
   one->withdraw(early);  // another thread has made one since
   CHECK(one->read().collectives == 202);
 }
@@ -101,7 +103,7 @@ TEST(positions_may_be_read_while_threads_enter) {
   std::vector<std::thread> writers;
   for (int i = 0; i < 3; ++i) {
     writers.emplace_back([&] {
-      for (int k = 0; k < 5000; ++k) position->enter(call_of(Op::all_reduce), nullptr, false, k);
+      for (int k = 0; k < 5000; ++k) position->enter(call_of(Op::all_reduce), nullptr, k);
     });
   }
   for (auto& writer : writers) writer.join();

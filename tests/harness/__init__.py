@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs functions on all ranks of a job: pools of rank processes that live as long as the pytest session."""
 
-from harness.pool import Pool, Pools, RankFailure
+from harness.pool import Pools
+from mcr_dl.testing.pool import Pool, RankFailure
 
 __all__ = ["Pool", "Pools", "RankFailure"]

@@ -12,6 +12,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mcr_dl.testing.pool import without_launcher
+
 TESTS = Path(__file__).resolve().parent.parent
 LAUNCHERS = ("processes", "mpiexec-mpich", "mpiexec-openmpi")
 
@@ -27,21 +29,6 @@ OWN: dict[str, dict[str, str]] = {
     "nccl-lanes": {**_NCCL, "MCR_DL_NCCL_LANES": "3"},
     "nccl-old": {**_NCCL, "MCR_DL_NCCL_LIB": str(OLD_STAND_IN), "MCR_STANDIN_VERSION": "21805"},
 }
-
-# Variables that a launcher around pytest may have set: the ranks must see only their own launcher.
-_FOREIGN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "PMI",
-    "OMPI_",
-    "PRTE_",
-    "SLURM_",
-    "TORCHELASTIC",
-    "MCR_DL_MPI",
-    "MCR_DL_NCCL",
-)
 
 
 def openmpi() -> Path:
@@ -67,11 +54,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def without_launcher() -> dict[str, str]:
-    """The environment without any launcher's variables."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
 
 
 def environment(**extra: str) -> dict[str, str]:

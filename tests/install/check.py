@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make install-check``: install mcr_dl as a user does, into clean environments, and check that it works.
 
-The README's own commands and its ten lines are run, so they cannot drift. Each check prints a line with its time; the
-first that fails prints its output and ends the run with exit code 1. Needs the Python that runs it, a C++ compiler and
-pip's package index; works in build/install-check. torch is the version of requirements-dev.txt.
+The README's own commands and the ten lines of docs/examples.md are run, so they cannot drift. Each check prints a line
+with its time; the first that fails prints its output and ends the run with exit code 1. Needs the Python that runs it,
+a C++ compiler and pip's package index; works in build/install-check. torch is the version of requirements-dev.txt.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class Environment:
         expect(output.count("the program ended") == 2, f"expected both ranks to end\n{output}")
 
 
-def block(section: str, language: str) -> str:
-    """The first code block of a section of the README."""
-    text = (SOURCE / "README.md").read_text()
+def block(page: str, section: str, language: str) -> str:
+    """The first code block of a section of a page."""
+    text = (SOURCE / page).read_text()
     found = re.search(rf"^## {re.escape(section)}\n.*?^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     if found is None:
-        raise Failure(f"README.md: expected a code block in the section '{section}'")
+        raise Failure(f"{page}: expected a code block in the section '{section}'")
     return found[1]
 
 
@@ -130,7 +130,7 @@ def prepare() -> None:
             shutil.copy(ROOT / name, SOURCE / name)
     pins = (ROOT / "requirements-dev.txt").read_text()
     (WORK / "constraints.txt").write_text("\n".join(re.findall(r"^torch==.*$", pins, re.MULTILINE)) + "\n")
-    (WORK / "ten.py").write_text(block("Ten lines", "python") + ENDED)
+    (WORK / "ten.py").write_text(block("docs/examples.md", "Ten lines", "python") + ENDED)
     (WORK / "gloo.py").write_text(GLOO + ENDED)
 
 
@@ -138,9 +138,9 @@ def as_the_readme_says() -> Path:
     """Install by the README's commands, run its program, and make a wheel of the same build."""
     user = Environment("readme")
     with check("the README's install commands"):
-        commands = block("Install into your own environment", "")
+        commands = block("README.md", "Install into your own environment", "")
         user.run("bash", "-exc", commands, limit=LIMIT_OF_BUILD, folder=SOURCE)
-    with check("the README's ten lines with MPICH: torchrun, mpiexec"):
+    with check("the ten lines with MPICH: torchrun, mpiexec"):
         user.ranks(*TORCHRUN, "ten.py")
         user.ranks("mpiexec", "-n", "2", "python", "ten.py")
     with check("a wheel: modules for both MPI ABIs, and the torch of the build among its requirements"):

@@ -37,6 +37,7 @@ LAYERS = (
     "records",  # the log's records and their statistics
     "passes",
     "trace",
+    "measure",  # cases with checked results, times of candidates, the first measurement of a machine
     "groups",  # start and end of the job, its groups in mcr_dl and in torch, collectives on objects
     "bench",
     "tuning",
@@ -45,6 +46,7 @@ LAYERS = (
     "fully_sharded",
     "_generate",
     "info",
+    "testing",  # the conformance kit: cases of the operations, expected results, ranks
     "examples",
 )
 COMPILED = ("_C", "_build")

@@ -19,6 +19,7 @@ import mcr_dl
 from follow import PAGES, ROOT, Block, Misplaced, blocks
 from harness import Pools, launchers
 from mcr_dl import _C
+from mcr_dl.testing.pool import without_launcher
 from ranks import pages
 
 CORE = Path(_C.__file__).parent
@@ -28,7 +29,7 @@ worlds = pytest.mark.parametrize("world", [2, 3])
 
 def run(*command: str, limit: float = LIMIT, code: int = 0, **variables: str) -> str:
     """The output of a command in the copy, which must end in time with this exit code."""
-    environment = {**launchers.without_launcher(), "OMP_NUM_THREADS": "1", **variables}
+    environment = {**without_launcher(), "OMP_NUM_THREADS": "1", **variables}
     got, output = launchers.finish(command, ROOT, environment, limit)
     assert got == code, f"{shlex.join(command)}: exit code {got}\n{output}"
     return output
@@ -186,9 +187,19 @@ def test_mcr_bench_on_the_new_backend(tmp_path: Path) -> None:
     assert {row["wrong"] for row in rows} == {0}
 
 
+def test_the_check_of_add_a_backend() -> None:
+    """The conformance kit passes on the page's backend; only messages, and what one rank lacks, are skipped."""
+    (command,) = [block.text for block in of("add-a-backend", "shell") if "mcr_dl.testing" in block.text]
+    python, *arguments = shlex.split(command)
+    assert python == "python"
+    rows = json.loads(run(sys.executable, *arguments, "--json", "-"))["rows"]
+    assert {row["operation"] for row in rows if row["result"] != "passed"} == {"send", "recv", "scan"}
+    assert not any(row["failed"] for row in rows)
+
+
 def test_a_backend_in_a_package_of_its_own(tmp_path: Path) -> None:
     """The page's compiler command makes the module, and the page's entry point names it."""
-    (block,) = of("add-a-backend", "shell")
+    (block,) = [block for block in of("add-a-backend", "shell") if "c++" in block.text]
     scripts = sysconfig.get_path("scripts")
     run("bash", "-ec", block.text, PATH=f"{scripts}{os.pathsep}{os.environ['PATH']}")
     (ROOT / "self.so").rename(tmp_path / "self.so")

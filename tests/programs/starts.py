@@ -12,6 +12,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
+from mcr_dl.libraries import shm
 
 RANK = int(os.environ["RANK"])
 
@@ -52,6 +53,13 @@ def loaded(rank: str, library: str, *names: str) -> None:
     """One rank has already loaded another MPI library."""
     if int(rank) == RANK:
         ctypes.CDLL(library, mode=os.RTLD_GLOBAL)
+    start(*names)
+
+
+def elsewhere(rank: str, *names: str) -> None:
+    """One rank reports another host for the backends of one host."""
+    if int(rank) == RANK:
+        shm.LIBRARY.domain = lambda: "elsewhere"  # type: ignore[method-assign]
     start(*names)
 
 

@@ -18,8 +18,8 @@ from torch.distributed import GroupMember
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes.compress import Compress
+from mcr_dl.testing.expect import expect
 from ranks import errors, session
-from ranks.expect import expect
 
 
 def groups() -> None:

@@ -8,13 +8,14 @@ from itertools import product
 import torch
 
 import mcr_dl
-from harness.position import note
 from mcr_dl import _C
 from mcr_dl.base import operations
-from mcr_dl.bench import cases, mix, timing
-from mcr_dl.bench.cases import Case
+from mcr_dl.bench import mix
+from mcr_dl.measure import cases, timing
+from mcr_dl.measure.cases import Case
+from mcr_dl.testing.expect import expect
+from mcr_dl.testing.position import note
 from ranks import session
-from ranks.expect import expect
 
 _SIZES = (1, 12_345)  # less than a block for each rank; more than one period of the values, and a multiple of nothing
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 import mcr_dl
-from harness.position import note
+from mcr_dl.testing.expect import expect
+from mcr_dl.testing.position import note
 from ranks import errors, session
-from ranks.expect import expect
 
 COUNT = 2**31 + 12_345
 # The ends, both sides of 2**31 and of 2**30 (where messages are cut), and the middle of the last part.

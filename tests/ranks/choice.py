@@ -101,6 +101,28 @@ def questions(folder: str, seed: int, count: int) -> tuple[str, int]:
     return digest.hexdigest(), len(seen)
 
 
+def forms(path: str) -> dict[str, Any]:
+    """The choices for blocking and asynchronous calls, and the candidate that does an asynchronous one."""
+    session.stop()
+    mcr_dl.init_process_group(["mpi", "gloo"], tuning_table=path)
+
+    def chosen(operation: str, **options: Any) -> tuple[str, str]:
+        found = mcr_dl.explain(operation, 64, **options)
+        return found.candidate, found.row
+
+    work = mcr_dl.all_reduce(torch.ones(16), async_op=True)
+    work.wait()
+    found = {
+        "blocking": chosen("all_reduce"),
+        "asynchronous": chosen("all_reduce", async_op=True),
+        "of another type": chosen("all_reduce", async_op=True, dtype=torch.bfloat16),
+        "not measured": chosen("broadcast", async_op=True),
+        "call": str(work).split("mcr_dl.Work ")[1].partition(".")[0],
+    }
+    session.stop()
+    return found
+
+
 def start(argument: str | None, variables: dict[str, str], question: tuple[str, int | None]) -> str:
     """Initialize with this rank's table and variables, and explain one call; returns the error's text if it raises."""
     session.stop()

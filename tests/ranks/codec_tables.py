@@ -11,8 +11,8 @@ import torch
 import mcr_dl
 from mcr_dl import passes
 from mcr_dl.records import log
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 Outcome = tuple[str | None, str | None]  # codec and candidate
 

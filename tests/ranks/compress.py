@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import mcr_dl
-from harness.position import note
 from mcr_dl import _C, passes
+from mcr_dl.testing.expect import expect
+from mcr_dl.testing.position import note
 from ranks import session
-from ranks.expect import expect
 
 ROUNDS = 3
 OPERATIONS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.testing.expect import expect
 from mcr_dl.tuning.costs import cost_model
 from ranks import session
-from ranks.expect import expect
 
 _COUNT = 1 << 16  # elements: 256 KiB
 

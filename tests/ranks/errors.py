@@ -15,8 +15,8 @@ from torch.distributed import DistBackendError
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError, McrError, NotInitializedError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 Op = mcr_dl.ReduceOp
 

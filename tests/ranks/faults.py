@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl.base import launcher
-from mcr_dl.bench.cases import Prepared
+from mcr_dl.measure.cases import Prepared
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Plan, Progress
 
@@ -44,12 +44,12 @@ def faulty(
     limit: float,
     codec: str = "",
 ) -> int:
-    """worker.work(), but gloo's `operation` fails in one way from call number `after` on."""
+    """worker.work(), but gloo's blocking `operation` fails in one way from call number `after` on."""
 
     def prepare(*arguments: Any) -> Prepared:
         prepared = Prepared(*arguments)
         case = prepared.case
-        if (prepared.candidate, case.operation, case.codec) == ("gloo", operation, codec):
+        if (prepared.candidate, case.operation, case.codec, case.asynchronous) == ("gloo", operation, codec, False):
             inner, calls = prepared.call, 0
 
             def call() -> None:

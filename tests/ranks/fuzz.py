@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 import mcr_dl
-import reference
-from harness.position import note
 from mcr_dl import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl.testing import reference
+from mcr_dl.testing.expect import expect
+from mcr_dl.testing.position import note
 from ranks import errors, session
-from ranks.expect import expect
 
 DOCUMENTED = (InvalidArgumentError, InvalidTypeError, UnsupportedError)
 

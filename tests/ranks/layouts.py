@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 import mcr_dl
-from calls import Case
 from mcr_dl import InvalidArgumentError
 from mcr_dl.passes.compress import Compress
+from mcr_dl.testing.calls import Case
+from mcr_dl.testing.expect import expect
 from ranks import operations, session
-from ranks.expect import expect
 
 PASSES = {"fuse": ["fuse"], "compress": [Compress("bf16", smallest=0)], "both": [Compress("bf16", smallest=0), "fuse"]}
 

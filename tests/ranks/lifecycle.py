@@ -11,8 +11,8 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, McrError, NotInitializedError
+from mcr_dl.testing.expect import expect
 from ranks import errors, session
-from ranks.expect import expect
 
 _OUTSIDE: dict[str, Callable[[], Any]] = {
     "operation": lambda: mcr_dl.all_reduce(torch.ones(1)),

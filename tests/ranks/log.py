@@ -21,9 +21,9 @@ from mcr_dl import InvalidArgumentError, InvalidTypeError, passes
 from mcr_dl.passes.log import Log
 from mcr_dl.records import log
 from mcr_dl.records.log import Record
+from mcr_dl.testing.expect import expect
 from mcr_dl.trace import _regions
 from ranks import session
-from ranks.expect import expect
 
 
 def _on(*backends: str, **options: Any) -> None:

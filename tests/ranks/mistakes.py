@@ -12,8 +12,8 @@ import torch.distributed as torch_dist
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.testing.expect import expect
 from ranks import errors, session
-from ranks.expect import expect
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 import mcr_dl
-import reference
-from calls import Case
-from harness.position import note
 from mcr_dl import _C, BackendError, UnsupportedError
-from ranks import operations, session
-from ranks.expect import expect
+from mcr_dl.testing import checks, reference
+from mcr_dl.testing.calls import Case
+from mcr_dl.testing.expect import expect
+from mcr_dl.testing.position import note
+from ranks import session
 
 _LATE = 20.0  # seconds within which the watchdog must notice a failure
 
@@ -44,8 +44,8 @@ def run_all(cases: Sequence[Case]) -> tuple[int, int]:
     session.groups()
     done = refused = 0
     for case in cases:
-        operations.run(case)
-        if operations.supported(case):
+        checks.run(case)
+        if checks.supported(case):
             done += 1
         elif case.count > 0:
             refused += 1

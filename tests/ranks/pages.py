@@ -9,8 +9,8 @@ import torch
 
 import mcr_dl
 from mcr_dl import _C
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 
 def program(text: str) -> None:

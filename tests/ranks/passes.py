@@ -14,8 +14,8 @@ import torch
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes import Compress, Fuse, Log, PassedCall
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 Handle = Callable[[PassedCall], Any]
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
-import reference
-from calls import OPS, SIGNATURES, kinds
 from mcr_dl import _C
 from mcr_dl.libraries import registry
+from mcr_dl.testing import reference
+from mcr_dl.testing.calls import OPS, SIGNATURES, kinds
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1.5, 448.0, -448.0, 0.015625)
 

@@ -1,57 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime of a rank process: started once and kept for later tests, with groups of every kind."""
+"""``mcr_dl.testing.session`` with the backends of the tests as its default."""
 
 from __future__ import annotations
 
-from torch.distributed import GroupMember
+from mcr_dl.testing import session
+from mcr_dl.testing.session import SUBGROUPS, group, groups, members, stop
 
-import mcr_dl
+__all__ = ["BACKENDS", "SUBGROUPS", "group", "groups", "members", "start", "stop"]
 
 BACKENDS = ("mpi", "gloo", "shm")
 
-# By world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
-SUBGROUPS: dict[int, dict[str, list[int]]] = {
-    1: {},
-    2: {"reversed": [1, 0], "first": [0], "last": [1]},
-    3: {"ends": [0, 2], "tail": [1, 2], "turned": [2, 0, 1], "middle": [1]},
-    4: {"even": [0, 2], "tail": [1, 2, 3], "turned": [3, 0, 1], "odd": [1, 3], "one": [2]},
-}
-
-_groups: dict[str, mcr_dl.ProcessGroup | None] = {}
-
 
 def start(*backends: str) -> None:
-    """Initialize with these backends (mpi and gloo by default), unless they already run."""
-    wanted = list(backends or BACKENDS)
-    if mcr_dl.is_initialized():
-        if mcr_dl.get_backends() == wanted:
-            return
-        stop()
-    mcr_dl.init_process_group(wanted)
-
-
-def stop() -> None:
-    """Finalize, if initialized."""
-    _groups.clear()
-    if mcr_dl.is_initialized():
-        mcr_dl.finalize()
-
-
-def group(name: str) -> mcr_dl.ProcessGroup | None:
-    """A group by its name in SUBGROUPS, or "world"; None on ranks that are not members."""
-    return groups()[name]
-
-
-def groups() -> dict[str, mcr_dl.ProcessGroup | None]:
-    """All groups of this world size, made on first use by all ranks together."""
-    if not _groups:
-        _groups["world"] = mcr_dl.group.WORLD
-        for name, ranks in SUBGROUPS[mcr_dl.get_world_size()].items():
-            made = mcr_dl.new_group(ranks, sort_ranks=False, group_desc=name)
-            _groups[name] = None if made == GroupMember.NON_GROUP_MEMBER else made
-    return _groups
-
-
-def members(name: str, world: int) -> list[int]:
-    """Global ranks of a group, in group order."""
-    return list(range(world)) if name == "world" else SUBGROUPS[world][name]
+    """Initialize with these backends (those of the tests by default), unless they already run."""
+    session.start(*(backends or BACKENDS))

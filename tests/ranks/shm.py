@@ -8,8 +8,8 @@ import os
 import torch
 
 import mcr_dl
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 
 def several_sizes() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 import mcr_dl
-from calls import OPS, SIGNATURES, Case, layouts, spell
-from harness.position import note
 from mcr_dl import _C
-from ranks import operations, session
+from mcr_dl.testing import checks
+from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts, spell
+from mcr_dl.testing.position import note
+from ranks import session
 
 _SIZES = (0, 1, 3, 64, 1000, 5000, 40_000)
 _LARGEST_WINDOW = 60  # largest number of operations that a rank leaves unfinished
@@ -24,9 +25,9 @@ _DROPPED = 0.05
 @dataclass
 class _Pending:
     number: int
-    prepared: operations.Prepared
+    prepared: checks.Prepared
     work: mcr_dl.Work
-    companion: tuple[operations.Prepared, mcr_dl.Work] | None
+    companion: tuple[checks.Prepared, mcr_dl.Work] | None
 
     def finish(self) -> None:
         self.work.wait()
@@ -64,8 +65,8 @@ def _start(case: Case, mine: random.Random) -> _Pending | None:
     if me not in ranks or (OPS[case.op]["peer"] and len(ranks) == 1):
         return None
     rank = ranks.index(me)
-    prepared = operations.prepare(case, rank, len(ranks))
-    companion = operations._companion(case, rank, len(ranks))
+    prepared = checks.prepare(case, rank, len(ranks))
+    companion = checks.companion(case, rank, len(ranks))
     work = spell(case, dict(prepared.arguments))()
     if work is None:
         prepared.check()

@@ -10,10 +10,11 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
-from calls import Case
 from mcr_dl import _C, InvalidArgumentError, NotInitializedError
-from ranks import operations, session
-from ranks.expect import expect
+from mcr_dl.testing import checks
+from mcr_dl.testing.calls import Case
+from mcr_dl.testing.expect import expect
+from ranks import session
 
 BACKENDS = ("mpi", "gloo", "stripe(gloo,mpi)", "stripe(mpi,gloo)")
 
@@ -23,7 +24,7 @@ def run_all(cases: Sequence[Case]) -> int:
     session.start(*BACKENDS)
     session.groups()
     for case in cases:
-        operations.run(case)
+        checks.run(case)
     return len(cases)
 
 
@@ -99,7 +100,7 @@ WRONG = {
     "stripe(gloo,mip)": ["unknown name 'mip' in 'stripe(gloo,mip)'"],
     "gloo+": ["expected the name of a backend in place of ''"],
     "gloo+mpi+null": ["expected two backends, as stripe(gloo,mpi)"],
-    "strip(gloo,mpi)": ["expected stripe(FIRST,SECOND), got 'strip(gloo,mpi)'"],
+    "strip(gloo,mpi)": ["expected stripe(FIRST,SECOND) or hier(INNER,OUTER), got 'strip(gloo,mpi)'"],
     "stripe(gloo,mpi": ["expected ')' at the end"],
     "stripe(gloo,mpi,0)": ["expected a share of 1 to 99 percent for gloo in place of '0'"],
     "stripe(gloo,mpi,67)": ["expected a backend", "brings its variants"],

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mcr_dl
 from mcr_dl import InvalidArgumentError, InvalidTypeError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 
 def document(*sizes: int, **more: Any) -> dict[str, Any]:

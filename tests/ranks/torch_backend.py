@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import mcr_dl
 from mcr_dl import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, NotInitializedError, UnsupportedError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 Tensors = list[torch.Tensor]
 

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.distributed.algorithms.model_averaging import averagers
 from torch.nn.parallel import DistributedDataParallel
 
-from ranks.expect import expect
+from mcr_dl.testing.expect import expect
 from ranks.torch_training import Results, batch, block, loss, weights, wide
 
 STEPS = 3

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 _TURNS = 60
 

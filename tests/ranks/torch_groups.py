@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import ErrorType
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 CPU = torch.device("cpu")
 

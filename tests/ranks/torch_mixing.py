@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
+from mcr_dl.testing.expect import expect
 from ranks import torch_fsdp, torch_tensors
-from ranks.expect import expect
 from ranks.torch_training import Results, batch, block, life, loss, same, weights, wide
 
 

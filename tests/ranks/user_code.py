@@ -20,8 +20,8 @@ import torch.distributed as dist
 import mcr_dl
 from mcr_dl import _C, BackendError, CollectiveTimeoutError
 from mcr_dl.passes import Compress, Fuse, PassedCall
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 from ranks.passes import Handler, chain
 
 LIMIT = timedelta(seconds=1)  # for calls in which a rank is missing

@@ -12,8 +12,8 @@ import torch
 
 import mcr_dl
 from mcr_dl import CollectiveTimeoutError
+from mcr_dl.testing.expect import expect
 from ranks import session
-from ranks.expect import expect
 
 
 def _next() -> int:

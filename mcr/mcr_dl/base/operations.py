@@ -49,6 +49,11 @@ def operations() -> list[str]:
     return list(table())
 
 
+def frequent() -> list[str]:
+    """The operations that carry most of a training's data: their asynchronous calls are measured too."""
+    return [row["name"] for row in _C.ops() if row["compressible"] and not row["peer"]]
+
+
 def operation_of(name: str) -> Operation:
     """An operation's properties; InvalidArgumentError lists the known operations if there is none of that name."""
     known = table()
@@ -56,6 +61,11 @@ def operation_of(name: str) -> Operation:
         message = f"operation: expected one of {', '.join(known)}, got {name!r}"
         raise InvalidArgumentError(message)
     return known[name]
+
+
+def dtype_class(operation: str, dtype: str) -> str:
+    """The class of element types whose curves apply: "any" for operations that only move data."""
+    return _C.dtype_class(dtype) if operation_of(operation).reduces else "any"
 
 
 # Bus bandwidth over algorithm bandwidth on n ranks, by the op table's words. Source: nccl-tests, PERFORMANCE.md and

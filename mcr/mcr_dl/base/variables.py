@@ -23,26 +23,28 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable(
         "MCR_DL_BACKENDS",
-        "the backends where the program names none, or `mcr`: `mpi,gloo`, or in a shell with quotes "
-        "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: `mpi`, `nccl` and `gloo` as far as all ranks can use them",
+        "the backends if the program names none, or `mcr`: `mpi,gloo`, or in a shell with quotes "
+        "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: those of `mpi`, `nccl`, `gloo` and `shm` that all ranks can "
+        "use",
         "integrations.md#which-backends-start",
     ),
     Variable(
         "MCR_DL_MPI_LIB",
-        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; MPI must start then",
+        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; it is an error if MPI "
+        "cannot start",
         "integrations.md#which-backends-start",
     ),
     Variable("MCR_DL_MPI_THREAD_LEVEL", "`serialized` (default) or `multiple`", "architecture.md"),
-    Variable("MCR_DL_NCCL_LIB", "the NCCL library: a path; NCCL must start then", "nccl.md"),
+    Variable("MCR_DL_NCCL_LIB", "the NCCL library: a path; it is an error if NCCL cannot start", "nccl.md"),
     Variable(
         "MCR_DL_NCCL_LANES",
-        "communicators of NCCL per group, 1 (default) to 8; that of the group's first rank counts",
+        "communicators of NCCL per group, 1 (default) to 8; the value of the group's first rank applies",
         "nccl.md",
     ),
     Variable(
         "MCR_DL_SHM_BYTES",
-        "bytes of shared memory that a group of `shm` may use at most, 67108864 by default; that of the group's first "
-        "rank counts",
+        "the most bytes of shared memory for a group of `shm`, 67108864 by default; the value of the group's first "
+        "rank applies",
         "shm.md#memory",
     ),
     Variable(
@@ -60,25 +62,23 @@ VARIABLES = (
     Variable(
         "MCR_DL_STAGING_CHUNK", "bytes of a piece of a staged device tensor, or `off`; equal on all ranks", "devices.md"
     ),
-    Variable("MCR_DL_TUNING_TABLE", "the tuning table that `auto` goes by, or `none`", "tuning.md"),
-    Variable("MCR_DL_TUNE", "rules that overrule the table: `all_reduce:0-64k:mpi#all_to_all:*:gloo`", "tuning.md"),
+    Variable("MCR_DL_TUNING_TABLE", "the tuning table that `auto` uses, or `none`", "tuning.md"),
+    Variable("MCR_DL_TUNE", "rules that override the table: `all_reduce:0-64k:mpi#all_to_all:*:gloo`", "tuning.md"),
     Variable(
         "MCR_DL_TOPOLOGY",
-        "a file with the dimensions that the ranks lie in; equal on all ranks; default: found from their hosts",
+        "a file with the dimensions of the job's ranks; equal on all ranks; by default derived from their hosts",
         "topology.md",
     ),
-    Variable(
-        "MCR_DL_PASSES", "the passes of every group, where `init_process_group` is given none: `log,fuse`", "passes.md"
-    ),
+    Variable("MCR_DL_PASSES", "the passes of every group if `init_process_group` gets none: `log,fuse`", "passes.md"),
     Variable(
         "MCR_DL_TRACE",
         "a folder: log all groups, and write each rank's trace there when the runtime ends",
         "logging.md",
     ),
-    Variable("MCR_DL_DEBUG", "`detail`: compare all calls over the ranks; equal on all ranks", "reliability.md"),
+    Variable("MCR_DL_DEBUG", "`detail`: compare all calls across the ranks; equal on all ranks", "reliability.md"),
     Variable(
         "MCR_DL_DUMP_DIR",
-        "a folder: what each rank knows when a call fails, for `mcr-trace diagnose`",
+        "a folder: each rank writes a dump there when a call fails, for `mcr-trace diagnose`",
         "reliability.md#dumps",
     ),
 )

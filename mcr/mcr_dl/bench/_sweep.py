@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from mcr_dl import _C
 from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.base.operations import operation_of
-from mcr_dl.bench.cases import Case, Prepared, message_size, prepare
 from mcr_dl.bench.mix import Part
-from mcr_dl.bench.timing import Statistics, TorchControl, measure
+from mcr_dl.measure.cases import Case, Prepared, message_size, prepare
+from mcr_dl.measure.timing import Statistics, TorchControl, measure
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of
-from mcr_dl.bench import devices, report
+from mcr_dl.bench import report
 from mcr_dl.bench._sweep import Row, Settings, points, sweep
-from mcr_dl.bench.cases import candidates, differs
 from mcr_dl.bench.mix import MixResult, parse_mix, run_mix
 from mcr_dl.bench.ranks import bind, launched, run_local
-from mcr_dl.bench.timing import TorchControl
 from mcr_dl.commands.arguments import (
     INTERRUPTED,
     STDOUT,
@@ -45,6 +43,9 @@ from mcr_dl.commands.arguments import (
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
+from mcr_dl.measure import devices
+from mcr_dl.measure.cases import candidates, differs
+from mcr_dl.measure.timing import TorchControl
 
 _PROGRAM = "mcr-bench"
 _WRONG = 1

@@ -12,9 +12,9 @@ from itertools import pairwise
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import operations
-from mcr_dl.bench.cases import Case, Prepared, prepare
-from mcr_dl.bench.timing import Statistics, TorchControl, measure
 from mcr_dl.commands.sizes import parse_size, size_text
+from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.timing import Statistics, TorchControl, measure
 
 
 @dataclass(frozen=True)

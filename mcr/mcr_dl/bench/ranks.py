@@ -21,6 +21,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, Sub
 
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.bench._rank import die_with
+
+__all__ = ["LocalRanks", "bind", "die_with", "environments", "launched", "orderly_end", "run_local"]
 
 _GRACE_SECONDS = 5.0  # for the other ranks after one has failed
 _POLL_SECONDS = 0.05
@@ -51,7 +54,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, str]]:
+def environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, str]]:
     """The variables that torchrun sets, for each rank; one computing thread each unless the user says otherwise."""
     common = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -221,7 +224,7 @@ def run_local(
             "mcr-ranks",
             sys.executable,
             dict.fromkeys(range(ranks), arguments),
-            _environments(ranks, environment or {}),
+            environments(ranks, environment or {}),
             logs,
         )
     assert isinstance(context, SubprocessContext)

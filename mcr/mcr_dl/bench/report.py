@@ -20,13 +20,13 @@ from rich.text import Text
 
 from mcr_dl import _C
 from mcr_dl.base.operations import bandwidths, operation_of
-from mcr_dl.bench import devices
 from mcr_dl.bench._sweep import Row, Settings
 from mcr_dl.bench.mix import MixResult
-from mcr_dl.bench.timing import Statistics
 from mcr_dl.commands.console import Console
 from mcr_dl.commands.sizes import size_text
 from mcr_dl.commands.text import colours
+from mcr_dl.measure import devices
+from mcr_dl.measure.timing import Statistics
 from mcr_dl.tables.host import host
 
 _WIDTH = 120

@@ -27,3 +27,9 @@ def size_text(nbytes: int) -> str:
         if nbytes >= scale and nbytes % scale == 0:
             return f"{nbytes // scale}{unit}"
     return str(nbytes)
+
+
+def short_size_text(nbytes: int) -> str:
+    """Bytes with a unit and at most three digits: 4, 1K, 12.8K, 977K."""
+    unit = max((name for name in _UNITS if nbytes >= 0.976 * _UNITS[name]), default="", key=lambda name: _UNITS[name])
+    return f"{nbytes / _UNITS[unit]:.3g}{unit}"

@@ -1,29 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of sizes, times and candidates in all views of a tuning table."""
+"""The format of times and candidates in reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_UNITS = ("", "K", "M", "G", "T")
 # Okabe and Ito's colors, which most color-blind people can distinguish, without their yellow and black.
 _PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#808080")
-
-
-def size_text(nbytes: int) -> str:
-    """Bytes with a binary unit if it divides them: 4, 1K, 3M; 1000 stays 1000."""
-    unit = 0
-    while nbytes and nbytes % 1024 == 0 and unit + 1 < len(_UNITS):
-        nbytes, unit = nbytes // 1024, unit + 1
-    return f"{nbytes}{_UNITS[unit]}"
-
-
-def short_size_text(nbytes: int) -> str:
-    """Bytes with a binary unit and at most three digits: 4, 1K, 12.8K, 977K."""
-    value, unit = float(nbytes), 0
-    while value >= 999.5 and unit + 1 < len(_UNITS):
-        value, unit = value / 1024, unit + 1
-    return f"{value:.3g}{_UNITS[unit]}"
 
 
 def time_text(microseconds: float) -> str:

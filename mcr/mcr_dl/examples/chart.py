@@ -8,12 +8,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl.examples.record import Record, Setting, speed, spread
+from mcr_dl.examples.record import Record, Setting, gains, share, speed, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
+COLORS = {"gloo": "#d98032", "mpi": "#3572b0", "shm": "#b5485d", "mixed": "#3a8f5c", "auto": "#8a5aa8"}
 SHADES = (1.0, 0.55)  # by kind of operation
 INK = "#333333"
 
@@ -42,7 +42,8 @@ def draw(setting: Setting, records: Sequence[Record], path: Path) -> None:
         _draw_speed(left, setting, records)
         _draw_communication(middle, records)
         _draw_loss(right, setting, records)
-        figure.suptitle(setting.title, x=0.01, ha="left", fontsize=12)
+        lines = filter(None, (setting.title, gains(setting, records)))
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12)
         figure.tight_layout(rect=(0, 0, 1, 0.99))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
@@ -89,7 +90,7 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
     axes.set_xticks(range(len(records)), [record.mode for record in records])
     axes.set_ylim(0, highest * 1.12)
     axes.set_ylabel("ms per step in calls and waits, median")
-    axes.set_title("Communication")
+    axes.set_title(f"Communication: {share(records[0]):.0%} of a step on {records[0].mode}")
 
 
 def _draw_loss(axes: Axes, setting: Setting, records: Sequence[Record]) -> None:

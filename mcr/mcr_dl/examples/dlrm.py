@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a deep learning recommendation model with gloo, with MPI, with both at once, and with `auto`.
+"""Trains a deep learning recommendation model on single libraries, a mix of them, and `auto`.
 
     python -m mcr_dl.examples.dlrm --nproc 2          # starts its own ranks
     torchrun --nproc-per-node 2 -m mcr_dl.examples.dlrm
@@ -236,7 +236,7 @@ def run(options: Options) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
-    summary = "Train a recommendation model with gloo, with MPI, with both at once, and with auto."
+    summary = "Train a recommendation model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.dlrm", summary, steps=60)
     parser.add_argument("--batch", type=int, default=512, help="samples per step, all ranks together (default: 512)")
     parser.add_argument(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a dense, tensor-parallel language model on real text, with gloo, with MPI, with both at once, and with `auto`.
+"""Trains a dense, tensor-parallel language model on real text, on single libraries, a mix, and `auto`.
 
     python -m mcr_dl.examples.gpt --nproc 2          # starts its own ranks
     torchrun --nproc-per-node 4 -m mcr_dl.examples.gpt
@@ -234,7 +234,7 @@ def run(options: Options) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
-    summary = "Train a dense language model with gloo, with MPI, with both at once, and with auto."
+    summary = "Train a dense language model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.gpt", summary, steps=80)
     text.add_arguments(parser)
     parser.add_argument(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a mixture-of-experts language model on real text, with gloo, with MPI, with both at once, and with `auto`.
+"""Trains a mixture-of-experts language model on real text, on single libraries, a mix of them, and `auto`.
 
     python -m mcr_dl.examples.moe --nproc 2          # starts its own ranks
     torchrun --nproc-per-node 2 -m mcr_dl.examples.moe
     mpiexec -n 2 python -m mcr_dl.examples.moe
 
 One program holds four models, made from one seed and trained on the same text. They differ only in the backends that
-their collectives name: all on gloo, all on mpi, all_to_all on one and all_reduce on the other, or `auto`, which
-chooses by this machine's tuning table (`mcr-tune --quick`). They take turns of some steps, so that a disturbance of the
-machine affects all of them. The final losses must agree.
+their collectives name: all on gloo, all on mpi, all on shm, a mix (all_to_all on one backend and all_reduce on
+another), or `auto`, which chooses by measurements of this machine. They take turns of some steps, so that a disturbance
+of the machine affects all of them. The final losses must agree.
 
 With ``--codec bf16`` (or several codecs) the models are one on auto without compression and one for each codec, with
 all collectives of the training compressed; their losses must be close.
@@ -205,7 +205,7 @@ def run(options: Options) -> int:
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
-    summary = "Train a mixture-of-experts language model with gloo, with MPI, with both at once, and with auto."
+    summary = "Train a mixture-of-experts language model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.moe", summary, steps=120)
     text.add_arguments(parser)
     parser.add_argument(

@@ -69,7 +69,7 @@ def mlp(shape: Shape) -> nn.Sequential:
 
 @dataclass
 class Route:
-    """Where a gate sends its tokens.
+    """The destinations of a gate's tokens.
 
     ``slot`` and ``weight`` have one entry per (choice, token): the index in the experts' buffers, and the gate's
     confidence. Slot ``experts * slots`` is the bin for tokens that found their expert full.

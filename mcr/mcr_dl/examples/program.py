@@ -30,7 +30,7 @@ from mcr_dl.trace import cli
 from mcr_dl.trace.plot import plot
 from mcr_dl.trace.show import show
 
-BACKENDS = ("gloo", "mpi")
+LIBRARIES = ("gloo", "mpi", "shm")  # that the programs compare, as far as all ranks can use them
 SEED = 2023
 BUCKET_BYTES = 1 << 20
 WARM_UP = 20  # steps over which the learning rate rises
@@ -134,19 +134,30 @@ def sum_over_ranks(value: torch.Tensor) -> float:
 # ---- the modes
 
 
+def libraries() -> tuple[str, ...]:
+    """The compared libraries that this job has started. Raises WorkloadError if there are fewer than two."""
+    found = tuple(name for name in LIBRARIES if name in dist.get_backends())
+    if len(found) < 2:
+        started = ", ".join(dist.get_backends())
+        raise WorkloadError(
+            f"backends: expected two or more of {', '.join(LIBRARIES)}, got {started}: mcr-info says why"
+        )
+    return found
+
+
 def choose(
-    workload: Workload, groups: Mapping[str, Any], *, rounds: int = 3, repeats: int = 3
+    workload: Workload, groups: Mapping[str, Any], backends: Sequence[str], *, rounds: int = 3, repeats: int = 3
 ) -> tuple[mixes.Mix, dict[str, float]]:
     """The best mix of several backends for a step's communication, and the seconds of all mixes that were tried.
 
-    Operations are given to backends as a whole; if there is only one kind, its messages are cut over both.
+    Operations are given to backends as a whole; if there is only one kind, its messages are cut over the two fastest.
     """
-    plain = mixes.whole(workload.kinds, BACKENDS)
+    plain = mixes.whole(workload.kinds, backends)
     seconds = mixes.measure(workload.rehearse, plain, groups, rounds=rounds, repeats=repeats)
     tried = list(zip(plain, seconds, strict=True))
     if not any(mixes.uses_several(mix) for mix in plain):
         alone = {str(mix[workload.kinds[0]]): value for mix, value in tried}
-        cut = mixes.splits(workload.kinds, BACKENDS, alone)
+        cut = mixes.splits(workload.kinds, sorted(alone, key=lambda name: alone[name])[:2], alone)
         seconds = mixes.measure(workload.rehearse, cut, groups, rounds=rounds, repeats=repeats)
         tried += zip(cut, seconds, strict=True)
     best, _ = min((pair for pair in tried if mixes.uses_several(pair[0])), key=lambda pair: pair[1])
@@ -159,10 +170,11 @@ def usual_modes(
     """The modes. Measurements at the model's own sizes decide which backend carries what in the mixed mode."""
     if not workload.kinds:
         raise WorkloadError("expected 2 ranks or more: one rank has no other rank to communicate with")
-    mix, seconds = choose(workload, groups)
+    alone = libraries()
+    mix, seconds = choose(workload, groups, alone)
     report.show_choice(console, seconds, mixes.name_of(mix))
-    routes: dict[str, mixes.Mix] = {name: dict.fromkeys(workload.kinds, name) for name in (*BACKENDS, "auto")}
-    routes = {**{name: routes[name] for name in BACKENDS}, "mixed": mix, "auto": routes["auto"]}
+    routes: dict[str, mixes.Mix] = {name: dict.fromkeys(workload.kinds, name) for name in alone}
+    routes |= {"mixed": mix, "auto": dict.fromkeys(workload.kinds, "auto")}
     return {mode: Comm(route, groups=groups) for mode, route in routes.items()}, seconds
 
 
@@ -222,6 +234,8 @@ def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, fl
     records = [trainer.record.averaged() for trainer in trainers]
     limits = {"tolerance": workload.tolerance, "least_gain": workload.least_gain}
     problems = report.problems(setting, records, **limits)
+    if dist.explain("all_reduce", BUCKET_BYTES).table:  # without measurements, auto takes the first backend
+        problems += report.slower(setting, records)
     if rank == 0:
         report.show(console, setting, records)
         report.save(console, setting, records, options.json, options.chart)
@@ -310,7 +324,7 @@ class _Job(Generic[Given]):
 def _start_and_run(rank: int, job: _Job[Given]) -> None:
     """Run a rank that the program has started itself."""
     store = dist.TCPStore("localhost", job.port, timeout=timedelta(minutes=2))
-    dist.init_process_group(list(BACKENDS), store=store, rank=rank, world_size=job.ranks)
+    dist.init_process_group(store=store, rank=rank, world_size=job.ranks)
     status = job.run(job.options)
     dist.destroy_process_group()
     sys.exit(status)
@@ -323,12 +337,8 @@ def main(run: Callable[[Given], int], options: Given) -> int:
         run: the function of each rank, called once the runtime is up; importable from a module.
         options: the command line.
     """
-    for name, condition in dist.available_backends().items():
-        if name in BACKENDS and not condition.startswith("ok"):
-            print(f"{name} is needed here, and is {condition}", file=sys.stderr)
-            return 2
     if launcher.detect().launcher != "none":
-        dist.init_process_group(list(BACKENDS))
+        dist.init_process_group()
         status = run(options)
         dist.destroy_process_group()
         return status

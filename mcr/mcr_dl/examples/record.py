@@ -80,3 +80,32 @@ def spread(setting: Setting, record: Record) -> tuple[float, float]:
         return speeds[0], speeds[0]
     low, _, high = quantiles(speeds, n=4, method="inclusive")
     return low, high
+
+
+def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
+    """The speedup over another mode: median and quartiles over turns that ran next to each other."""
+    pairs = zip(turns(setting, record), turns(setting, base), strict=True)
+    ratios = [theirs / ours for ours, theirs in pairs]
+    if len(ratios) < 2:
+        return ratios[0], ratios[0], ratios[0]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    return middle, low, high
+
+
+def share(record: Record) -> float:
+    """The part of the median step that the program spends in calls and waits."""
+    return sum(map(record.communication_seconds, record.backends)) / median(record.step_seconds)
+
+
+def alone(records: Sequence[Record]) -> list[Record]:
+    """The modes that are one library."""
+    return [record for record in records if set(record.backends.values()) == {record.mode} != {"auto"}]
+
+
+def gains(setting: Setting, records: Sequence[Record]) -> str:
+    """How much faster ``auto`` trains than each library alone, in words; empty without such modes."""
+    auto = next((record for record in records if record.mode == "auto"), None)
+    if auto is None or not alone(records):
+        return ""
+    times = [f"{ratio(setting, auto, record)[0]:.2f} times {record.mode}'s" for record in alone(records)]
+    return f"auto trains at {', '.join(times)} speed"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
@@ -15,23 +15,15 @@ from rich.table import Table
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import chart as picture
-from mcr_dl.examples.record import Record, Setting, speed, spread, turns
+from mcr_dl.examples.record import Record, Setting, alone, gains, ratio, share, speed, spread, turns
+
+NOISE = 0.03  # the part of a speed by which equal modes may differ
 
 
 def console(*, quiet: bool) -> Console:
     """A rank's console; it prints nothing if quiet."""
     plain = Console()
     return Console(quiet=quiet, width=None if plain.is_terminal else 100)
-
-
-def ratio(setting: Setting, record: Record, base: Record) -> tuple[float, float, float]:
-    """The speedup over another mode: median and quartiles over turns that ran next to each other."""
-    pairs = zip(turns(setting, record), turns(setting, base), strict=True)
-    ratios = [theirs / ours for ours, theirs in pairs]
-    if len(ratios) < 2:
-        return ratios[0], ratios[0], ratios[0]
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
-    return middle, low, high
 
 
 def problems(setting: Setting, records: Sequence[Record], *, tolerance: float, least_gain: float) -> list[str]:
@@ -53,6 +45,24 @@ def problems(setting: Setting, records: Sequence[Record], *, tolerance: float, l
                 f"{record.loss_end:.3f}, less than {least_gain}; with more --steps it falls further"
             )
     return found
+
+
+def slower(setting: Setting, records: Sequence[Record]) -> list[str]:
+    """A problem if ``auto`` is slower than the fastest single library in three of four turns, by more than the noise.
+
+    Turns that ran next to each other are compared; fewer than four say nothing.
+    """
+    auto = next((record for record in records if record.mode == "auto"), None)
+    if auto is None or not alone(records) or len(turns(setting, auto)) < 4:
+        return []
+    best = max(alone(records), key=lambda record: speed(setting, record))
+    middle, low, high = ratio(setting, auto, best)
+    if high >= 1 - NOISE:
+        return []
+    return [
+        f"auto trains {middle:.2f} ({low:.2f} to {high:.2f}) times as fast as {best.mode}: measure the machine with "
+        f"mcr-tune, and if that does not help, report it"
+    ]
 
 
 # ---- the terminal
@@ -136,6 +146,10 @@ def show(console: Console, setting: Setting, records: Sequence[Record]) -> None:
         )
     console.print(table)
     console.print("Communication: time in calls and waits; what passes while the program computes is not counted.")
+    shares = ", ".join(f"{share(record):.0%} on {record.mode}" for record in records)
+    console.print(f"Its share of a step: {shares}.")
+    if gain := gains(setting, records):
+        console.say(f"{gain}.", style="bold")
 
 
 def show_verdict(

@@ -26,9 +26,10 @@ class P2POp:
     Args:
         op: isend or irecv, of mcr_dl or of torch.distributed.
         tensor: dense tensor to send or to receive into.
-        peer, group_peer: the peer as a global or as a group rank; give one of the two.
+        peer: the peer's global rank; give this or group_peer.
         group: group to work in; None: the default group.
         tag: number that matches a send with its receive.
+        group_peer: the peer's rank in the group; give this or peer.
         backend: as for isend.
     """
 

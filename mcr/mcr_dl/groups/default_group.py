@@ -38,17 +38,20 @@ def init_process_group(
 
     Args:
         backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
-            nccl and gloo where all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
+            nccl, gloo and shm where all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else
+            auto.
         init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
-        world_size, rank: for programs without a launcher; both or none.
+        world_size: the number of ranks, for programs without a launcher; give rank too.
+        rank: this process's rank, for programs without a launcher; give world_size too.
         store: a torch store that all ranks can reach; give rank and world_size with it.
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
         pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` is used: it gives the
             streams of asynchronous calls high priority. Or ``mcr_dl.Options``, of which ``uniform`` is used.
         tuning_table: the file that ``auto`` uses, or ``"none"``; by default the one in ``MCR_DL_TUNING_TABLE``, else
-            this machine's in the user's cache, else a shipped one for such a machine. Rank 0's applies to all ranks.
+            this machine's in the user's cache. Rank 0's applies to all ranks. If none is named and the cache has no
+            measurements of this scale, the ranks measure for up to three seconds.
         passes: the passes of this and every later group, as for ``set_passes``; by default those in
             ``MCR_DL_PASSES``.
 

@@ -22,7 +22,7 @@ from mcr_dl.base.errors import (
     DesyncError,
     InvalidArgumentError,
 )
-from mcr_dl.groups import factory
+from mcr_dl.groups import factory, first_start
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import communicators, core_groups, devices, dimensions, exit_steps, meeting, startup, state
@@ -120,13 +120,14 @@ def _make_world(current: state.State) -> _C.Group:
     world = _C.Group("default", list(range(launch.size)), launch.rank, current.timeout, max(current.device, 0))
     _connect_world(world, current)
     core_groups.equip(world, current.backends)
-    factory.add_passes(world)
     if launch.size > 1:
         store = torch_dist.PrefixStore("init", current.store)
         decide = choice.common_candidates
         common = agreement.agree(store, launch.rank, launch.size, "candidates", world.candidates, decide)
         current.candidates = common
         choice.keep_candidates(world, common)
+        first_start.measure(world, store)
+    factory.add_passes(world)
     if current.knowledge is not None:
         choice.check_rules(current.knowledge, world.candidates)
     factory.add_dimensions(world)

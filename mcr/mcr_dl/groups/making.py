@@ -19,7 +19,7 @@ from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.groups import factory, torch_groups
 from mcr_dl.groups.queries import get_process_group_ranks, get_world_size
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import handles, state
+from mcr_dl.runtime import handles, lines, state
 
 
 def _check_ranks(ranks: Iterable[int], size: int) -> list[int]:
@@ -81,7 +81,7 @@ def new_group(
     current = state.current()
     if backend is None and isinstance(pg_options, _C.Options):
         backend = pg_options.backends or None
-    names = ([] if backend is None else registry.parse_for_group(backend)) or list(current.backends)
+    names = [] if backend is None else registry.parse_for_group(backend)
     limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
         return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit, pg_options)
@@ -95,6 +95,7 @@ def new_group(
         name = f"{group_desc or 'group'}-{current.groups_made}"
     if current.launch.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
+    names = names or lines.that_fit(current.backends, members)
     return torch_groups.publish(factory.make_group(name, members, names, limit), pg_options)
 
 
@@ -191,12 +192,13 @@ def split_group(
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size())
     made = state.current().count(f"split {parent.name()}")
-    names = ([] if backend is None else registry.parse_for_group(backend)) or list(parent.backends)
+    names = [] if backend is None else registry.parse_for_group(backend)
     limit = parent.timeout if timeout is None else _C.timeout(timeout)
     result = None
     for index, part in enumerate(split_ranks):
         if parent.rank() in part:
             name = f"{group_desc or parent.name()}/split-{made}-{index}"
             members = [parent.ranks[rank] for rank in sorted(part)]
-            result = torch_groups.publish(factory.make_group(name, members, names, limit), pg_options, parent)
+            fitting = names or lines.that_fit(parent.backends, members)
+            result = torch_groups.publish(factory.make_group(name, members, fitting, limit), pg_options, parent)
     return result

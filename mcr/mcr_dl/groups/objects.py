@@ -22,7 +22,7 @@ _Group = handles.Group
 
 
 def _device(group: _Group) -> torch.device:
-    """Where the group can move bytes: on the host, unless all of its backends need device memory."""
+    """The device for the bytes of objects: the host, unless all backends of the group need device memory."""
     members = handles.core_group(group)
     if all(members._streams(name) == "cuda" for name in members.backends):
         return torch.device("cuda", state.current().device)

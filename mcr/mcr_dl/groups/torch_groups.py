@@ -18,7 +18,7 @@ from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
 from mcr_dl.groups import factory, lifecycle, objects
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
-from mcr_dl.runtime import changes, core_groups, state
+from mcr_dl.runtime import changes, core_groups, lines, state
 
 _expected: _C.Group | None = None  # the group behind the process group that torch is making now
 
@@ -183,7 +183,7 @@ def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
         return group
     if not ranks:
         return _default_group(options)
-    names = registry.parse_for_group(wanted) if wanted else list(state.current().backends)
+    names = registry.parse_for_group(wanted) if wanted else lines.that_fit(state.current().backends, ranks)
     group = factory.make_group(f"torch/{options.group_id}", ranks, names, options.timeout)
     _agree_on_form(group, pg_options)
     return group
@@ -220,9 +220,10 @@ def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta,
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
     turn = state.current().count(f"torch split {parent.group_name} {name}")
     members = [parent.ranks[rank] for rank in ranks]
-    group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, parent.backends, timeout)
+    names = lines.that_fit(parent.backends, members)
+    group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
-    return _C.TorchBackend(group, list(parent.backends))
+    return _C.TorchBackend(group, list(group.backends))
 
 
 def monitored_barrier(group: _C.Group, timeout: timedelta, wait_all_ranks: bool) -> None:

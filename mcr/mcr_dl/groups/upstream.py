@@ -47,7 +47,8 @@ def init_distributed(
         init_method: a torch rendezvous URL; by default the launcher's environment.
         dist_init_required: False: it must already run.
         config: for mcr_dl: the argument of ``mcr_dl.configure``, such as ``{"comms_logger": {"enabled": True}}``.
-        rank, world_size: for programs without a launcher; both or none.
+        rank: this process's rank, for programs without a launcher; give world_size too.
+        world_size: the number of ranks, for programs without a launcher; give rank too.
         use_mcr_dl: which of the two to start; ``get_distributed_engine`` returns it from now on.
 
     Raises:

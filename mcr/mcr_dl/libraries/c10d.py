@@ -46,7 +46,7 @@ class TorchLibrary(Library):
         return None if "cpu" in devices else f"torch's {self.name!r} is for {', '.join(devices)}, not for cpu"
 
     def exists(self) -> bool:
-        """Those that cannot be used here are not listed."""
+        """Return whether the backend is listed: only if it can be used here."""
         return self.unavailable() is None
 
     def locate(self) -> tuple[str, str]:

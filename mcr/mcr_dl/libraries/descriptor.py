@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Python knows of one backend: how its library is found, what it serves, its defaults."""
+"""The description of one backend for Python: how its library is found, its devices, its defaults."""
 
 from __future__ import annotations
 
@@ -68,6 +68,10 @@ class Library:
         Raises BackendUnavailableError with the reason if there is none.
         """
         return module_path(self.name), ""
+
+    def domain(self) -> str:
+        """Identify the set of processes that the library can connect with this one; empty: those of the whole job."""
+        return ""
 
     def require_launcher(self, size: int) -> None:
         """Raise BackendUnavailableError if the library cannot start ``size`` ranks under this launcher."""

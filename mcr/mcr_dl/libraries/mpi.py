@@ -284,7 +284,7 @@ def _candidates() -> Iterator[MpiLibrary]:
 
 
 def _of_the_system(name: str) -> str | None:
-    """Where the loader finds a library by its short name (``mpi``) or its file name: in LD_LIBRARY_PATH or its cache.
+    """Find a library as the loader does, by its short name (``mpi``) or file name: in LD_LIBRARY_PATH or its cache.
 
     ctypes.util.find_library also asks the compilers and linkers that PATH happens to name.
     """

@@ -155,7 +155,7 @@ class Nccl(Library):
             return False
 
     def needs_own_device(self) -> bool:
-        """NCCL refuses ranks that share a device, unless a variable says otherwise."""
+        """NCCL refuses ranks that share a device, unless a variable allows it."""
         return os.environ.get(_SHARE) != "1" and _HOST not in os.environ
 
     def share_device(self, rank: int) -> None:

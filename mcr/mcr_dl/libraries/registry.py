@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
-from mcr_dl.libraries import c10d, mpi, nccl, null
+from mcr_dl.libraries import c10d, mpi, nccl, null, shm
 from mcr_dl.libraries.descriptor import MODULES, Library
 
 ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
 # The descriptors of the backends that are more than a module, in order of preference.
-DESCRIBED: tuple[Library, ...] = (mpi.LIBRARY, nccl.LIBRARY, c10d.GLOO, c10d.FAKE, null.LIBRARY)
-_COMMA = re.compile(r",(?![^()]*\))")  # outside of parentheses
+DESCRIBED: tuple[Library, ...] = (mpi.LIBRARY, nccl.LIBRARY, c10d.GLOO, shm.LIBRARY, c10d.FAKE, null.LIBRARY)
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Condition:
     problem: str = ""
     absent: bool = False  # the machine has no such library or device, which is normal
     asked: bool = False  # the environment names the library
+    domain: str = ""  # as in Library.domain()
 
 
 class _ThirdParty(Library):
@@ -95,12 +94,14 @@ def is_known(name: str) -> bool:
 
 
 def unknown_in(name: str) -> str:
-    """The first backend in a candidate's name that this installation does not know; empty if it knows all of them.
+    """The first backend in a candidate's name that this installation does not have; empty if it has all of them.
 
     Also called by the C++ core, to tell a typo from a forgotten ``init``.
     """
     candidate, known = _C.Candidate(name), known_names()
-    return next((part for part in candidate.parts or [candidate.backend] if part not in known), "")
+    if not candidate.parts:
+        return "" if candidate.backend in known else candidate.backend
+    return next(filter(None, map(unknown_in, candidate.parts)), "")
 
 
 def require_candidate(text: str, source: str) -> _C.Candidate:
@@ -135,30 +136,46 @@ def require_backend(text: str, source: str) -> str:
 
 def split_names(text: str) -> list[str]:
     """Split a list such as ``"mpi,gloo,stripe(gloo,mpi)"`` into names; commas in parentheses belong to a name."""
-    return _COMMA.split(text)
+    return _C.split_names(text)
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """``("gloo", "mpi")`` for "stripe(gloo,mpi)", which cuts messages over the two; nothing for other backends."""
-    return tuple(_C.Candidate(name).parts)
+    """The backends that a backend is made of, and those that these are made of, each after its own; else nothing.
+
+    ``("gloo", "mpi")`` for "stripe(gloo,mpi)", which cuts messages over the two.
+    """
+    return tuple(dict.fromkeys(each for part in _C.Candidate(name).parts for each in (*parts_of(part), part)))
+
+
+def is_hierarchical(name: str) -> bool:
+    """Whether the backend has a part for each dimension of a topology, as "hier(shm,mpi)"."""
+    return _C.Candidate(name).hierarchical
+
+
+def _needed(name: str) -> tuple[str, ...]:
+    """The parts whose communicators of the whole group the backend uses: of a hierarchy only the outermost."""
+    return tuple(_C.Candidate(name).parts[-1:]) if is_hierarchical(name) else parts_of(name)
 
 
 def with_parts(names: Iterable[str]) -> list[str]:
     """Add the backends that these need: the two parts of "stripe(gloo,mpi)" come before it."""
-    candidates = map(_C.Candidate, names)
-    return list(dict.fromkeys(each for found in candidates for each in (*found.parts, found.backend)))
+    backends = [_C.Candidate(name).backend for name in names]
+    return list(dict.fromkeys(each for name in backends for each in (*parts_of(name), name)))
 
 
 def load(name: str) -> str:
-    """Load the backend's module and return its path; "" for a backend that is made of two others.
+    """Load the backend's module and return its path; "" for a backend that is made of others.
 
     Raises InvalidArgumentError for an unknown name and BackendUnavailableError, with the reason, if it cannot be used.
     """
     name = require_backend(name, "backend")
-    if parts := parts_of(name):
+    if parts := _C.Candidate(name).parts:
         for part in parts:
             load(part)
-        _C.add_striped(*parts)
+        if is_hierarchical(name):
+            _C.add_hierarchy(parts)
+        else:
+            _C.add_striped(*parts)
         return ""
     try:
         path, library = describe(name).locate()
@@ -207,11 +224,13 @@ def _parse_name(part: object, source: str, backend: object) -> str:
 
 
 def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
-    """As ``parse_backends``, for a new group: the two parts of "stripe(gloo,mpi)" must come before it."""
+    """As ``parse_backends``, for a new group: the parts of "stripe(gloo,mpi)" and the last one of "hier(shm,mpi)" must
+    come before it."""
     names = parse_backends(backend)
     for place, name in enumerate(names):
-        for missing in sorted(set(parts_of(name)) - set(names[:place])):
-            message = f"backend: {name!r} cuts messages over two of the group's: expected {missing!r} before it"
+        for missing in sorted(set(_needed(name)) - set(names[:place])):
+            use = "uses one across its lines," if is_hierarchical(name) else "cuts messages over two"
+            message = f"backend: {name!r} {use} of the group's: expected {missing!r} before it"
             raise InvalidArgumentError(f"{message}, got {', '.join(names)}")
     return names
 
@@ -233,7 +252,7 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
         return Condition(problem=f"backend '{name}' is unavailable: {error}", asked=asked)
     if not named and library.is_stand_in():
         return Condition(problem="only the tests' library is there", absent=True)
-    return Condition(library=_C.backend_status()[name], asked=asked)
+    return Condition(library=_C.backend_status()[name], asked=asked, domain=library.domain())
 
 
 def usable() -> list[str]:

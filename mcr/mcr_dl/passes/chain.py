@@ -34,7 +34,8 @@ class Specification(Protocol):
     """An entry for ``set_passes``: a pass with its options, not yet bound to a group."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in ``get_passes`` and in errors."""
 
     def terms(self) -> dict[str, Any]:
         """The terms that must be equal on all ranks, in JSON's types."""

@@ -45,8 +45,13 @@ def forget() -> None:
 
 
 def forget_group(group: _C.Group) -> None:
-    """As ``forget``, for one group and the groups that its passes use."""
+    """As ``forget``, for one group and the groups that its passes and candidates use."""
     watch.compare()
+    _close(group.name())
+
+
+def _close(name: str) -> None:
     current = state.current()
-    for name in [*current.shadows.pop(group.name(), []), group.name()]:
-        current.groups.pop(name)._close()
+    for each in current.shadows.pop(name, []):
+        _close(each)
+    current.groups.pop(name)._close()

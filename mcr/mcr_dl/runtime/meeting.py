@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the ranks meet: the store of a launch, for ``init_process_group`` and for torch's ``env://``."""
+"""The meeting point of the ranks: the store of a launch, for ``init_process_group`` and for torch's ``env://``."""
 
 from __future__ import annotations
 

@@ -49,11 +49,14 @@ def _decide(values: list[_Answer]) -> _Answer:
     backends, asked, left_out = [], [], []
     for name in values[0]["conditions"]:
         conditions = [value["conditions"][name] for value in values]
+        requested = named or any(condition["asked"] for condition in conditions)
+        if not requested and len({condition["domain"] for condition in conditions if condition["library"]}) > 1:
+            continue  # a backend of one host in a job of several, which is normal
         libraries = [condition["library"] for condition in conditions]
         if named and all(libraries):
             agreement.require_equal(f"backend '{name}'", libraries)
         problem = _difference(name, libraries) if all(libraries) else problem_of([c["problem"] for c in conditions])
-        if named or any(condition["asked"] for condition in conditions):
+        if requested:
             asked.append(name)
             if problem:
                 return {"failed": problem}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuning tables, and what ``auto`` knows of them."""
+"""Tuning tables, and the knowledge that ``auto`` takes from them."""

@@ -26,19 +26,17 @@ _TYPES = {
 }
 
 
-def data_folders() -> list[Path]:
-    """Folders of the checkout's ``tuning/``: it is installed next to the compiled modules."""
-    return [Path(_C.__file__).parent / "tuning"]
-
-
 @cache
 def schema() -> dict[str, Any]:
-    """The schema as a JSON document. FileNotFoundError if the installation lacks it."""
-    for folder in data_folders():
-        if (folder / "schema.json").exists():
-            document: dict[str, Any] = documents.read(folder / "schema.json", "tuning/schema.json", limit=documents.MIB)
-            return document
-    raise FileNotFoundError(f"mcr_dl is not installed completely: no schema.json in {data_folders()}")
+    """The schema as a JSON document, from the checkout's ``tuning/``, which is installed next to the compiled modules.
+
+    FileNotFoundError if the installation lacks it.
+    """
+    path = Path(_C.__file__).parent / "tuning" / "schema.json"
+    if not path.exists():
+        raise FileNotFoundError(f"mcr_dl is not installed completely: no {path}")
+    document: dict[str, Any] = documents.read(path, "tuning/schema.json", limit=documents.MIB)
+    return document
 
 
 @cache
@@ -145,8 +143,8 @@ def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
     for index, winner in enumerate(scale["winners"]):
         yield _misspelt(winner["ranges"], f"{where}.winners[{index}].ranges")
     curves = [{**row, "candidate": _C.canonical(row["candidate"])} for row in scale["curves"]]
-    yield _twice(curves, ("operation", "dtype_class", "candidate", "codec"), f"{where}.curves")
-    yield _twice(scale["winners"], ("operation", "dtype_class"), f"{where}.winners")
+    yield _twice(curves, ("operation", "dtype_class", "candidate", "codec", "async_op"), f"{where}.curves")
+    yield _twice(scale["winners"], ("operation", "dtype_class", "async_op"), f"{where}.winners")
     for index, curve in enumerate(scale["curves"]):
         numbers = [sample["bytes"] for sample in curve["samples"]]
         yield _not_ascending(numbers, f"{where}.curves[{index}].samples", "bytes")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,12 @@ from mcr_dl.tables import rules
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import LARGEST, Scale, Table, default_path
+from mcr_dl.tables.winners import cost_of
 
 VARIABLE = "MCR_DL_TUNING_TABLE"
+SECONDS = 3.0
+"""How long a job may measure when it starts without measurements of its scale."""
 _log = logging.getLogger("mcr_dl")
-_UNIT = 65536  # costs are log2 of nanoseconds in this unit
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Knowledge:
     """The agreed table and rules, equal on all ranks.
 
     ``nodes`` has each global rank's node number, ``crowded`` whether that node has more ranks than cores for them.
+    ``seconds``: how long the ranks may measure a scale that has no measurements; 0: not at all.
     """
 
     source: str
@@ -57,6 +59,21 @@ class Knowledge:
     scales: list[dict[str, Any]] = field(default_factory=list)
     rules: list[rules.Rule] = field(default_factory=list)
     rules_text: str = ""
+    seconds: float = 0.0
+
+    def measured(self, shape: Shape, candidates: set[str]) -> bool:
+        """Whether the table has host measurements of this shape: those of mcr-tune, or quick ones of all candidates."""
+        return any(
+            (each["device"], each["ranks"], each["nodes"]) == ("cpu", shape.ranks, shape.nodes)
+            and (not each["quick"] or candidates <= set(each["candidates"]))
+            for each in self.scales
+        )
+
+    def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
+        """This knowledge with a measured scale, in place of an older one of its shape."""
+        where = ("ranks", "nodes", "device")
+        kept = [each for each in self.scales if any(each[key] != scale[key] for key in where)]
+        return replace(self, scales=[*kept, scale], source=self.source or source)
 
     def shape(self, ranks: list[int]) -> Shape:
         """The shape of a group of global ranks."""
@@ -115,20 +132,22 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
     """Rank 0's table. A broken table is an error if it was named, and a warning if it was found in the cache."""
     if _named(argument) == "none":
         return None
-    own = _own_file(argument)
+    path = _own_file(argument)
+    if path is None:
+        return None
     try:
-        path = own or files.shipped_for(host().fingerprint)
-        if path is None:
-            return None
         table = files.read(path)
     except InvalidArgumentError as error:
         if _named(argument):
             raise
         _log.warning("%s; going on without a tuning table", error)
         return None
-    if own is None:
-        return table
-    for problem in files.check(table, host(), software(libraries)):
+    running = software(libraries)
+    if not _named(argument) and files.outdated(table, host(), running):
+        table = replace(table, scales=tuple(each for each in table.scales if not each.quick))
+        if not table.scales:
+            return None  # it will be measured again
+    for problem in files.check(table, host(), running):
         _log.warning("%s", problem)
     return table
 
@@ -139,19 +158,21 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
 def costs_of(scale: Scale) -> dict[str, Any]:
     """A scale in the form of ``Knowledge``, in JSON's types."""
     known = _C.operations()
-    curves: dict[bool, list[list[Any]]] = {False: [], True: []}  # keyed by whether they are of codecs
+    curves: dict[str, list[list[Any]]] = {"curves": [], "asynchronous": [], "codecs": []}
     for curve in scale.curves:
         if curve.operation in known:
             whose = [curve.operation, curve.dtype_class, curve.candidate, *([curve.codec] if curve.codec else ())]
-            points = [(s.bytes, round(math.log2(max(s.median_us, 0.001) * 1000) * _UNIT)) for s in curve.samples]
-            curves[bool(curve.codec)].append([*whose, points])
+            points = [(s.bytes, cost_of(scale.time_of(s))) for s in curve.samples]
+            kind = "codecs" if curve.codec else "asynchronous" if curve.async_op else "curves"
+            curves[kind].append([*whose, points])
     return {
         "ranks": scale.ranks,
         "nodes": scale.nodes,
         "device": scale.device,
         "name": scale.name,
-        "curves": curves[False],
-        "codecs": curves[True],
+        "quick": scale.quick,
+        "candidates": sorted(scale.candidates),
+        **curves,
     }
 
 
@@ -183,6 +204,7 @@ def decider(
             "crowded": launcher.crowded(hosts, [value["cores"] for value in values]),
             "scales": [] if table is None else [costs_of(scale) for scale in table.scales],
             "rules_text": text,
+            "seconds": 0.0 if _named(argument) else SECONDS,
         }
 
     return decide
@@ -227,7 +249,9 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
         if scale is None:
             continue
         costs += [
-            (operation, device, types, candidate, points) for operation, types, candidate, points in scale["curves"]
+            (operation, async_op, device, types, candidate, points)
+            for async_op, kind in ((False, "curves"), (True, "asynchronous"))
+            for operation, types, candidate, points in scale[kind]
         ]
         if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
             _say_nearest(shape, scale, group.rank())
@@ -240,4 +264,5 @@ _said: set[tuple[Shape, str]] = set()
 def _say_nearest(shape: Shape, scale: dict[str, Any], rank: int) -> None:
     if rank == 0 and (shape, scale["name"]) not in _said:
         _said.add((shape, scale["name"]))
-        _log.warning("tuning table: no measurements for %s; using those for %s", shape, scale["name"])
+        level = logging.INFO if scale["quick"] else logging.WARNING
+        _log.log(level, "tuning table: no measurements for %s; using those for %s", shape, scale["name"])

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from mcr_dl.tables.choice import Knowledge
 
 OPERATIONS = tuple(row["name"] for row in _C.ops() if row["compressible"] and not row["rooted"] and not row["peer"])
-"""Those that are measured with codecs, in which all ranks have equal parts; their curves stand for the vectored forms
-too."""
+"""The operations that are measured with codecs: all ranks have equal parts. Vectored forms use their curves too."""
 DTYPE = "float32"
 """Measured in place of all types that a codec takes."""
 SMALLEST = 64 << 10

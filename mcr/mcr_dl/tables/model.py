@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
@@ -28,6 +28,20 @@ def parts_of(label: str) -> tuple[str, str]:
     """Candidate and codec of a label; the codec is empty if it has none."""
     found = _C.Candidate(label)
     return found.name, found.codec
+
+
+class Subject(NamedTuple):
+    """The calls for which curves are compared: an operation, a class of element types, and whether it returns before
+    it is complete."""
+
+    operation: str
+    dtype_class: str
+    async_op: bool = False
+
+    def __str__(self) -> str:
+        """``all_reduce, float, asynchronous``; the class is left out where it holds for all types."""
+        types = "" if self.dtype_class == "any" else f", {self.dtype_class}"
+        return f"{self.operation}{types}" + (", asynchronous" if self.async_op else "")
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,12 @@ class Curve:
     candidate: str
     samples: tuple[Sample, ...]
     codec: str = ""
+    async_op: bool = False
+
+    @property
+    def subject(self) -> Subject:
+        """The calls that the curve holds for."""
+        return Subject(self.operation, self.dtype_class, self.async_op)
 
     @property
     def label(self) -> str:
@@ -81,6 +101,12 @@ class Winner:
     operation: str
     dtype_class: str
     ranges: tuple[Range, ...]
+    async_op: bool = False
+
+    @property
+    def subject(self) -> Subject:
+        """The calls that it holds for."""
+        return Subject(self.operation, self.dtype_class, self.async_op)
 
     def at(self, nbytes: int) -> str:
         """The candidate for a call of that many bytes."""
@@ -96,16 +122,25 @@ class Exclusion:
     candidate: str
     reason: str
     codec: str = ""
+    async_op: bool = False
 
     @property
     def label(self) -> str:
         """The excluded candidate: ``gloo``, ``gloo|bf16``."""
         return label_of(self.candidate, self.codec)
 
+    @property
+    def where(self) -> str:
+        """The calls from which it is excluded: ``all_reduce (float32, asynchronous)``."""
+        return f"{self.operation} ({self.dtype}{', asynchronous' if self.async_op else ''})"
+
 
 @dataclass(frozen=True)
 class Scale:
-    """All measurements with one number and layout of ranks. ``measured`` is an ISO time in UTC."""
+    """All measurements with one number and layout of ranks. ``measured`` is an ISO time in UTC.
+
+    ``quick``: a job measured it in a few seconds when it started (mcr_dl.measure.start).
+    """
 
     ranks: int
     nodes: int
@@ -115,11 +150,22 @@ class Scale:
     curves: tuple[Curve, ...] = ()
     winners: tuple[Winner, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
+    quick: bool = False
 
     @property
     def key(self) -> tuple[str, int, int, int]:
         """The key that identifies a scale; tables are sorted by it."""
         return self.device, self.ranks, self.nodes, self.ranks_per_node
+
+    def time_of(self, sample: Sample) -> float:
+        """The time that counts, in microseconds: the median; of the few quick samples the least."""
+        return sample.min_us if self.quick else sample.median_us
+
+    @property
+    def candidates(self) -> set[str]:
+        """The candidates that were measured or left out, without codecs."""
+        measured = {each.candidate for each in self.curves if not each.codec}
+        return measured | {each.candidate for each in self.excluded if not each.codec}
 
     @property
     def name(self) -> str:
@@ -127,18 +173,17 @@ class Scale:
         layout = f" ({self.nodes}x{self.ranks_per_node})" if self.nodes > 1 else ""
         return f"{self.ranks} ranks{layout}" + ("" if self.device == "cpu" else f", {self.device}")
 
-    def curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
-        """The curves of the candidates for one operation and class of element types, without codecs."""
-        return [each for each in self.all_curves_of(operation, dtype_class) if not each.codec]
+    def curves_of(self, subject: Subject) -> list[Curve]:
+        """The curves of the candidates for a subject, without codecs."""
+        return [each for each in self.all_curves_of(subject) if not each.codec]
 
-    def all_curves_of(self, operation: str, dtype_class: str) -> list[Curve]:
+    def all_curves_of(self, subject: Subject) -> list[Curve]:
         """As ``curves_of``, including the curves of compressed calls."""
-        return [each for each in self.curves if (each.operation, each.dtype_class) == (operation, dtype_class)]
+        return [each for each in self.curves if each.subject == subject]
 
-    def winner_of(self, operation: str, dtype_class: str) -> Winner | None:
-        """The winner of one operation and class of element types; None if no candidate was measured."""
-        found = (each for each in self.winners if (each.operation, each.dtype_class) == (operation, dtype_class))
-        return next(found, None)
+    def winner_of(self, subject: Subject) -> Winner | None:
+        """The winner of a subject; None if no candidate was measured."""
+        return next((each for each in self.winners if each.subject == subject), None)
 
 
 @dataclass(frozen=True)
@@ -167,14 +212,12 @@ class Table:
         return sorted(measured | chosen)
 
     @property
-    def rows(self) -> list[tuple[str, str]]:
-        """Pairs of operation and class of element types that have a curve or a winner, in the op table's order."""
-        found = {
-            (curve.operation, curve.dtype_class) for scale in self.scales for curve in scale.curves if not curve.codec
-        }
-        found |= {(winner.operation, winner.dtype_class) for scale in self.scales for winner in scale.winners}
+    def subjects(self) -> list[Subject]:
+        """All that have a curve or a winner, in the op table's order."""
+        found = {curve.subject for scale in self.scales for curve in scale.curves if not curve.codec}
+        found |= {winner.subject for scale in self.scales for winner in scale.winners}
         order = {name: index for index, name in enumerate(_C.operations())}
-        return sorted(found, key=lambda row: (order.get(row[0], len(order)), row))
+        return sorted(found, key=lambda each: (order.get(each.operation, len(order)), each))
 
     def scale(self, ranks: int | None = None, nodes: int | None = None, device: str | None = None) -> Scale:
         """The largest scale with these properties (None: any). InvalidArgumentError lists the existing ones."""
@@ -193,8 +236,9 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         names = (each.name for each in fields(value))
         pairs = [(name, getattr(value, name)) for name in names]
-        # A table without codecs keeps the form from before codecs existed.
-        return {_key(value, name): _plain(_number(name, each)) for name, each in pairs if (name, each) != ("codec", "")}
+        # Absent values keep the form from before these fields existed.
+        written = [pair for pair in pairs if pair not in (("codec", ""), ("quick", False), ("async_op", False))]
+        return {_key(value, name): _plain(_number(name, each)) for name, each in written}
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
@@ -235,6 +279,7 @@ def _scale(row: dict[str, Any]) -> Scale:
         curves=tuple(map(_curve, row["curves"])),
         winners=tuple(map(_winner, row["winners"])),
         excluded=tuple(Exclusion(**each) for each in row["excluded"]),
+        quick=row.get("quick", False),
     )
 
 

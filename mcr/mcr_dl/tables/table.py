@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +120,9 @@ def _cache() -> Path:
     return user_cache_path("mcr_dl")
 
 
-def shipped() -> list[Path]:
-    """The tables that are installed with the package (``tuning/tables/`` of the checkout), sorted by name."""
-    files = (file for folder in _schema.data_folders() for file in (folder / "tables").glob("*.json"))
-    return sorted({file.name: file for file in files}.values())
-
-
-def shipped_for(fingerprint: str) -> Path | None:
-    """The installed table that was measured on a machine with this fingerprint; the others are not checked."""
-    for file in shipped():
-        document = _load(file)
-        machine = document.get("host") if isinstance(document, dict) else None
-        if isinstance(machine, dict) and machine.get("fingerprint") == fingerprint:
-            return file
-    return None
+def now() -> str:
+    """The time in UTC, as in tables."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def merge(old: Table, scale: Scale) -> Table:
@@ -151,6 +141,11 @@ def _version_changes(measured: Software, running: Software) -> list[str]:
         for name, (there, here) in pairs.items()
         if there != here
     ]
+
+
+def outdated(table: Table, host: Host, software: Software) -> bool:
+    """Whether the table was measured on another kind of machine or with other versions."""
+    return table.host.fingerprint != host.fingerprint or bool(_version_changes(table.software, software))
 
 
 def _unknown_names(table: Table) -> list[str]:
@@ -200,7 +195,7 @@ __all__ = [
     "check",
     "default_path",
     "merge",
+    "now",
     "read",
-    "shipped",
     "write",
 ]

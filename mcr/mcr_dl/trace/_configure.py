@@ -124,8 +124,7 @@ def configure(
 
     Args:
         config: a dict ``{"comms_logger": {...}}`` or ``{"enabled": ..., ...}``, a JSON file with one of them (a
-        DeepSpeed
-            configuration), or DeepSpeed's config object.
+            DeepSpeed configuration), or DeepSpeed's config object.
         enabled: whether calls are recorded.
         prof_all: record all operations (the default); False: those in ``prof_ops``, by any of their public names.
         verbose: print a line for each call within a second of its end, on rank 0, to standard error.

@@ -23,18 +23,32 @@ _LONGEST = documents.MIB  # bytes of a line: the plan is the longest
 _MOST, _LATEST = 1 << 62, 1e15  # limits of numbers and microseconds, as in tuning/schema.json
 
 
+Key = tuple[str, str, bool]
+"""Operation, element type, and whether its calls are asynchronous."""
+
+
 @dataclass(frozen=True)
 class Unit:
-    """One operation with one element type at some sizes in bytes."""
+    """One operation with one element type, blocking or asynchronous, at some sizes in bytes."""
 
     operation: str
     dtype: str
     sizes: tuple[int, ...]
+    async_op: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """The key that identifies a unit."""
-        return self.operation, self.dtype
+        return self.operation, self.dtype, self.async_op
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """The key, as events have it: blocking calls are not marked."""
+        where: dict[str, Any] = {"operation": self.operation, "dtype": self.dtype}
+        return {**where, "async_op": True} if self.async_op else where
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.dtype}" + (" asynchronous" if self.async_op else "")
 
 
 @dataclass(frozen=True)
@@ -55,12 +69,16 @@ class Plan:
     def codecs_for(self, unit: Unit, nbytes: int) -> tuple[str, ...]:
         """The codecs that are measured on calls of a unit at one size."""
         able = unit.operation in codecs.OPERATIONS and unit.dtype == codecs.DTYPE and nbytes >= codecs.SMALLEST
-        return self.codecs if able else ()
+        return self.codecs if able and not unit.async_op else ()
 
     @property
     def points(self) -> int:
         """The number of sizes over all units."""
         return sum(len(unit.sizes) for unit in self.units)
+
+
+def _key(event: Mapping[str, Any]) -> Key:
+    return event["operation"], event["dtype"], event.get("async_op", False)
 
 
 @dataclass
@@ -69,9 +87,9 @@ class Progress:
 
     facts: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    excluded: list[dict[str, str]] = field(default_factory=list)
-    done: set[tuple[str, str]] = field(default_factory=set)
-    apart: set[tuple[str, str]] = field(default_factory=set)
+    excluded: list[dict[str, Any]] = field(default_factory=list)
+    done: set[Key] = field(default_factory=set)
+    apart: set[Key] = field(default_factory=set)
     step: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
@@ -86,22 +104,23 @@ class Progress:
         elif kind == "excluded":
             self.excluded.append(event)
         elif kind == "apart":
-            self.apart.add((event["operation"], event["dtype"]))
+            self.apart.add(_key(event))
         elif kind == "done":
-            self.done.add((event["operation"], event["dtype"]))
+            self.done.add(_key(event))
             self.step = None
 
-    def out(self, operation: str) -> set[str]:
-        """Candidates that are no longer tried on this operation."""
-        return {each["candidate"] for each in self.excluded if each["operation"] == operation}
+    def out(self, unit: Unit) -> set[str]:
+        """Candidates that are no longer tried on the unit's operation, in its form."""
+        operation, _, async_op = unit.key
+        return {each["candidate"] for each in self.excluded if _key(each)[::2] == (operation, async_op)}
 
-    def results(self, operation: str, dtype: str) -> list[dict[str, Any]]:
+    def results(self, unit: Unit) -> list[dict[str, Any]]:
         """The samples of one unit without those of excluded candidates; for each size, the last ones."""
-        gone = self.out(operation)
+        gone = self.out(unit)
         found = {
             (each["candidate"], each["bytes"]): each
             for each in self.samples
-            if (each["operation"], each["dtype"]) == (operation, dtype) and each["candidate"] not in gone
+            if _key(each) == unit.key and each["candidate"] not in gone
         }
         return [found[key] for key in sorted(found)]
 
@@ -138,7 +157,8 @@ def _is_event(value: Any) -> bool:
         and isinstance(candidates, list)
         and all(isinstance(each, str) for each in candidates)
         and (value["event"] != "step" or bool(candidates))
-        and (value["event"] != "excluded" or set(value) == {"event", *fields})
+        and (value["event"] != "excluded" or set(value) - {"async_op"} == {"event", *fields})
+        and type(value.get("async_op", False)) is bool
     )
 
 

@@ -17,20 +17,21 @@ from rich.table import Table as Grid
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
-from mcr_dl.bench import devices
+from mcr_dl.base.operations import frequent
 from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.commands.text import size_text
+from mcr_dl.commands.sizes import size_text
 from mcr_dl.libraries import registry
+from mcr_dl.measure import devices
 from mcr_dl.tables import codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.host import host, software
-from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.table import Scale, Table, now
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
-from mcr_dl.tuning.tuner import Tuner, now, scale_of
+from mcr_dl.tuning.tuner import Tuner, scale_of
 
 _PROGRAM = "mcr-tune"
 _USABLE = "all"
@@ -53,6 +54,7 @@ class _Settings:
     output: Path | None
     resume: bool
     quick: bool
+    async_op: bool
 
     def plan(self, ranks: int, backends: list[str]) -> Plan:
         """The plan of the measurements with this number of ranks."""
@@ -62,6 +64,8 @@ class _Settings:
             several = operation in reduces or operation.removesuffix("v") in reduces
             sizes = (0,) if operation == "barrier" else self.sizes
             units += [Unit(operation, dtype, sizes) for dtype in (self.dtypes if several else self.dtypes[:1])]
+            if self.async_op and operation in frequent():
+                units.append(Unit(operation, self.dtypes[0], sizes, async_op=True))
         given = (self.budget_seconds, self.confidence, self.device, self.codecs)
         plan = Plan(ranks, tuple(backends), tuple(units), *given)
         if self.codecs and not any(plan.codecs_for(unit, size) for unit in units for size in unit.sizes):
@@ -107,6 +111,11 @@ def parser() -> argparse.ArgumentParser:
         result.add_argument(name, type=arguments.checked(convert), default=default, metavar=meta, help=text)
 
     result.add_argument("--quick", action="store_true", help="fewer sizes and types and less time: under two minutes")
+    result.add_argument(
+        "--no-async",
+        action="store_true",
+        help=f"measure no asynchronous calls (otherwise {', '.join(frequent())}, of the first element type)",
+    )
     result.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
     add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (2)")
     add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (all)")
@@ -163,6 +172,7 @@ def _settings(given: argparse.Namespace) -> _Settings:
         output=None if given.output is None else Path(given.output),
         resume=given.resume,
         quick=quick,
+        async_op=not given.no_async,
     )
 
 
@@ -222,6 +232,10 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
 # ---- display
 
 
+def _unit(event: dict[str, Any]) -> Unit:
+    return Unit(event["operation"], event["dtype"], (), event.get("async_op", False))
+
+
 class _Display:
     """A bar on a terminal, a line per operation elsewhere; and a line for every candidate that is left out."""
 
@@ -246,35 +260,37 @@ class _Display:
         """Show one event of the run."""
         kind = event["event"]
         if kind == "step" and event["phase"] == "time":
-            point = (event["operation"], event["dtype"], event["bytes"])
-            text = f"{event['operation']} {event['dtype']} {size_text(event['bytes'])}"
+            unit = _unit(event)
+            point = (unit.key, event["bytes"])
+            text = f"{unit} {size_text(event['bytes'])}"
             self.bars.update(self.task, description=text, advance=0 if point in self._seen else 1)
             self._seen.add(point)
         elif kind == "excluded":
-            text = f"{event['candidate']} is left out of {event['operation']}: {event['reason']}"
+            text = f"{event['candidate']} is left out of {_unit(event)}: {event['reason']}"
             self.console.say(f"{_PROGRAM}: {text}", style="yellow")
         elif kind == "done" and not self.console.is_terminal:
-            self.console.say(f"{event['operation']} ({event['dtype']}): done")
+            self.console.say(f"{_unit(event)}: done")
 
 
 def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
     """The winners, in one table."""
     grid = Grid(title=f"{scale.name}, {scale.device}: the cheapest by message size", title_justify="left")
-    for name in ("operation", "types", "from 0, then from the size given"):
+    for name in ("operation", "types", "calls", "from 0, then from the size given"):
         grid.add_column(name)
     for winner in scale.winners:
         steps = [
             f"{each.candidate}" if each.start == 0 else f"{size_text(each.start)}: {each.candidate}"
             for each in winner.ranges
         ]
-        grid.add_row(winner.operation, winner.dtype_class, ", ".join(steps))
+        form = "asynchronous" if winner.async_op else "blocking"
+        grid.add_row(winner.operation, winner.dtype_class, form, ", ".join(steps))
     console = Console()
     console.print(grid)
     sharing = -(-scale.ranks_per_node // devices) if devices else 1
     if sharing > 1:
         console.say(f"{sharing} ranks shared each device: times are of that, not of ranks with devices of their own")
     for each in scale.excluded:
-        console.say(f"left out: {each.label} for {each.operation} ({each.dtype}): {each.reason}")
+        console.say(f"left out: {each.label} for {each.where}: {each.reason}")
     console.say(f"{seconds:.0f} s; table: {path}")
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl.commands.text import size_text, time_text
+from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.text import time_text
+from mcr_dl.tables.model import Subject
 from mcr_dl.tables.table import Curve, Scale, Table, Winner
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _MOVED = 1.2  # medians differ if their ratio is larger than this, either way
 
 Row = tuple[str, str, str, str]
-"""Where, what, in the first table, in the second."""
+"""The place, the subject, the value in the first table, the value in the second one."""
 
 
 def _facts(a: Table, b: Table) -> Iterator[Row]:
@@ -57,23 +59,23 @@ def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
     yield where, what, time_text(one.medians[worst]), right
 
 
-def _group(scale: Scale, operation: str, dtype_class: str) -> dict[str, Curve]:
-    return {curve.label: curve for curve in scale.all_curves_of(operation, dtype_class)}
+def _group(scale: Scale, subject: Subject) -> dict[str, Curve]:
+    return {curve.label: curve for curve in scale.all_curves_of(subject)}
 
 
 def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
-    keys = [(row.operation, row.dtype_class) for scale in (one, two) for row in scale.curves]
-    keys += [(row.operation, row.dtype_class) for scale in (one, two) for row in scale.winners]
-    for operation, dtype_class in dict.fromkeys(keys):
-        where = f"{one.name}, {operation}" + ("" if dtype_class == "any" else f", {dtype_class}")
-        left, right = _group(one, operation, dtype_class), _group(two, operation, dtype_class)
-        winners = one.winner_of(operation, dtype_class), two.winner_of(operation, dtype_class)
+    subjects = [curve.subject for scale in (one, two) for curve in scale.curves]
+    subjects += [winner.subject for scale in (one, two) for winner in scale.winners]
+    for subject in dict.fromkeys(subjects):
+        where = f"{one.name}, {subject}"
+        left, right = _group(one, subject), _group(two, subject)
+        winners = one.winner_of(subject), two.winner_of(subject)
         if winners[0] is not None and winners[1] is not None:
             yield from _winner_rows(where, winners[0], winners[1])
         yield from _presence(where, "curve of", set(left), set(right))
         for candidate in sorted(left.keys() & right.keys()):
             yield from _curve_rows(where, left[candidate], right[candidate])
-    excluded = [{f"{each.label} from {each.operation} ({each.dtype})" for each in s.excluded} for s in (one, two)]
+    excluded = [{f"{each.label} from {each.where}" for each in s.excluded} for s in (one, two)]
     yield from _presence(one.name, "excluded:", *excluded)
 
 

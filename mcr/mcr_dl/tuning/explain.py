@@ -88,15 +88,16 @@ def _reason(operation: str, nbytes: int | None, found: dict[str, Any], times: di
     return f"within 2 % of the cheapest, {best}, and chosen for the sizes below{refined}"
 
 
-def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], device: str) -> str:
+def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], device: str, *, async_op: bool) -> str:
     knowledge = state.current().knowledge
     assert knowledge is not None
     shape = knowledge.shape(group.ranks)
     scale = knowledge.scale_for(shape, device)
     reduces = next(row["reduces"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
+    form = ", asynchronous" if async_op else ""
     stands_in = " (the nearest that was measured)" if found["guessed"] else ""
     refined = " (refined while running)" if found["refined"] else ""
-    curve = f"{operation}, {_C.dtype_class(dtype) if reduces else 'any'}{stands_in}{refined}"
+    curve = f"{operation}, {_C.dtype_class(dtype) if reduces else 'any'}{form}{stands_in}{refined}"
     if scale is None:
         return curve
     exact = (scale["ranks"], scale["nodes"]) == (shape.ranks, shape.nodes)
@@ -128,6 +129,7 @@ def explain(
     op: Any = ReduceOp.SUM,
     group: handles.Group = None,
     device: str = "cpu",
+    async_op: bool = False,
 ) -> Explanation:
     """Explain what ``auto`` does with a call, and why.
 
@@ -135,8 +137,11 @@ def explain(
         operation: a public name, such as ``all_reduce``, ``all_to_allv``, ``all_gather_into_tensor``.
         nbytes: the size as tables count it: the tensor; for gathers and scatters all ranks' data; for all_to_all one
             rank's. None for a vectored call whose size differs between ranks.
-        dtype, op: element type and reduction.
+        dtype: the element type.
+        op: the reduction, for operations that reduce.
         group: the default group if None.
+        device: where the tensors are: ``cpu`` or ``cuda``.
+        async_op: of an asynchronous call. Without measurements of these, those of blocking calls count.
 
     Raises InvalidArgumentError for an unknown operation, or a size that is missing or negative.
     """
@@ -150,7 +155,9 @@ def explain(
         message = f"nbytes: expected 0 or more bytes for {name}, got {nbytes}"
         raise InvalidArgumentError(message)
     element = str(dtype).removeprefix("torch.")
-    found = where._explain(name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device)
+    found = where._explain(
+        name, -1 if nbytes is None else nbytes, element, str(op).rpartition(".")[2], device, async_op
+    )
     times = _times(found)
     knowledge = state.current().knowledge
     codec, codec_us = _codec(name, nbytes, element, where, found["chosen"], device)
@@ -161,7 +168,7 @@ def explain(
         candidate=found["chosen"],
         predicted_us=times,
         table=knowledge.source if used and knowledge is not None else "",
-        row=_row(name, element, where, found, device) if used else "",
+        row=_row(name, element, where, found, device, async_op=async_op) if used else "",
         reason=_reason(name, nbytes, found, times),
         codec=codec,
         codec_us=codec_us,

@@ -17,9 +17,9 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import documents
-from mcr_dl.bench import devices
 from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
+from mcr_dl.measure import devices
 from mcr_dl.runtime import state
 from mcr_dl.tuning._journal import Journal, Plan, Progress
 from mcr_dl.tuning.worker import Worker

@@ -9,7 +9,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from mcr_dl.commands.pictures import style
-from mcr_dl.commands.text import colours, short_size_text, size_text, time_text
+from mcr_dl.commands.sizes import short_size_text, size_text
+from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables.table import Scale, Table
 from mcr_dl.tuning.show import select
 
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from mcr_dl.tables.model import Subject
+
 _COLUMNS = 4
 _PANEL = (3.6, 2.7)  # inches
 _LINE, _CHARACTER = 0.22, 0.085  # inches of title and legend
 
 
-def _curves(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
-    for curve in scale.curves_of(operation, dtype_class):
+def _curves(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
+    for curve in scale.curves_of(subject):
         samples = [sample for sample in curve.samples if sample.bytes > 0]
         sizes = [sample.bytes for sample in samples]
         shade = colour[curve.candidate]
@@ -33,8 +36,8 @@ def _curves(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: 
         axes.plot(sizes, medians, color=shade, linewidth=1.4, marker="o", markersize=2.2)
 
 
-def _crossovers(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
-    winner = scale.winner_of(operation, dtype_class)
+def _crossovers(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
+    winner = scale.winner_of(subject)
     low, high = axes.get_xlim()
     for index, each in enumerate(winner.ranges[1:] if winner else ()):
         axes.axvline(each.start, color=colour[each.candidate], linestyle="--", linewidth=1)
@@ -70,9 +73,9 @@ def _size_axis(axes: Axes, sizes: list[int]) -> None:
     axes.xaxis.minorticks_off()
 
 
-def _points(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
+def _points(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
     """For an operation without data: the median of each candidate, with its min and p99."""
-    for index, curve in enumerate(scale.curves_of(operation, dtype_class)):
+    for index, curve in enumerate(scale.curves_of(subject)):
         sample, shade = curve.samples[0], colour[curve.candidate]
         reach = ([sample.median_us - sample.min_us], [sample.p99_us - sample.median_us])
         axes.errorbar(index, sample.median_us, reach, fmt="o", color=shade, markersize=4, capsize=3, linewidth=1.2)
@@ -83,18 +86,18 @@ def _points(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: 
     _time_axis(axes)
 
 
-def _panel(axes: Axes, scale: Scale, operation: str, dtype_class: str, colour: dict[str, str]) -> None:
-    curves = scale.curves_of(operation, dtype_class)
+def _panel(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
+    curves = scale.curves_of(subject)
     sizes = sorted({nbytes for curve in curves for nbytes in curve.medians if nbytes > 0})
     dtypes = ", ".join(dict.fromkeys(curve.dtype for curve in curves))
-    axes.set_title(operation if dtype_class == "any" else f"{operation}, {dtype_class} ({dtypes})", fontsize=9)
+    axes.set_title(str(subject) if subject.dtype_class == "any" else f"{subject} ({dtypes})", fontsize=9)
     if not sizes:
-        _points(axes, scale, operation, dtype_class, colour)
+        _points(axes, scale, subject, colour)
         return
     _size_axis(axes, sizes)
     _time_axis(axes)
-    _curves(axes, scale, operation, dtype_class, colour)
-    _crossovers(axes, scale, operation, dtype_class, colour)
+    _curves(axes, scale, subject, colour)
+    _crossovers(axes, scale, subject, colour)
 
 
 def _legend_columns(colour: dict[str, str], width: float) -> int:
@@ -114,14 +117,14 @@ def _legend(figure: Figure, colour: dict[str, str], below: float) -> None:
 
 
 def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | None = None) -> Figure:
-    """The picture as a matplotlib figure: one panel for each operation and class of element types of the scale."""
+    """The picture as a matplotlib figure: one panel for each subject of the scale."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     scale = table.scale() if scale is None else scale
-    rows = [row for row in select(table, operations) if scale.curves_of(*row)]
-    columns = min(_COLUMNS, max(1, len(rows)))
-    lines = math.ceil(len(rows) / columns) or 1
+    subjects = [each for each in select(table, operations) if scale.curves_of(each)]
+    columns = min(_COLUMNS, max(1, len(subjects)))
+    lines = math.ceil(len(subjects) / columns) or 1
     colour = colours(table.candidates)
     width = max(5.0, _PANEL[0] * columns)
     title = f"{scale.name} on {table.host.cpu}, {table.host.cores} cores: median time by bytes, from min to p99"
@@ -132,9 +135,9 @@ def figure_of(table: Table, operations: list[str] | None = None, scale: Scale | 
     with rc_context(style(8.5)):
         figure = Figure(figsize=(width, height), dpi=130)
         figure.suptitle(title, y=1 - 0.1 / height, va="top").set_in_layout(False)  # its place is in the rectangle below
-        axes = [figure.add_subplot(lines, columns, index + 1) for index in range(len(rows))]
-        for each, row in zip(axes, rows, strict=True):
-            _panel(each, scale, *row, colour)
+        axes = [figure.add_subplot(lines, columns, index + 1) for index in range(len(subjects))]
+        for each, subject in zip(axes, subjects, strict=True):
+            _panel(each, scale, subject, colour)
         _legend(figure, colour, below)
         figure.tight_layout(rect=(0, 0, 1, 1 - head / height))
     return figure

@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.commands.text import colours, size_text, time_text
+from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables import codecs
 from mcr_dl.tables.choice import costs_of
-from mcr_dl.tables.model import content
+from mcr_dl.tables.model import Subject, content
 from mcr_dl.tables.table import Scale, Table
 
 if TYPE_CHECKING:
@@ -19,55 +20,56 @@ if TYPE_CHECKING:
     from mcr_dl.commands.console import Console
 
 
-def select(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
-    """Pairs of operation and class of element types that the table has, restricted to these operations (None: all).
+def select(table: Table, names: list[str] | None) -> list[Subject]:
+    """The table's subjects, restricted to these operations (None: all).
 
     InvalidArgumentError lists the measured operations if one of the names is not among them.
     """
-    known = list(dict.fromkeys(operation for operation, _ in table.rows))
+    known = list(dict.fromkeys(each.operation for each in table.subjects))
     for name in names or ():
         if name not in known:
             raise InvalidArgumentError(f"operation: expected one of the table's ({', '.join(known)}), got {name!r}")
-    return [row for row in table.rows if names is None or row[0] in names]
+    return [each for each in table.subjects if names is None or each.operation in names]
 
 
-def _sizes(table: Table, operation: str, dtype_class: str) -> list[int]:
+def _sizes(table: Table, subject: Subject) -> list[int]:
     """All sizes that were measured or where the winner changes."""
     sizes: set[int] = set()
     for scale in table.scales:
-        sizes.update(*(curve.medians for curve in scale.curves_of(operation, dtype_class)))
-        winner = scale.winner_of(operation, dtype_class)
+        sizes.update(*(curve.medians for curve in scale.curves_of(subject)))
+        winner = scale.winner_of(subject)
         if winner is not None:
             sizes.update(each.start for each in winner.ranges[1:])
     return sorted(sizes) or [0]
 
 
-def _cell(scale: Scale, operation: str, dtype_class: str, nbytes: int, colour: dict[str, str]) -> Text:
+def _cell(scale: Scale, subject: Subject, nbytes: int, colour: dict[str, str]) -> Text:
     from rich.text import Text
 
-    winner = scale.winner_of(operation, dtype_class)
+    winner = scale.winner_of(subject)
     if winner is None:
         return Text("-")
     name = winner.at(nbytes)
-    curves = {curve.candidate: curve for curve in scale.curves_of(operation, dtype_class)}
+    curves = {curve.candidate: curve for curve in scale.curves_of(subject)}
     medians = curves[name].medians if name in curves else {}
     time = time_text(medians[nbytes]) if nbytes in medians else ""
     widest = max(map(len, colour))
     return Text(f"{name:{widest}}", style=f"bold {colour[name]}").append(f"{time:>9}", style="not bold default")
 
 
-def _grid(table: Table, operation: str, dtype_class: str) -> Grid:
+def _grid(table: Table, subject: Subject) -> Grid:
     from rich.table import Table as Grid
 
-    dtypes = dict.fromkeys(curve.dtype for scale in table.scales for curve in scale.curves_of(operation, dtype_class))
-    measured = f"{dtype_class}, measured with {', '.join(dtypes)}" if dtypes else dtype_class
-    grid = Grid(title=f"{operation} ({measured})", title_justify="left")
+    dtypes = dict.fromkeys(curve.dtype for scale in table.scales for curve in scale.curves_of(subject))
+    form = ", asynchronous" if subject.async_op else ""
+    measured = f", measured with {', '.join(dtypes)}" if dtypes else ""
+    grid = Grid(title=f"{subject.operation} ({subject.dtype_class}{form}{measured})", title_justify="left")
     grid.add_column("bytes", justify="right")
     for scale in table.scales:
         grid.add_column(scale.name)
     colour = colours(table.candidates)
-    for nbytes in _sizes(table, operation, dtype_class):
-        cells = [_cell(scale, operation, dtype_class, nbytes, colour) for scale in table.scales]
+    for nbytes in _sizes(table, subject):
+        cells = [_cell(scale, subject, nbytes, colour) for scale in table.scales]
         grid.add_row(size_text(nbytes), *cells)
     return grid
 
@@ -103,7 +105,7 @@ def _steps(ranges: codecs.Ranges) -> list[str]:
 
 def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
     return [
-        ("excluded", f"{scale.name}: {each.label} from {each.operation} ({each.dtype}): {each.reason}")
+        ("excluded", f"{scale.name}: {each.label} from {each.where}: {each.reason}")
         for scale in table.scales
         for each in scale.excluded
         if names is None or each.operation in names
@@ -129,13 +131,13 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
     from rich.table import Table as Grid
 
     names = None if operation is None else [operation]
-    rows = select(table, names)
+    subjects = select(table, names)
     facts = Grid(show_header=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
     for name, text in _facts(table) + _codecs(table, names) + _excluded(table, names):
         facts.add_row(name, text, style="yellow" if name == "excluded" else None)
     console.print(facts)
-    for each in rows:
+    for each in subjects:
         console.print()
-        console.print(_grid(table, *each))
+        console.print(_grid(table, each))

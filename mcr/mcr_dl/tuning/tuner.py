@@ -8,20 +8,20 @@ are timed in turn identifies none of them: that operation is then timed one cand
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError
+from mcr_dl.base.operations import dtype_class
 from mcr_dl.bench.ranks import LocalRanks, run_local
-from mcr_dl.commands.text import size_text
+from mcr_dl.commands.sizes import size_text
 from mcr_dl.tables.model import parts_of
-from mcr_dl.tables.table import Curve, Exclusion, Range, Sample, Scale, Winner
+from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, now
+from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress
 
@@ -118,7 +118,7 @@ class Tuner:
         step = self.progress.step
         if step is None:
             raise BackendUnavailableError(f"mcr-tune: the ranks did not start: {reason}; {self._who_starts()}")
-        where = {"operation": step["operation"], "dtype": step["dtype"]}
+        where = {name: step[name] for name in ("operation", "dtype", "async_op") if name in step}
         if len(step["candidates"]) > 1:
             self._note("apart", **where)
             return
@@ -145,11 +145,9 @@ class Tuner:
 
 def _curves(progress: Progress, plan: Plan) -> list[Curve]:
     curves = []
-    reduces = {row["name"]: row["reduces"] for row in _C.ops()}
     for unit in plan.units:
-        base = unit.operation if unit.operation in reduces else unit.operation.removesuffix("v")
-        types = _C.dtype_class(unit.dtype) if reduces[base] else "any"
-        results = progress.results(unit.operation, unit.dtype)
+        types = dtype_class(unit.operation, unit.dtype)
+        results = progress.results(unit)
         for label in dict.fromkeys(each["candidate"] for each in results):
             samples = [
                 Sample(*(each[key] for key in ("bytes", "n", "min_us", "median_us", "p99_us")))
@@ -157,47 +155,24 @@ def _curves(progress: Progress, plan: Plan) -> list[Curve]:
                 if each["candidate"] == label
             ]
             candidate, codec = parts_of(label)
-            curves.append(Curve(unit.operation, types, unit.dtype, candidate, tuple(samples), codec))
+            curves.append(Curve(unit.operation, types, unit.dtype, candidate, tuple(samples), codec, unit.async_op))
     return curves
 
 
-def cost_of(microseconds: float) -> int:
-    """A time as the core compares it: log2 of nanoseconds in 1/65536 (src/choose/curve.h)."""
-    return round(math.log2(max(microseconds, 0.001) * 1000) * 65536)
-
-
-def winners_of(curves: list[Curve]) -> list[Winner]:
-    """The choices of `auto` by size, computed by the code that chooses. Excludes codecs, as they change results."""
-    winners = []
-    plain = [curve for curve in curves if not curve.codec]
-    for key in dict.fromkeys((curve.operation, curve.dtype_class) for curve in plain):
-        compared = [curve for curve in plain if (curve.operation, curve.dtype_class) == key]
-        points = [[(sample.bytes, cost_of(sample.median_us)) for sample in curve.samples] for curve in compared]
-        ranges = [Range(start, compared[index].candidate) for start, index in _C.cheapest(points)]
-        winners.append(Winner(*key, tuple(ranges)))
-    return winners
-
-
-def _exclusion(operation: str, dtype: str, candidate: str, reason: str) -> Exclusion:
+def _exclusion(operation: str, dtype: str, candidate: str, reason: str, *, async_op: bool = False) -> Exclusion:
     name, codec = parts_of(candidate)
-    return Exclusion(operation, dtype, name, reason, codec)
-
-
-def now() -> str:
-    """The time in UTC, as in tables."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Exclusion(operation, dtype, name, reason, codec, async_op)
 
 
 def scale_of(plan: Plan, progress: Progress) -> Scale:
     """The measurements of a finished run."""
-    curves = _curves(progress, plan)
-    return Scale(
+    scale = Scale(
         ranks=plan.ranks,
         nodes=progress.facts.get("nodes", 1),
         ranks_per_node=progress.facts.get("ranks_per_node", plan.ranks),
         device=plan.device,
         measured=now(),
-        curves=tuple(curves),
-        winners=tuple(winners_of(curves)),
+        curves=tuple(_curves(progress, plan)),
         excluded=tuple(_exclusion(**each) for each in progress.excluded),
     )
+    return replace(scale, winners=winners_of(scale))

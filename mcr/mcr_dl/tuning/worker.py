@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.bench import devices
-from mcr_dl.bench.cases import Case, Prepared, prepare
 from mcr_dl.bench.ranks import bind
-from mcr_dl.bench.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
+from mcr_dl.measure import devices
+from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.timing import MINIMUM_ROUNDS, Sampling, Statistics, TorchControl
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables.model import label_of, parts_of
@@ -51,10 +51,10 @@ class Worker:
 
     def candidates(self, unit: Unit, nbytes: int) -> list[str]:
         """The candidates that `auto` would compare for this operation, and backends with codecs, unless excluded."""
-        known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device)["candidates"]
+        known = self.group._explain(unit.operation, 0, unit.dtype, _RED, self.plan.device, unit.async_op)["candidates"]
         codecs = self.plan.codecs_for(unit, nbytes)
         coded = [label_of(name, codec) for codec in codecs for name in known if not _C.Candidate(name).variant]
-        gone = self.progress.out(unit.operation)
+        gone = self.progress.out(unit)
         return [name for name in [*known, *coded] if name not in gone]
 
     def run(self) -> None:
@@ -74,12 +74,12 @@ class Worker:
             if unit.key in self.progress.done:
                 continue
             self.unit(unit)
-            self.note("done", operation=unit.operation, dtype=unit.dtype)
+            self.note("done", **unit.where)
 
     def unit(self, unit: Unit) -> None:
         """One operation and type: first check the results at every size, then time each size in several visits."""
         ready = {nbytes: self.checked(unit, nbytes, self.candidates(unit, nbytes)) for nbytes in unit.sizes}
-        gone = self.progress.out(unit.operation)
+        gone = self.progress.out(unit)
         samplings = []
         for nbytes, prepared in ready.items():
             right = {name: each for name, each in prepared.items() if name not in gone}
@@ -99,13 +99,11 @@ class Worker:
         """Record the times of one size."""
         for name, statistics in found.items():
             times = {key: getattr(statistics, key) for key in ("n", "min_us", "median_us", "p99_us")}
-            where = {"operation": unit.operation, "dtype": unit.dtype, "candidate": name}
-            self.note("sample", **where, bytes=part[name].nbytes, **times)
+            self.note("sample", **unit.where, candidate=name, bytes=part[name].nbytes, **times)
 
     def step(self, unit: Unit, nbytes: int, phase: str, names: Iterable[str]) -> None:
         """Record the next step."""
-        where = {"operation": unit.operation, "dtype": unit.dtype, "bytes": nbytes}
-        self.note("step", **where, phase=phase, candidates=list(names))
+        self.note("step", **unit.where, bytes=nbytes, phase=phase, candidates=list(names))
 
     def checked(self, unit: Unit, nbytes: int, names: list[str]) -> dict[str, Prepared]:
         """The candidates with correct results, ready to be timed on the same memory."""
@@ -113,7 +111,15 @@ class Worker:
         for name in names:
             self.step(unit, nbytes, "check", [name])
             candidate, codec = parts_of(name)
-            case = Case(unit.operation, nbytes, unit.dtype, _RED, device=self.plan.device, codec=codec)
+            case = Case(
+                unit.operation,
+                nbytes,
+                unit.dtype,
+                _RED,
+                asynchronous=unit.async_op,
+                device=self.plan.device,
+                codec=codec,
+            )
             shared = next(iter(prepared.values())).tensors if prepared else None
             ready = prepare(case, candidate, self.coded if codec else self.group, shared)
             wrong = int(sum(self.control.gathered(ready.check())))
@@ -125,7 +131,7 @@ class Worker:
 
     def exclude(self, unit: Unit, candidate: str, reason: str) -> None:
         """Exclude a candidate for this operation; equal on all ranks, as the number of wrong elements is."""
-        self.note("excluded", operation=unit.operation, dtype=unit.dtype, candidate=candidate, reason=reason)
+        self.note("excluded", **unit.where, candidate=candidate, reason=reason)
 
 
 def work(plan: Plan, progress: Progress, journal: Path, limit: float) -> int:

@@ -48,7 +48,7 @@ def _group_in(report: Report, group: str) -> dict[str, Any] | None:
 
 
 def whereabouts(report: Report) -> str:
-    """What a process is doing, from its report: its current call, else its line of the program."""
+    """The activity of a process, from its report: its current call, else its line of the program."""
     if report.get("ended"):
         return str(report["ended"])
     inside = max(report["threads"], key=lambda activity: float(activity["age"]), default=None)

@@ -14,7 +14,7 @@ _forked = False
 
 
 def prepare(rank: int, groups: Callable[[], list[_C.Group]]) -> None:
-    """From now on a forked child knows that it must not communicate."""
+    """Make forked children refuse to communicate from now on."""
     global _rank, _groups
     if _rank is None:
         os.register_at_fork(after_in_child=_in_child)

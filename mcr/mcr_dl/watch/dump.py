@@ -86,7 +86,7 @@ def told(dumps: Mapping[int, Mapping[int, Report]]) -> str:
 
 
 def document(dumps: Mapping[int, Mapping[int, Report]]) -> dict[str, Any]:
-    """What ``told`` tells, as JSON: the alarms in order, and the text."""
+    """The content of ``told`` as JSON: the alarms in order, and the text."""
     alarms = [
         {"number": number, **next(iter(reports.values()))["alarm"], "ranks_with_dumps": sorted(reports)}
         for number, reports in sorted(dumps.items())

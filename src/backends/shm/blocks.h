@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A collective by what each rank contributes and reads, in bytes.
+// A collective as blocks of bytes that ranks send and receive.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-/// What one rank gives to the others and takes from them. Cheap to make; refers to the call.
+/// The blocks that a rank gives to the other ranks and takes from them. Cheap to make; refers to the call.
 class Blocks {
  public:
   Blocks(const Call& call, int rank, int size)
       : call_(call), rank_(rank), size_(size), element_(size_of(call.dtype)), extent_(row(call.op).extent) {}
 
   bool reduces() const { return row(call_.op).is(kReduces); }
-  /// Whether a rank gives another block to each rank, not one to all of them.
+  /// Whether a rank gives a separate block to each rank, instead of one block to all.
   bool parts() const { return extent_ == Extent::Scatter || extent_ == Extent::Exchange; }
   bool gives(int rank) const {
     const bool root_gives = call_.op == Op::broadcast || call_.op == Op::scatter;
@@ -33,7 +33,7 @@ class Blocks {
     return !root_takes || call_.root == rank;
   }
 
-  /// The length of the block that is given: by `rank` if it gives one to all, else to `rank`. Known on all ranks.
+  /// The length of the block that `rank` gives to all ranks, or with parts() that `rank` gets. Known on all ranks.
   int64_t length(int rank) const {
     const auto index = static_cast<std::size_t>(rank);
     switch (extent_) {
@@ -56,13 +56,13 @@ class Blocks {
     for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, length(rank));
     return longest;
   }
-  /// All that one rank gives. Known on all ranks.
+  /// The number of bytes that one rank gives, at most. Known on all ranks.
   int64_t total() const {
     if (!parts()) return longest();
     if (!call_.vectored) return size_ * length(0);
     return offset(size_);
   }
-  /// Where the block to `rank` begins if the blocks follow each other.
+  /// The offset of the block to `rank` if the blocks are contiguous.
   int64_t offset(int rank) const {
     if (!call_.vectored) return rank * length(0);
     const auto counts = call_.in_counts.first(static_cast<std::size_t>(rank));
@@ -76,13 +76,13 @@ class Blocks {
     if (call_.vectored) return at(call_.in, call_.in_displs[static_cast<std::size_t>(rank)] * element_);
     return at(call_.in, rank * length(0));
   }
-  /// Where the block of `rank`, or the reduced one, goes in the caller's memory.
+  /// The destination of the block of `rank`, or of the reduced block, in the caller's memory.
   std::byte* taken(int rank) const {
     if (extent_ == Extent::Same || extent_ == Extent::Scatter) return at(call_.out, 0);
     if (call_.vectored) return at(call_.out, call_.out_displs[static_cast<std::size_t>(rank)] * element_);
     return at(call_.out, rank * length(0));
   }
-  /// Of the block that `taken(rank)` is for.
+  /// The length of the block that goes to `taken(rank)`.
   int64_t taken_length(int rank) const { return length(parts() ? rank_ : rank); }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// How often a waiting rank looks whether the others still live.
+// How often a waiting rank checks that the processes of the other ranks are alive.
 constexpr std::chrono::milliseconds kCheck{50};
 constexpr uint32_t kPollsPerCheck = 256;
 // Sleeping ranks are woken after this many polls at the latest, or by the end of the call: then the writes have left
@@ -209,7 +209,7 @@ void Engine::exchange(const Call& call, Lane& lane) {
                         int peer) {
     const auto index = static_cast<std::size_t>(peer);
     if (counts.empty()) return whole;
-    return Buffer{static_cast<std::byte*>(whole.data) + displs[index] * size_of(call.dtype), counts[index]};
+    return slice(whole, call.dtype, displs[index], counts[index]);
   };
   check();
   const Turn turn(*this);
@@ -241,7 +241,7 @@ void Engine::exchange(const Call& call, Lane& lane) {
 
 // --- Waiting ---------------------------------------------------------------------------------------------------------
 
-// With the turn. True if other ranks may have waited for what was done, or an operation is complete.
+// With the turn. True if other ranks may wait for this progress, or if an operation is complete.
 bool Engine::advance_all() {
   bool published = false;
   bool some = false;
@@ -305,13 +305,13 @@ void Engine::check_peers() {
   for (const int rank : peers_.gone()) {
     if (segment_->bell(rank).left.load(std::memory_order_acquire) != 0) continue;
     const Turn turn(*this);
-    // What it wrote before its end still counts.
+    // Data that the rank wrote before its end is still valid.
     if (!failed_.load(std::memory_order_relaxed)) advance_all();
     fail("rank " + std::to_string(rank) + " of group '" + group_ + "' has died");
   }
 }
 
-// With the turn. The first failure counts; memory of callers is not touched any more.
+// With the turn. Keeps the first failure; the memory of callers is not accessed after it.
 void Engine::fail(const std::string& text) {
   if (failed_.load(std::memory_order_relaxed)) return;
   queue_.clear();

@@ -17,7 +17,7 @@
 
 namespace mcr::shm {
 
-/// How far a collective has come.
+/// The progress of a collective.
 struct Cursor {
   Steps::Position step;
   Pipeline::Position pieces;
@@ -31,8 +31,8 @@ struct Operation {
   std::atomic<bool> done{false};  // read by any thread
 };
 
-/// What a communicator does. Collectives are done in the order of issue; a thread that polls any of them also makes
-/// progress for the others. Every method may be called from any thread. Requests co-own it.
+/// Runs the operations of a communicator. Collectives run in the order of issue; a thread that polls one of them also
+/// makes progress for the others. Every method may be called from any thread. Requests share its ownership.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   using Nanoseconds = std::chrono::nanoseconds;
@@ -43,18 +43,18 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   void collective(const Call& call, Lane& lane);
   void message(const Call& call, Lane& lane);
-  /// Vectored calls whose counts only the two ranks of a pair know: a message from each rank to each other one.
+  /// A vectored call whose counts only the two ranks of a pair know: a message from each rank to each other rank.
   void exchange(const Call& call, Lane& lane);
 
-  /// Makes what progress it can without waiting.
+  /// Makes progress without waiting.
   void progress();
-  /// Throws Error if what is incomplete can no longer complete.
+  /// Throws Error if incomplete operations can no longer complete.
   void check();
   /// Sleeps until there may be progress.
   void block(Nanoseconds limit);
-  /// All waits fail from now on.
+  /// Makes all current and later waits fail.
   void abort() noexcept;
-  /// Tells the other ranks that this one leaves in order.
+  /// Tells the other ranks that this rank leaves without an error.
   void leave() noexcept;
 
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;

@@ -20,7 +20,7 @@ constexpr int64_t kLeastRing = 4 << 10;
 }  // namespace
 
 Layout::Layout(int ranks, int64_t most) : ranks_(ranks) {
-  // A part of a piece for each rank must not become tiny.
+  // Each rank's share of a piece must not become tiny.
   const auto least = std::max(kLeastPiece, round_up(ranks * kLine, 4096));
   auto piece = std::max(kPiece, least);
   auto ring = kRing;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the memory that the ranks of a group share. docs/shm.md has the picture.
+// The layout of the memory that the ranks of a group share. docs/shm.md has the picture.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace mcr::shm {
 
-inline constexpr int64_t kLine = 64;  // a cache line: what one rank writes and another polls never share one
+inline constexpr int64_t kLine = 64;  // a cache line: words that different ranks write never share one
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }
@@ -17,7 +17,7 @@ constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / m
 using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
-/// A slot of a small collective: what one rank contributes to one step.
+/// A slot of small collectives: the data of one rank in one step.
 struct alignas(kLine) Slot {
   static constexpr int64_t kInside = kLine - 8;  // bytes that arrive with the number, in one cache line
   static constexpr int64_t kBytes = 4096;        // bytes that arrive in the following lines
@@ -29,18 +29,18 @@ struct alignas(kLine) Slot {
   std::byte* at(int64_t bytes) { return bytes <= kInside ? inside : data; }
 };
 
-/// What a rank has done of the pieces of large collectives, since the group was made.
+/// How many pieces of large collectives a rank has processed since the group was made, by phase.
 struct Counts {
   alignas(kLine) Counter copied_in;
   alignas(kLine) Counter combined;
   alignas(kLine) Counter finished;
 };
 
-/// Where a rank sleeps.
+/// The futex on which a rank sleeps.
 struct alignas(kLine) Bell {
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;
-  std::atomic<uint32_t> left;  // the rank has destroyed its communicator: the end of its process is no fault
+  std::atomic<uint32_t> left;  // the rank has destroyed its communicator: the end of its process is not an error
 };
 
 /// The packets from one rank to another. Positions count bytes since the group was made.
@@ -50,7 +50,7 @@ struct Ring {
   Counter delivered;               // bytes of eager messages that receives have taken
 };
 
-/// Offsets and sizes, from the number of ranks and the bound on the memory; equal on all ranks.
+/// Offsets and sizes, computed from the number of ranks and the bound on the memory; equal on all ranks.
 class Layout {
  public:
   static constexpr int kSlots = 8;       // of small collectives, per rank
@@ -67,7 +67,7 @@ class Layout {
   int64_t sleepers_at() const { return 0; }
   int64_t bell_at(int rank) const { return kLine + rank * static_cast<int64_t>(sizeof(Bell)); }
   int64_t counters_at(int rank) const { return counters_ + rank * static_cast<int64_t>(sizeof(Counts)); }
-  /// All memory that `rank` writes to, apart from counters.
+  /// All memory that `rank` writes, except for counters.
   int64_t rank_at(int rank) const { return ranks_at_ + rank * per_rank_; }
   int64_t per_rank() const { return per_rank_; }
   int64_t slot_at(int rank, uint64_t step) const {

@@ -49,7 +49,7 @@ void Messages::complete(Message& message, int source) {
 
 // --- Sending ---------------------------------------------------------------------------------------------------------
 
-// Writes a packet if the ring has room. A packet is never cut at the ring's end: a Skip fills the rest.
+// Writes a packet if the ring has space. A packet never wraps at the end of the ring: a Skip fills the rest.
 bool Messages::put(int peer, const Packet& packet, const std::byte* data) {
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
   auto& ring = segment_.ring(rank_, peer);
@@ -140,7 +140,7 @@ void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Me
   complete(receive, peer);
 }
 
-// Answers the question of a long message whose receive is there.
+// Answers the request of a long message whose receive is posted.
 void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive) {
   const bool fits = packet.total <= receive->bytes;
   outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
@@ -243,7 +243,7 @@ void Messages::progress(bool& published) {
   }
 }
 
-// A send whose data is on its way cannot be taken back: the peer keeps waiting for the rest.
+// A send whose data is partly sent cannot be withdrawn: the peer waits for the rest.
 void Messages::withdraw(const std::shared_ptr<Message>& message) {
   std::erase(posted_, message);
   for (auto& in : incoming_) std::erase_if(in.accepted, [&](const auto& entry) { return entry.second == message; });

@@ -27,26 +27,26 @@ struct Message {
   int tag = 0;
   Context context = Context::User;
 
-  uint64_t id = 0;                  // of a send that waits for its receive
-  int64_t moved = 0, incoming = 0;  // bytes sent or received so far; bytes that come
+  uint64_t id = 0;                  // identifies a send that waits for its receive
+  int64_t moved = 0, incoming = 0;  // bytes sent or received so far; the size of the incoming message
   int source = -1;
   std::optional<Error> error;     // written before `done`
   std::atomic<bool> done{false};  // read by any thread
 };
 
-/// Sends and receives, in packets through a ring for each pair of ranks. A short message goes at once; a long one asks
-/// first, and its data follows when the receive is there, so it never keeps others out of the ring. A receiver keeps
-/// short messages that no receive matches; the sender asks for further ones when too many are kept. One thread at a
-/// time.
+/// Sends and receives, in packets through a ring for each pair of ranks. A short message is sent at once (eager). For a
+/// long message the sender sends a request first, and the data when the receive is posted, so it never blocks the ring
+/// for others. A receiver keeps short messages that no receive matches yet; if it keeps too many, the sender sends
+/// requests for short messages too. One thread at a time.
 class Messages {
  public:
   Messages(Segment& segment, int rank);
 
-  /// Starts it; it may be complete then.
+  /// Starts a message, which may be complete afterwards.
   void start(const std::shared_ptr<Message>& message);
-  /// Moves what can be moved without waiting. Sets `published` if ranks may wait for what it did.
+  /// Moves data without waiting. Sets `published` if other ranks may wait for this progress.
   void progress(bool& published);
-  /// Forgets a message that its owner gives up.
+  /// Forgets a message that its owner has destroyed.
   void withdraw(const std::shared_ptr<Message>& message);
   void clear();
 

@@ -7,7 +7,7 @@ namespace mcr::shm {
 
 namespace {
 
-// A tensor is cut into about this many pieces, as long as they are not small: with fewer, the stages do not overlap.
+// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap.
 constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
 
@@ -109,7 +109,7 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   return true;
 }
 
-// Copies what `peer` has combined or copied in; false if it has not yet.
+// Copies the data that `peer` has combined or copied in; false if it has not done so yet.
 bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer) {
   const auto number = position.first + position.finished;
   const auto piece = range(position, position.finished, blocks.taken_length(peer));
@@ -146,7 +146,7 @@ bool Pipeline::finish(const Blocks& blocks, Position& position) {
   return true;
 }
 
-// Later calls compare with all counters, also with those that this call did not need.
+// Later calls compare all counters, including those that this call did not need.
 void Pipeline::end(const Position& position) {
   auto& counts = segment_.counts(rank_);
   counts.copied_in.store(position.first + position.pieces, std::memory_order_release);

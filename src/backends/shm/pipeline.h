@@ -9,13 +9,13 @@
 
 namespace mcr::shm {
 
-/// Large collectives, in pieces that go through a few slots of each rank. A piece has three stages, each with a counter
-/// per rank: copy in what the others need; combine this rank's share of the piece, if the call reduces; copy out what
-/// the others have combined, or copied in. While one piece is copied in, the piece before it is combined, and so on.
-/// One thread at a time.
+/// Large collectives, in pieces that go through a few slots of each rank. A piece has three phases, each with a counter
+/// per rank: copy in the data that other ranks need; combine this rank's share of the piece, if the call reduces; copy
+/// out the data that other ranks have combined or copied in. While one piece is copied in, the previous piece is
+/// combined, and so on. One thread at a time.
 class Pipeline {
  public:
-  /// How far a call has come.
+  /// The progress of a call.
   struct Position {
     bool begun = false;
     uint64_t first = 0;  // the number of its first piece
@@ -27,12 +27,12 @@ class Pipeline {
 
   Pipeline(Segment& segment, int rank);
 
-  /// Makes what progress it can without waiting. True once complete. Sets `published` if ranks may wait for what it
-  /// did.
+  /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
+  /// progress.
   bool advance(const Call& call, Position& position, bool& published);
 
  private:
-  /// What a rank has done, as far as it is known here.
+  /// The last known counters of a rank.
   struct Known {
     uint64_t copied_in = 0, combined = 0, finished = 0;
   };

@@ -38,13 +38,13 @@ std::string padded(int rank) {
   return std::string(kRankBytes - text.size(), '0') + text;
 }
 
-/// What a rank tells the others first. Sockets with abstract names are seen within one network namespace.
+/// The address of a rank, which it publishes in the store. Abstract socket names are visible in one network namespace.
 struct Card {
-  std::string host;     // its name, for people
+  std::string host;     // its name, for error texts
   std::string machine;  // equal for all processes that run on one kernel
   std::string network;  // the network namespace
-  std::string name;     // of its socket
-  std::string token;    // that a connecting rank must send
+  std::string name;     // the name of its socket
+  std::string token;    // which a connecting rank must send
   std::string cores;    // one character for each: 1 if the process may run on it
   int64_t most = 0;
 
@@ -180,7 +180,7 @@ class Rendezvous {
     }
   }
 
-  // Other processes may connect too; only ranks know the token.
+  // Other processes may connect too, but only ranks know the token.
   void accept_higher(const File& listener, std::vector<Peers::Peer>& peers) const {
     for (int missing = spec_.size() - 1 - spec_.rank; missing > 0;) {
       auto socket = accept_from(listener, deadline_);

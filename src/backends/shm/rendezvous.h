@@ -15,7 +15,7 @@ class Peers {
  public:
   struct Peer {
     File socket;   // none for this rank
-    File process;  // none where the system has no such descriptors, or the peer is in another PID namespace
+    File process;  // none if the system has no such descriptors, or the peer is in another PID namespace
   };
 
   Peers() = default;
@@ -30,12 +30,12 @@ class Peers {
 struct Meeting {
   std::unique_ptr<Segment> segment;
   Peers peers;
-  int cores = 1;  // that the ranks may run on, all together
+  int cores = 1;  // that all ranks together may run on
 };
 
-/// Joins the ranks of a group on one host: they meet in the store, connect to each other and map the memory that the
-/// first rank makes, of at most `most()` bytes there. Collective; if a rank cannot take part, or its `most` throws an
-/// Error, all ranks throw one Error.
+/// Connects the ranks of a group on one host: they exchange addresses through the store, connect to each other and map
+/// the memory that the first rank allocates, at most its `most()` bytes. Collective; if a rank fails, or its `most`
+/// throws an Error, all ranks throw one Error.
 Meeting meet(const GroupSpec& spec, const std::function<int64_t()>& most);
 
 }  // namespace mcr::shm

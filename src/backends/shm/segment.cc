@@ -44,7 +44,7 @@ Memory::Memory(int file, int64_t bytes) : bytes_(bytes) {
   void* const start = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (start == MAP_FAILED) refused("mmap", bytes, errno);
   start_ = static_cast<std::byte*>(start);
-  madvise(start, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // only a wish
+  madvise(start, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // only a hint
 }
 
 Memory::~Memory() { munmap(start_, static_cast<std::size_t>(bytes_)); }
@@ -71,7 +71,7 @@ std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes) {
 
 void Memory::populate(int64_t offset, int64_t bytes) {
   if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
-  // A kernel before 5.14 does not know it.
+  // Kernels before 5.14 do not have it.
   if (errno != EINVAL) refused("madvise", bytes, errno);
 }
 

@@ -33,14 +33,14 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
   ~Memory();
 
-  /// A file of zeros; throws Error if the system does not give it.
+  /// Makes a file of zeros; throws Error if the system refuses.
   static File make(int64_t bytes);
   /// The mapping of the file. Ranks that are threads of one process share one mapping, so that tools such as
   /// ThreadSanitizer see that they share memory.
   static std::shared_ptr<Memory> map(const File& file, int64_t bytes);
 
-  /// Gives these bytes memory now, near the calling thread's core; throws Error if there is none. Otherwise a later
-  /// access would end the process.
+  /// Populates these bytes now, near the calling thread's core; throws Error if the system has no memory. Without this
+  /// a later access would end the process.
   void populate(int64_t offset, int64_t bytes);
   std::byte* at(int64_t offset) const { return start_ + offset; }
 
@@ -49,7 +49,7 @@ class Memory {
   int64_t bytes_;
 };
 
-/// The shared memory of a group, by its parts.
+/// The shared memory of a group, with access to its parts.
 class Segment {
  public:
   Segment(const Layout& layout, std::shared_ptr<Memory> memory) : layout_(layout), memory_(std::move(memory)) {}

@@ -75,7 +75,7 @@ File accept_from(const File& listener, Deadline deadline) {
 }
 
 void send_text(const File& socket, const std::string& text) {
-  // A text fits into the buffer of a new socket.
+  // The text fits into the buffer of a new socket.
   if (std::cmp_not_equal(send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL), text.size())) failed("send");
 }
 

@@ -17,13 +17,13 @@ File connect_to(const std::string& name);
 File accept_from(const File& listener, Deadline deadline);
 
 void send_text(const File& socket, const std::string& text);
-/// A text of exactly `bytes` bytes.
+/// Receives a text of exactly `bytes` bytes.
 std::string receive_text(const File& socket, std::size_t bytes, Deadline deadline);
-/// Sends a file, or that there is none.
+/// Sends a file descriptor, or a note that there is none.
 void send_file(const File& socket, const File& file);
-/// No file if the sender has none.
+/// Receives a file descriptor; none if the sender has none.
 File receive_file(const File& socket, Deadline deadline);
-/// A descriptor of the process at the other end; none where the system has none.
+/// A descriptor of the process at the other end; none if the system does not support it.
 File process_of(const File& socket);
 
 }  // namespace mcr::shm

@@ -9,12 +9,12 @@
 
 namespace mcr::shm {
 
-/// Small collectives. A collective is a step: each rank writes what it gives, and the number of the step, into its own
-/// slot, and reads the slots of the others. A slot is used again kSlots steps later; a rank that has reached step n has
+/// Small collectives. A collective is a step: each rank writes its data and the number of the step into its own slot,
+/// and reads the slots of the other ranks. A slot is reused kSlots steps later; a rank that has reached step n has
 /// finished step n - 1. One thread at a time.
 class Steps {
  public:
-  /// How far a call has come.
+  /// The progress of a call.
   struct Position {
     bool written = false;
     int next = 0;  // the rank to read next, counted from this one
@@ -23,8 +23,8 @@ class Steps {
   Steps(Segment& segment, int rank);
   static bool takes(const Blocks& blocks) { return blocks.total() <= Slot::kBytes; }
 
-  /// Makes what progress it can without waiting. True once complete. Sets `published` if ranks may wait for what it
-  /// did.
+  /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
+  /// progress.
   bool advance(const Call& call, Position& position, bool& published);
 
  private:
@@ -36,8 +36,8 @@ class Steps {
 
   Segment& segment_;
   const int rank_, size_;
-  uint64_t step_ = 0;              // the present one
-  std::vector<uint64_t> reached_;  // by rank: how many steps it is known to have reached
+  uint64_t step_ = 0;              // the current step
+  std::vector<uint64_t> reached_;  // by rank: the last known number of steps reached
   std::vector<const void*> sources_;
 };
 

@@ -14,7 +14,8 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// The counters are written before it, the sleepers read after it; a sleeper does the reverse. So one sees the other.
+// A fence between the write of the counters and the read of the sleepers; a sleeper has the reverse order. So at least
+// one of the two ranks sees the other.
 void full_fence(std::atomic<uint32_t>& word) {
 #if defined(__SANITIZE_THREAD__)
   word.fetch_add(0, std::memory_order_seq_cst);  // ThreadSanitizer does not know fences

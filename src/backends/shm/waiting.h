@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank waits for others without a system call where they are fast, and without a busy core where they are not.
+// How a rank waits for others: without a system call if they are fast, and without a busy core if they are not.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace mcr::shm {
 
-/// Tells the core that this is a loop that polls.
+/// Tells the processor that this is a polling loop.
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -18,21 +18,21 @@ inline void pause() {
 #endif
 }
 
-/// Any thread.
+/// Every method may be called from any thread.
 class Waiting {
  public:
-  /// `cores`: that all ranks may run on together.
+  /// `cores`: the number that all ranks together may run on.
   Waiting(Segment& segment, int rank, int cores);
 
-  /// Polls before a call is left to the thread that waits for it.
+  /// The number of polls before a call is left to the thread that waits for it.
   int polls() const { return polls_; }
   /// How long a waiting thread polls before it sleeps.
   std::chrono::nanoseconds patience() const { return patience_; }
 
   /// Wakes the ranks that sleep. Call after counters have been written.
   void wake();
-  /// Sleeps until a rank calls wake(), or until `limit`. `ready` is asked once more before, since a rank may have
-  /// written its counters meanwhile.
+  /// Sleeps until a rank calls wake(), or until `limit`. Calls `ready` once before it sleeps, since a rank may have
+  /// written its counters in the meantime.
   template <class Ready>
   void sleep(std::chrono::nanoseconds limit, const Ready& ready) {
     const auto rings = announce();

@@ -31,6 +31,7 @@
 #include "bindings/torch/profiler.h"
 #include "bindings/torch/store.h"
 #include "choose/decision.h"
+#include "engine/hierarchical.h"
 #include "engine/staging.h"
 
 namespace py = pybind11;
@@ -62,6 +63,20 @@ std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int 
   GroupSpec spec{std::move(name), std::move(ranks), rank, timeout};
   spec.device.index = device;
   return std::make_shared<Group>(std::move(spec));
+}
+
+// `parts`: for each of Lines::Part a group, or None, and the candidate's name.
+void connect_lines(Group& group, const std::string& name, std::vector<std::vector<int>> lines,
+                   const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
+  HierarchicalCommunicator::Parts made;
+  for (std::size_t i = 0; i < made.size(); ++i) made[i] = {parts.at(i).first, parts.at(i).second};
+  connect_hierarchy(group, name, std::move(lines), made);
+}
+
+// The members of each of Lines::Part for a rank.
+std::vector<std::vector<int>> members_of_lines(std::vector<std::vector<int>> lines, int rank) {
+  const Lines made(std::move(lines));
+  return {made.members(rank, Lines::kFirst), made.members(rank, Lines::kOuter), made.members(rank, Lines::kLast)};
 }
 
 void set_stages(Group& group, std::vector<std::shared_ptr<Group>> groups) {
@@ -137,6 +152,7 @@ void add_group(py::module_& module) {
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
+      .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
       .def("_set_stages", set_stages, py::arg("groups"))
       .def("_has_stages", [](const Group& group) { return group.stages() != nullptr; })
@@ -264,6 +280,10 @@ void add_registry(py::module_& module) {
   module.def(
       "add_striped", [](const std::string& first, const std::string& second) { StripedBackend::add(first, second); },
       py::arg("first"), py::arg("second"));
+  module.def(
+      "add_hierarchy", [](const std::vector<std::string>& parts) { HierarchicalBackend::add(parts); },
+      py::arg("parts"));
+  module.def("members_of_lines", members_of_lines, py::arg("lines"), py::arg("rank"));
   module.def("leave", leave_process);
   module.def("prefer_high_priority", StreamPool::prefer_high_priority);
   module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });

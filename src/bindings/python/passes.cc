@@ -90,14 +90,14 @@ auto checked(Result (PassedCall::*method)() const) {
 void add_call(py::module_& module) {
   py::class_<PassedCall, std::shared_ptr<PassedCall>>(module, "PassedCall", "A call as a pass sees it.")
       .def_property_readonly("op", checked(&PassedCall::op), "The operation's name, as in the op table.")
-      .def_property_readonly("group", checked(&PassedCall::group))
+      .def_property_readonly("group", checked(&PassedCall::group), "The group, as torch's process group.")
       .def_property_readonly("backend", checked(&PassedCall::backend), "The candidate that the caller named, or None.")
-      .def_property_readonly("dtype", checked(&PassedCall::dtype))
+      .def_property_readonly("dtype", checked(&PassedCall::dtype), "The element type.")
       .def_property_readonly("reduction", checked(&PassedCall::reduction),
                              "Its name, such as SUM; None if it has none.")
       .def_property_readonly("root", checked(&PassedCall::root), "Root or peer as a rank of the group, or None.")
-      .def_property_readonly("tag", checked(&PassedCall::tag))
-      .def_property_readonly("async_op", checked(&PassedCall::asynchronous))
+      .def_property_readonly("tag", checked(&PassedCall::tag), "The tag of a message; 0 for collectives.")
+      .def_property_readonly("async_op", checked(&PassedCall::asynchronous), "Whether the caller gets a Work.")
       .def_property_readonly("vectored", checked(&PassedCall::vectored), "Whether it has counts per rank.")
       .def_property_readonly("input", checked(&PassedCall::input),
                              "The data to send, in one dimension, on the call's memory; None if there is none, or if "
@@ -157,7 +157,8 @@ std::pair<int64_t, std::string> newest_collective(Group& group) {
 void add_passes(py::module_& module) {
   add_call(module);
   py::class_<Pass, std::shared_ptr<Pass>>(module, "Pass", "A station that every call of a group goes through.")
-      .def_property_readonly("name", [](const Pass& pass) { return std::string(pass.name()); })
+      .def_property_readonly(
+          "name", [](const Pass& pass) { return std::string(pass.name()); }, "The name in `set_passes` and reports.")
       .def("_synchronize", [](Pass& pass, milliseconds limit) {
         const Unlocked guard;
         return pass.synchronize(limit);

@@ -20,7 +20,7 @@ namespace mcr::python {
 namespace {
 
 using Points = std::vector<std::pair<int64_t, int32_t>>;
-using Costs = std::vector<std::tuple<std::string, std::string, std::string, std::string, Points>>;
+using Costs = std::vector<std::tuple<std::string, bool, std::string, std::string, std::string, Points>>;
 using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
 
 // The names of operations in tables: an op's name, with a "v" for the form with counts per rank. A receive is part of
@@ -53,10 +53,10 @@ DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceTy
 
 void tune(Group& group, const Costs& costs, const Rules& rules) {
   Tuning tuning;
-  for (const auto& [operation, device, types, candidate, points] : costs) {
+  for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
     const auto [op, vectored] = operation_of(operation);
-    tuning.costs.push_back(
-        {op, vectored, device_of(device), named<DTypeClass>(kDTypeClasses, types), candidate, curve_of(points)});
+    tuning.costs.push_back({op, vectored, asynchronous, device_of(device), named<DTypeClass>(kDTypeClasses, types),
+                            candidate, curve_of(points)});
   }
   for (const auto& [operation, from, to, candidate] : rules) {
     const auto [op, vectored] = operation_of(operation);
@@ -67,12 +67,13 @@ void tune(Group& group, const Costs& costs, const Rules& rules) {
 
 // `nbytes` < 0: the size is not known to all ranks.
 py::dict explain(Group& group, const std::string& operation, int64_t nbytes, const std::string& dtype,
-                 const std::string& red, const std::string& device) {
+                 const std::string& red, const std::string& device, bool asynchronous) {
   Call call;
   std::tie(call.op, call.vectored) = operation_of(operation);
   call.dtype = named<DType>(kDTypes, dtype);
   call.red = named<RedOp>(kReductions, red);
   call.device.type = device_of(device);
+  call.asynchronous = asynchronous;
   call.size_hint = nbytes;
   const auto explanation = group.selector().explain(call);
   py::dict candidates;
@@ -140,7 +141,7 @@ void add_tuning(py::module_& module) {
   py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
-                               py::arg("red"), py::arg("device")));
+                               py::arg("red"), py::arg("device"), py::arg("async_op") = false));
   py::setattr(group, "_refine",
               py::cpp_function([](Group& self, int64_t period) { self.selector().refine(period); },
                                py::is_method(group), py::arg("period")));
@@ -159,9 +160,19 @@ void add_tuning(py::module_& module) {
       .def_property_readonly("name", &Candidate::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
       .def_readonly("backend", &Candidate::backend, "Without the variant too: mpi, stripe(gloo,mpi).")
       .def_readonly("parts", &Candidate::parts, "The backends that an algorithm over several is made of.")
+      .def_property_readonly("hierarchical", &Candidate::hierarchical,
+                             "Whether the parts serve the dimensions of a topology.")
       .def_readonly("variant", &Candidate::variant, "p2p, 67; empty for the backend's own choice.")
       .def_readonly("codec", &Candidate::codec, "bf16; empty for none.")
       .def("__str__", &Candidate::text);
+  module.def(
+      "split_names",
+      [](const py::str& names) {
+        const auto text = utf8_of(names.ptr(), "");
+        const auto pieces = split_outside_parentheses(text, ',');
+        return std::vector<std::string>(pieces.begin(), pieces.end());
+      },
+      py::arg("names"), "The names in a list separated by commas; commas inside parentheses belong to a name.");
   module.def(
       "canonical", [](const py::str& name) { return canonical(utf8_of(name.ptr(), "")); }, py::arg("name"),
       "The one spelling of a candidate's name; what is no such name stays as it is.");

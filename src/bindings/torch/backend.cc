@@ -389,13 +389,19 @@ std::string represent(const Options& options) {
 }  // namespace
 
 void add_torch_backend(py::module_& module) {
-  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(module, "Options")
+  py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
+      module, "Options",
+      "What is underneath a group: `pg_options=` of new_group and of torch's functions that make groups and meshes.")
       .def(py::init([](std::vector<std::string> backends, std::optional<bool> uniform) {
              return c10::make_intrusive<Options>(std::move(backends), uniform);
            }),
            py::arg("backends") = std::vector<std::string>(), py::arg("uniform") = py::none())
-      .def_readonly("backends", &Options::backends)
-      .def_readonly("uniform", &Options::uniform)
+      .def_readonly("backends", &Options::backends,
+                    "Names of the group's backends, in order of preference; empty: those of the default group.")
+      .def_readonly(
+          "uniform", &Options::uniform,
+          "False: a call may be blocking on some ranks and asynchronous on others; None: as MCR_DL_UNIFORM says, "
+          "or as the parent group does.")
       .def("__deepcopy__",
            [](const Options& options, const py::dict&) { return c10::make_intrusive<Options>(options); })
       .def("__repr__", represent);

@@ -101,6 +101,7 @@ Slot& Compress::slot_of(const Passage& passage, const Codec& codec, bool automat
   carrier.op = carrier_of(passage.call.op);
   carrier.device = passage.call.device;
   carrier.vectored = passage.call.vectored;
+  carrier.asynchronous = passage.call.asynchronous;
   carrier.size_hint = bytes < 0 ? -1 : codec.capacity(bytes / size_of(dtype), coded_type(dtype));
   return passage.group.choose(carrier);
 }

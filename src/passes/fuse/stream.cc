@@ -2,7 +2,6 @@
 #include "passes/fuse/stream.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "algorithms/fuse.h"
@@ -106,16 +105,9 @@ void FuseStream::hurry() {
 }
 
 bool FuseStream::synchronize(std::chrono::nanoseconds limit) {
-  const auto deadline = Clock::now() + limit;
-  for (;;) {
-    hurry();
-    {
-      const std::lock_guard lock(mutex_);
-      if (held_.empty()) return true;
-    }
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::yield();
-  }
+  const bool flushed = executor_->synchronize(limit);
+  drive();  // fails the held calls if the last round has failed
+  return flushed;
 }
 
 FuseStatistics FuseStream::statistics() const {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,21 @@ class Case:
     @property
     def op(self) -> str:
         return str(SIGNATURES[self.function]["op"])
+
+    def __str__(self) -> str:
+        """The function, and the fields that differ from their defaults."""
+        given = ((each, getattr(self, each.name)) for each in fields(self)[1:])
+        return (
+            f"{self.function}({', '.join(f'{each.name}={value!r}' for each, value in given if value != each.default)})"
+        )
+
+    @property
+    def vectored(self) -> bool:
+        """Whether a backend gets the call with a count for each block; a list for all_to_all has them too."""
+        has = kinds(self.function)
+        if "inputs" in has and OPS[self.op]["name"] == "all_to_all":
+            return self.layout != "single"
+        return bool(has & {"scounts", "rcounts"}) or self.layout in ("splits", "rows", "uneven")
 
 
 def layouts(function: str, through_torch: bool = False) -> list[str]:

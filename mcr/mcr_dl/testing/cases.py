@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases of the table-driven suite: op x dtype x reduction x count x layout x in place x asynchronous; groups, roots
-and spellings vary from case to case. All lists come from the op table. Needs no pytest (bench/gpu/suite.py).
+and spellings vary from case to case. All lists come from the op table.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,15 +12,18 @@ from itertools import count, product
 
 import torch.distributed as torch_dist
 
-from calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
 from mcr_dl import _C
-from ranks import session
+from mcr_dl.testing import session
+from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
 
 COUNTS = (0, 1, 17, 1001)
 LARGE = 100_003
 LARGE_DTYPES = ("float32", "bfloat16", "uint8")
-SEED = int(os.environ.get("MCR_TEST_SEED") or time.time() // 86400)
-"""Which share of their cases the tests of operations run: today's number, so that every day has the next share."""
+WORLDS = tuple(session.SUBGROUPS)
+"""The numbers of ranks that there are cases for: sums and products of four inputs are exact in every element type."""
+SEEDS = 15
+"""So many seeds in a row cover the table, wherever they begin."""
+
 # Layouts that make sense with one buffer for both sides of all_to_all.
 SHARED_LAYOUTS = ("plain", "matrix", "single", "adjacent", "even", "splits", "gaps")
 
@@ -86,11 +88,38 @@ def table(
     return cases
 
 
-def share(cases: list[Case], step: int, turn: int = 0, seed: int = SEED) -> list[Case]:
+def today() -> int:
+    """The seed of today: every day has the next one."""
+    return int(time.time() // 86400)
+
+
+def share(cases: list[Case], step: int, turn: int = 0, *, seed: int) -> list[Case]:
     """Every ``step``-th case. A list's shares of ``step`` seeds in a row are the whole list; lists that run together
     have different turns, and so different shares.
     """
     return cases[(turn + seed) % step :: step]
+
+
+def some(function: str, backend: str, dtype: str, world: int, seed: int, *, sparse: bool) -> list[Case]:
+    """Every combination (of more than 60 every third one); sparse: a fifth of that. The selection differs between
+    types and seeds.
+    """
+    cases = table(function, backend, dtype, world, COUNTS)
+    step = 3 if len(cases) > 60 else 1
+    if sparse and len(cases) > 30 * step:
+        step *= 5
+    return share(cases, step, _C.dtypes().index(dtype), seed=seed)
+
+
+def some_large(function: str, backend: str, world: int, seed: int) -> list[Case]:
+    """Messages beyond every library's eager limit: of more than 40 combinations every seventh one, of all types."""
+    cases = large(function, backend, world)
+    return share(cases, 1 if len(cases) < 40 else 7, seed=seed)
+
+
+def large(function: str, backend: str, world: int) -> list[Case]:
+    """All combinations of one function with messages beyond every library's eager limit, of some types."""
+    return [case for dtype in LARGE_DTYPES for case in table(function, backend, dtype, world, (LARGE,))]
 
 
 def by_group_rank(case: Case, index: int) -> bool:

@@ -14,9 +14,9 @@ from torch.distributed import ReduceOp
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 from mcr_dl.base.operations import Operation, operation_of
-from mcr_dl.bench import _coded, _values, devices
-from mcr_dl.bench._layout import Layout, layout
 from mcr_dl.libraries import registry
+from mcr_dl.measure import _coded, _values, devices
+from mcr_dl.measure._layout import Layout, layout
 
 _LISTS = {"inputs", "outputs"}
 _COUNTS = {"scounts", "rcounts"}

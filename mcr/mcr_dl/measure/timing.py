@@ -174,14 +174,14 @@ def _run(timed: Timed, batch: _Batch) -> float:
     return (perf_counter_ns() - begin) / (1000 * batch.calls * timed.messages)
 
 
-def _plan(timed: Mapping[str, Timed], control: Control) -> dict[str, _Batch]:
+def _plan(timed: Mapping[str, Timed], control: Control, trials: int) -> dict[str, _Batch]:
     """Batches, equal on all ranks, that last long enough for the clock and for ranks that start at different times.
 
-    Also warms up. The best of several trials counts: one disturbance must not make the batches too short.
+    Also warms up. The best of the trials counts: one disturbance must not make the batches too short.
     """
     batches = dict.fromkeys(timed, _Batch(2, True))
     for share in (0.25, 1.0):
-        local = [_run(each, batches[name]) for _ in range(_TRIALS) for name, each in timed.items()]
+        local = [_run(each, batches[name]) for _ in range(trials) for name, each in timed.items()]
         agreed = control.maximum(local)
         for index, (name, each) in enumerate(timed.items()):
             taken = max(1e-3, min(agreed[index :: len(timed)]) * each.messages)
@@ -224,9 +224,14 @@ class Sampling:
     """
 
     def __init__(
-        self, prepared: Mapping[str, Timed], control: Control, confidence: float = 0.025, seed: int = 0
+        self,
+        prepared: Mapping[str, Timed],
+        control: Control,
+        confidence: float = 0.025,
+        seed: int = 0,
+        trials: int = _TRIALS,
     ) -> None:
-        self._prepared, self._control, self._confidence = dict(prepared), control, confidence
+        self._prepared, self._control, self._confidence, self._trials = dict(prepared), control, confidence, trials
         self._shuffle = random.Random(seed)
         self._samples: dict[str, list[float]] = {name: [] for name in prepared}
         self._batches: dict[str, _Batch] = {}
@@ -250,7 +255,7 @@ class Sampling:
         begin, done, rounds = perf_counter(), 0, minimum_rounds
         with _no_collection():
             if not self._batches:
-                self._batches = _plan(self._prepared, self._control)
+                self._batches = _plan(self._prepared, self._control, self._trials)
             while True:
                 elapsed = self._round(rounds, begin)
                 done += rounds

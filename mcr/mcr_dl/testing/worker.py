@@ -9,12 +9,16 @@ import sys
 import traceback
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
+from typing import Any
 
-from harness import position
+import mcr_dl
+from mcr_dl.base import launcher
+from mcr_dl.bench.ranks import die_with
+from mcr_dl.testing import position
 
 
-def serve(connection: Connection) -> None:
-    """Answer calls until the controller ends the connection."""
+def serve(connection: Connection[Any, Any], folder: Path, rank: int) -> None:
+    """Answer calls until the pool ends the connection."""
     while True:
         call = connection.recv()
         if call is None:
@@ -29,16 +33,20 @@ def serve(connection: Connection) -> None:
         connection.send(answer)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Serve the pool that the environment names; returns the exit code."""
+    if parent := os.environ.get("MCR_TEST_PARENT"):
+        die_with(int(parent))
     folder = Path(os.environ["MCR_TEST_FOLDER"])
-    import mcr_dl  # the slow part, done once per rank and session
-    from mcr_dl.base import launcher
-
     rank = launcher.detect().rank
     position.start(folder, rank)
     with Client(str(folder / "socket"), "AF_UNIX", authkey=os.environ["MCR_TEST_KEY"].encode()) as connection:
         connection.send((rank, os.getpid()))
-        serve(connection)
+        serve(connection, folder, rank)
     if mcr_dl.is_initialized():
         mcr_dl.finalize()
-    sys.exit(0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 from mcr_dl import _C
-from mcr_dl.bench import _values
-from mcr_dl.bench._layout import Segment
+from mcr_dl.measure import _values
+from mcr_dl.measure._layout import Segment
 
 
 def _around(part: torch.Tensor, codec: str) -> torch.Tensor:

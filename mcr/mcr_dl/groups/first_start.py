@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The measurement of a job that starts on a machine and scale that have none, and where its results go."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.measure import start
+from mcr_dl.runtime import core_groups, state
+from mcr_dl.tables import choice
+from mcr_dl.tables import table as files
+from mcr_dl.tables.host import host, software
+from mcr_dl.tables.table import Scale, Table
+
+_log = logging.getLogger("mcr_dl")
+
+
+def measure(world: _C.Group, store: torch_dist.Store) -> None:
+    """Measure the default group's candidates if nothing is known about its shape; rank 0 adds them to its cache.
+
+    Collective. All ranks decide alike, as they have one table and the same candidates. The calls are made on a group of
+    their own, so that the default group's calls are numbered from its first.
+    """
+    current = state.current()
+    known = current.knowledge
+    if known is None or not known.seconds:
+        return
+    shape, compared = known.shape(world.ranks), start.all_candidates(world)
+    if not compared or known.measured(shape, compared):
+        return
+    if world.rank() == 0:
+        names = ", ".join(sorted(compared))
+        text = f"no measurements for {shape}: measuring {names} for up to {known.seconds:.0f} s"
+        hint = f"mcr-tune measures more, {choice.VARIABLE}=none nothing"
+        print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
+    group = core_groups.make("default/measure", list(world.ranks), current.backends, world.timeout)
+    try:
+        scale = start.Measurement(group, known.seconds).run(shape)
+    finally:
+        core_groups.forget_group(group)
+    source = _keep(scale, current.backends) if world.rank() == 0 else ""
+    # Only rank 0's logarithms count.
+    answer = agreement.agree(
+        store, world.rank(), world.size(), "measured", source, lambda values: [choice.costs_of(scale), values[0]]
+    )
+    current.knowledge = known.with_scale(*answer)
+    choice.tune(world, current.knowledge)
+
+
+def _keep(scale: Scale, backends: list[str]) -> str:
+    """Add the scale to this machine's table in the cache. Returns the file's name; empty if it was not written."""
+    path = files.default_path(host())
+    try:
+        table = _table_with(path, scale, backends)
+        if table is not None:
+            files.write(table, path)
+    except OSError as error:
+        _log.warning("%s; the next start measures again", error)
+        return ""
+    return "" if table is None else str(path)
+
+
+def _table_with(path: Path, scale: Scale, backends: list[str]) -> Table | None:
+    """The file's table with this scale; None if the file has measurements of mcr-tune with other versions."""
+    status = _C.backend_status()
+    running = software({name: status[name] for name in backends})
+    fresh = Table(created=files.now(), host=host(), software=running, settings={"quick": True})
+    try:
+        old = files.read(path) if path.exists() else fresh
+    except InvalidArgumentError:
+        old = fresh  # its reader has warned of it
+    if files.outdated(old, host(), running):
+        if any(not each.quick for each in old.scales):
+            return None
+        old = fresh
+    return files.merge(old, scale)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptor of the backend ``shm``, which serves the ranks of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from mcr_dl.libraries.descriptor import Library
+
+
+class Shm(Library):
+    """Shared memory between processes under one kernel and in one network namespace."""
+
+    automatic = True
+
+    def domain(self) -> str:
+        """The host's name, its running kernel, and the network namespace, in which the ranks meet."""
+        parts = [socket.gethostname()]
+        with contextlib.suppress(OSError):
+            parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        with contextlib.suppress(OSError):
+            parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
+        return "/".join(parts)
+
+
+LIBRARY = Shm("shm")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the candidates of a job that starts on a machine and scale without measurements.
+
+All ranks measure the same points in the same order. Whatever decides (times, results, the end) is the largest value
+over the ranks, so that all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import NamedTuple
+
+from mcr_dl import _C
+from mcr_dl.base.operations import dtype_class, frequent, operation_of
+from mcr_dl.measure import cases
+from mcr_dl.measure.cases import Case, Prepared, prepare
+from mcr_dl.measure.timing import Sampling, TorchControl
+from mcr_dl.tables.choice import Shape
+from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale
+from mcr_dl.tables.table import now
+from mcr_dl.tables.winners import winners_of
+
+DTYPE = "float32"
+_COARSE = (4, 4 << 10, 64 << 10, 1 << 20)
+_FINE = (256, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
+_POINT_SECONDS = 0.02
+_CONFIDENCE = 0.1
+_ROUNDS = 3
+_CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
+_FLAT = 16 << 10  # bytes; times hardly depend on smaller sizes
+_HOPELESS = 3  # a candidate that takes so many times as long as the best, above _FLAT, is measured no further
+
+
+def candidates(group: _C.Group, operation: str) -> list[str]:
+    """The candidates that ``auto`` compares for an operation."""
+    measured = cases.candidates(group)
+    return [name for name in group._explain(operation, 0, DTYPE, "SUM", "cpu")["candidates"] if name in measured]
+
+
+def all_candidates(group: _C.Group) -> set[str]:
+    """The candidates of all operations that have several."""
+    compared = (candidates(group, operation) for operation in _operations())
+    return {name for names in compared if len(names) > 1 for name in names}
+
+
+def _operations() -> list[str]:
+    """The forms with equal counts, as the vectored forms use their curves; the frequent operations come first."""
+    often = frequent()
+    return [*often, *(row["name"] for row in _C.ops() if row["name"] in _C.operations() and row["name"] not in often)]
+
+
+class _Kind(NamedTuple):
+    """The calls whose candidates are compared."""
+
+    operation: str
+    async_op: bool
+
+
+def _points() -> Iterator[tuple[_Kind, int]]:
+    """Calls and sizes, the most important first: the budget may end before the last."""
+    blocking, starting = ([_Kind(name, async_op) for name in frequent()] for async_op in (False, True))
+    every = [_Kind(name, False) for name in _operations()]
+    for kinds, sizes in ((every, _COARSE), (starting, _COARSE), (blocking, _FINE), (starting, _FINE)):
+        for kind in kinds:
+            if operation_of(kind.operation).op == "barrier":
+                yield kind, 0
+            else:
+                yield from ((kind, size) for size in sizes)
+
+
+@dataclass
+class _Results:
+    """The samples of one kind of calls, by candidate, and the candidates that gave wrong results."""
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def expected(self, name: str, nbytes: int) -> float:
+        """An estimate of the time of a call in seconds, from the nearest smaller size; 0 if there is none."""
+        below = max((each for each in self.samples.get(name, []) if each.bytes <= nbytes), key=_bytes, default=None)
+        return 0.0 if below is None else below.min_us * 1e-6 * max(1.0, nbytes / max(below.bytes, _FLAT))
+
+
+def _bytes(sample: Sample) -> int:
+    return sample.bytes
+
+
+class Measurement:
+    """A measurement of all candidates of a group, for ``seconds``. Collective."""
+
+    def __init__(self, group: _C.Group, seconds: float) -> None:
+        self._group, self._seconds = group, seconds
+        self._control = TorchControl(group)
+        self._begin = perf_counter()
+        self._results: dict[_Kind, _Results] = {}
+
+    def run(self, shape: Shape) -> Scale:
+        """Measure until all points are done or the time is over; the samples are equal on all ranks."""
+        elapsed = 0.0
+        for kind, nbytes in _points():
+            found = self._results.setdefault(kind, _Results())
+            names = self._worthwhile(kind, nbytes)
+            cost = sum(found.expected(name, nbytes) for name in names) * _CALLS
+            if len(names) > 1 and elapsed + cost < self._seconds:
+                self._point(kind, nbytes, names)
+                elapsed = self._control.maximum([perf_counter() - self._begin])[0]
+            if elapsed > self._seconds:
+                break
+        return self._scale(shape)
+
+    def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
+        """The candidates to measure at this size: at large sizes, without those that were far behind before."""
+        found = self._results[kind]
+        names = [name for name in candidates(self._group, kind.operation) if name not in found.wrong]
+        if nbytes <= _FLAT:
+            return names
+        times = {name: found.expected(name, nbytes) for name in names}
+        best = min((time for time in times.values() if time > 0), default=0.0)
+        return [name for name in names if times[name] <= _HOPELESS * best or best == 0.0]
+
+    def _point(self, kind: _Kind, nbytes: int, names: list[str]) -> None:
+        found = self._results[kind]
+        case = Case(kind.operation, nbytes, DTYPE, asynchronous=kind.async_op)
+        ready: dict[str, Prepared] = {}
+        for name in names:
+            shared = next(iter(ready.values())).tensors if ready else None
+            one = prepare(case, name, self._group, shared)
+            if name in found.samples or self._right(one, found):
+                ready[name] = one
+        statistics = Sampling(ready, self._control, _CONFIDENCE, trials=1).extend(_POINT_SECONDS, _ROUNDS)
+        for name, each in statistics.items():
+            sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)
+            found.samples.setdefault(name, []).append(sample)
+
+    def _right(self, one: Prepared, found: _Results) -> bool:
+        """Whether the results of a candidate's first call are right on all ranks."""
+        wrong = int(self._control.maximum([float(one.check())])[0])
+        if wrong:
+            found.wrong[one.candidate] = f"{wrong} wrong elements at {one.nbytes} bytes"
+        return not wrong
+
+    def _scale(self, shape: Shape) -> Scale:
+        curves, excluded = [], []
+        for (operation, async_op), found in self._results.items():
+            types = dtype_class(operation, DTYPE)
+            for name, samples in found.samples.items():
+                ordered = tuple(sorted(samples, key=_bytes))
+                curves.append(Curve(operation, types, DTYPE, name, ordered, async_op=async_op))
+            excluded += [
+                Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()
+            ]
+        where = (shape.ranks, shape.nodes, shape.ranks_per_node)
+        scale = Scale(*where, "cpu", now(), tuple(curves), excluded=tuple(excluded), quick=True)
+        return replace(scale, winners=winners_of(scale))

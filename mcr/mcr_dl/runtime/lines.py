@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines of a group's ranks, which hierarchical candidates use: those of the innermost dimension, or the hosts'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import dimensions, state
+
+
+def of(ranks: Sequence[int]) -> list[list[int]]:
+    """The group ranks of each line of a group of these global ranks: of the job's topology, else of each host.
+
+    Lines may have different lengths, for example of hosts with different numbers of ranks.
+    """
+    current = state.current()
+    places: list[tuple[tuple[int, ...], tuple[int, ...]]]  # the line, and the place in it
+    if current.grid is None:
+        nodes = [] if current.knowledge is None else current.knowledge.nodes
+        places = [((nodes[rank] if nodes else 0,), (index,)) for index, rank in enumerate(ranks)]
+    else:
+        coordinates = [tuple(current.grid.coordinates(rank)) for rank in ranks]
+        width = max((d for d in range(len(coordinates[0])) if len({one[d] for one in coordinates}) > 1), default=0)
+        places = [(one[:width], one[width:]) for one in coordinates]
+    rows: dict[object, list[int]] = {}
+    for rank in sorted(range(len(ranks)), key=lambda index: places[index]):
+        rows.setdefault(places[rank][0], []).append(rank)
+    return list(rows.values())
+
+
+def require(rows: list[list[int]], what: str) -> None:
+    """Raise InvalidArgumentError unless there are several lines, and several ranks in one of them."""
+    if len(rows) > 1 and max(map(len, rows)) > 1:
+        return
+    shape = ", ".join(str(len(row)) for row in rows)
+    message = (
+        f"{what}: expected a topology of two dimensions, such as several hosts with several ranks each, got lines of "
+        f"{shape} ranks; name the topology's file in {dimensions.VARIABLE}, or leave this backend out"
+    )
+    raise InvalidArgumentError(message)
+
+
+def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
+    """The backends that a group of these global ranks takes over from another: hierarchies only if it has lines."""
+    rows = of(ranks)
+    flat = len(rows) < 2 or max(map(len, rows)) < 2
+    return [name for name in names if not (flat and registry.is_hierarchical(name))]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts on the backends of the first argument, and prints what ``auto`` knows then. A candidate named by the second
+argument gives wrong results in the first measurement."""
+
+import json
+import sys
+
+import torch
+
+import mcr_dl
+from mcr_dl.measure import start
+from mcr_dl.measure.cases import Case, Prepared, Tensors
+from mcr_dl.runtime import state
+
+wrong = sys.argv[2] if len(sys.argv) > 2 else ""
+
+
+def prepare(case: Case, candidate: str, group: mcr_dl._C.Group, tensors: Tensors | None = None) -> Prepared:
+    """As the original, with one wrong element."""
+    one = Prepared(case, candidate, group, tensors)
+    if candidate == wrong:
+        one.check = lambda: 1  # type: ignore[method-assign]
+    return one
+
+
+start.prepare = prepare
+mcr_dl.init_process_group(sys.argv[1])
+x = torch.ones(3)
+mcr_dl.all_reduce(x)
+assert x.tolist() == [mcr_dl.get_world_size()] * 3
+knowledge = state.current().knowledge
+assert knowledge is not None
+facts = {
+    "source": knowledge.source,
+    "scales": knowledge.scales,
+    "chosen": [mcr_dl.explain("all_reduce", size).candidate for size in (4, 1 << 10, 1 << 20)],
+}
+sys.stdout.write(f"facts {mcr_dl.get_rank()} {json.dumps(facts)}\n")  # one write, as ranks share the output
+mcr_dl.destroy_process_group()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over the dimensions of a topology, on one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import mcr_dl
+from mcr_dl import InvalidArgumentError, NotInitializedError
+from mcr_dl.runtime import lines
+from mcr_dl.testing import checks
+from mcr_dl.testing.calls import Case
+from mcr_dl.testing.expect import expect
+from ranks import session
+
+BACKENDS = ("mpi", "gloo", "shm", "hier(shm,mpi)", "hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))")
+NEEDED = ("stripe(gloo,mpi)",)
+
+
+@contextmanager
+def _grid(*ranks: int) -> Iterator[None]:
+    """Two hosts with two ranks each, in a file."""
+    rows = [{"name": "rail", "size": 2}, {"name": "host", "size": 2}]
+    document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or [0, 1, 2, 3]}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "topology.json"
+        path.write_text(json.dumps(document))
+        os.environ["MCR_DL_TOPOLOGY"] = str(path)
+        try:
+            yield
+        finally:
+            del os.environ["MCR_DL_TOPOLOGY"]
+
+
+@contextmanager
+def _uneven() -> Iterator[None]:
+    """As if the last rank had a host of its own."""
+    of = lines.of
+    lines.of = lambda ranks: [list(range(len(ranks) - 1)), [len(ranks) - 1]] if len(ranks) > 2 else of(ranks)
+    try:
+        yield
+    finally:
+        lines.of = of
+
+
+_shape: list[int] | None = None  # of the running session
+
+
+def _start(shape: Sequence[int]) -> None:
+    """Start on a grid whose ranks are in this order, or on uneven hosts, unless that runs."""
+    global _shape
+    names = [*BACKENDS[:-1], *NEEDED, BACKENDS[-1]]
+    if mcr_dl.is_initialized() and mcr_dl.get_backends() == names and _shape == shape:
+        return
+    session.stop()
+    with _grid(*shape) if shape else _uneven():
+        mcr_dl.init_process_group(names)
+    _shape = list(shape)
+
+
+def run_all(cases: Sequence[Case], shape: Sequence[int]) -> int:
+    """Run the cases on lines of this shape; returns how many there were."""
+    _start(shape)
+    for case in cases:
+        checks.run(case)
+    return len(cases)
+
+
+def mixed(shape: Sequence[int]) -> None:
+    """Calls in flight on all candidates, mixed with other calls on the same libraries, and in any order of waiting."""
+    _start(shape)
+    size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
+    for turn in range(6):
+        works, results = [], []
+        for backend in BACKENDS:
+            for count in (5, 40_001):
+                tensor = torch.full((count,), float(turn + rank))
+                works.append(mcr_dl.all_reduce(tensor, backend=backend, async_op=True))
+                results.append((tensor, float(turn * size + sum(range(size)))))
+                root = (turn + count) % size
+                other = torch.full((count,), float(rank))
+                works.append(mcr_dl.broadcast(other, root, backend=backend, async_op=True))
+                results.append((other, float(root)))
+            blocking = torch.full((3000,), 1.0)
+            mcr_dl.all_reduce(blocking, backend=backend)
+            results.append((blocking, float(size)))
+        for work in works[:: -1 if turn % 2 else 1]:
+            work.wait()
+        for index, (tensor, want) in enumerate(results):
+            assert tensor.eq(want).all(), (turn, index, tensor, want)
+    mcr_dl.barrier(backend="hier(shm,mpi)")
+
+
+def life() -> None:
+    """Groups that take over the backends, passes, the end of a library, and explanations."""
+    _start([0, 1, 2, 3])
+    size = mcr_dl.get_world_size()
+    again = mcr_dl.new_group(backend="mpi,hier(shm,mpi)")
+    part = mcr_dl.new_group([0, 1])
+    if mcr_dl.get_rank() < 2:
+        assert not [name for name in mcr_dl.get_backends(part) if name.startswith("hier")]
+    expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend="hier(shm,mpi)"), "'mpi' before it")
+    for group in (None, again):
+        mcr_dl.set_passes(["compress", "fuse"], group)
+        tensor = torch.ones(40_000)
+        mcr_dl.all_reduce(tensor, backend="hier(shm,mpi)|bf16", group=group)
+        assert tensor.eq(size).all()
+    mcr_dl.set_passes([])
+    mcr_dl.set_passes([], again)
+    assert "hier(shm,gloo)" in str(mcr_dl.explain("all_reduce", 1 << 20))
+    mcr_dl.destroy_process_group(again)
+    mcr_dl.finalize(["shm"])
+    assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)"]
+    tensor = torch.ones(40_000)
+    mcr_dl.all_reduce(tensor, backend="hier(mpi,gloo)")
+    assert tensor.eq(size).all()
+    expect(NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="hier(shm,mpi)"), "hier(shm,mpi)")
+    session.stop()
+
+
+def without_lines() -> None:
+    """On one host without a topology there is one error on all ranks, which says what to do."""
+    session.stop()
+    expect(InvalidArgumentError, lambda: session.start("mpi", "hier(shm,mpi)"), "two dimensions", "MCR_DL_TOPOLOGY")
+    session.start("mpi", "gloo")
+    tensor = torch.ones(3)
+    mcr_dl.all_reduce(tensor)
+    assert tensor.eq(mcr_dl.get_world_size()).all()

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A start without measurements measures, once for each machine and scale."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import launchers
+from mcr_dl.groups import first_start
+from mcr_dl.tables import choice
+from mcr_dl.tables import table as files
+from mcr_dl.tables.host import host, software
+from mcr_dl.tables.table import Curve, Sample, Scale, Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = str(ROOT / "tests" / "programs" / "first_start.py")
+LIMIT = 100.0
+SAID = "mcr_dl: no measurements for "
+
+
+def _start(cache: Path, ranks: int, *arguments: str, table: str = "") -> tuple[list[dict[str, Any]], str]:
+    """The facts of all ranks, and all that they have written."""
+    environment = launchers.environment(MCR_DL_TUNING_TABLE=table, XDG_CACHE_HOME=str(cache))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, *arguments]
+    code, text = launchers.finish(command, ROOT, environment, LIMIT)
+    assert code == 0, text
+    facts = {int(rank): json.loads(found) for rank, found in re.findall(r"facts (\d+) (\{.*\})$", text, re.MULTILINE)}
+    return [facts[rank] for rank in range(ranks)], text
+
+
+def test_it_measures_once(tmp_path: Path) -> None:
+    """The results go to the cache. Later starts use them, until a candidate is new."""
+    first, text = _start(tmp_path, 2, "mpi,gloo")
+    assert text.count(SAID) == 1
+    assert first[0] == first[1]
+    (path,) = tmp_path.rglob("*.json")
+    (scale,) = files.read(path).scales
+    assert first[0]["source"] == str(path)
+    assert (scale.ranks, scale.quick) == (2, True)
+    assert {"mpi", "gloo"} <= scale.candidates
+    assert set(first[0]["chosen"]) <= scale.candidates
+    again, text = _start(tmp_path, 2, "mpi,gloo")
+    assert SAID not in text
+    assert again == first
+    _, text = _start(tmp_path, 2, "mpi,gloo,shm")
+    assert text.count(SAID) == 1
+    assert "shm" in files.read(path).scales[0].candidates
+
+
+def test_other_scales_join(tmp_path: Path) -> None:
+    """Three ranks measure for themselves; the scale of two stays."""
+    _start(tmp_path, 2, "gloo,shm")
+    three, text = _start(tmp_path, 3, "gloo,shm")
+    assert SAID in text
+    assert three[0] == three[1] == three[2]
+    (path,) = tmp_path.rglob("*.json")
+    assert [scale.ranks for scale in files.read(path).scales] == [2, 3]
+
+
+@pytest.mark.parametrize("backends", ["gloo", "mpi,gloo"])
+def test_nothing_is_measured(tmp_path: Path, backends: str) -> None:
+    """There is no choice, or the user wants no table."""
+    facts, text = _start(tmp_path, 2, backends, table="" if backends == "gloo" else "none")
+    assert SAID not in text
+    assert facts[0]["scales"] == []
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """The job uses the measurements, and says once that they are lost."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    facts, text = _start(blocked, 2, "gloo,shm")
+    assert facts[0]["scales"]
+    assert text.count("the next start measures again") == 1
+
+
+def test_a_candidate_with_wrong_results_is_left_out(tmp_path: Path) -> None:
+    """It is never chosen, and the table says why."""
+    facts, _ = _start(tmp_path, 2, "gloo,shm", "shm")
+    assert set(facts[0]["chosen"]) == {"gloo"}
+    (path,) = tmp_path.rglob("*.json")
+    excluded = files.read(path).scales[0].excluded
+    assert ("all_reduce", "shm", "1 wrong elements at 4 bytes") in {
+        (each.operation, each.candidate, each.reason) for each in excluded
+    }
+
+
+# ---- whose measurements count
+
+
+def _scale(*, quick: bool, candidate: str = "mpi") -> Scale:
+    curve = Curve("all_reduce", "float", "float32", candidate, (Sample(4, 3, 1.0, 2.0, 3.0),))
+    return Scale(2, 1, 2, "cpu", files.now(), (curve,), quick=quick)
+
+
+@pytest.mark.parametrize(
+    ("quick", "candidates", "known"),
+    [(False, {"mpi", "shm"}, True), (True, {"mpi", "shm"}, False), (True, {"mpi"}, True)],
+)
+def test_which_scales_suffice(quick: bool, candidates: set[str], known: bool) -> None:
+    """mcr-tune's always do, quick ones if they have all candidates."""
+    knowledge = choice.Knowledge("", [0, 0], [False, False], [choice.costs_of(_scale(quick=quick))])
+    assert knowledge.measured(choice.Shape(2, 1, 2), candidates) is known
+    assert not knowledge.measured(choice.Shape(3, 1, 3), candidates)
+
+
+def test_quick_samples_count_by_their_minimum() -> None:
+    """There are too few for a median that other load on the machine does not change."""
+    (quick,), (slow,) = (choice.costs_of(_scale(quick=each))["curves"] for each in (True, False))
+    assert quick[-1][0][1] == slow[-1][0][1] - 65536
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_measurements_of_mcr_tune_are_kept(tmp_path: Path, quick: bool) -> None:
+    """A table of other versions is replaced only if a start has measured it."""
+    old = replace(software({}), torch="1.0")
+    path = tmp_path / "t.json"
+    files.write(Table(files.now(), host(), old, {"quick": quick}, (_scale(quick=quick),)), path)
+    found = first_start._table_with(path, _scale(quick=True, candidate="gloo"), [])
+    if quick:
+        assert found is not None
+        assert [curve.candidate for curve in found.scales[0].curves] == ["gloo"]
+    else:
+        assert found is None
