@@ -47,8 +47,11 @@ _FOREIGN = (
     "PRTE_",
     "SLURM_",
     "TORCHELASTIC",
-    "MCR_DL_MPI",
-    "MCR_DL_NCCL",
+    "MCR_DL_MPI_LIB",
+    "MCR_DL_MPI_STREAMS",
+    "MCR_DL_MPI_THREAD_LEVEL",
+    "MCR_DL_NCCL_LANES",
+    "MCR_DL_NCCL_LIB",
 )
 
 
