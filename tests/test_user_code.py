@@ -11,6 +11,7 @@ import jobs
 from harness import Pools
 from harness.nursery import Nursery
 from ranks import session, user_code
+from seed import SEED
 
 sizes = pytest.mark.parametrize("size", [2, 3])
 backends = pytest.mark.parametrize("backend", session.BACKENDS)
@@ -53,13 +54,21 @@ CASES = [
 ]
 
 
-def _named(case: tuple[str, str, bool, bool]) -> str:
+def _named(case: int | tuple[str, str, bool, bool]) -> str:
+    if isinstance(case, int):
+        return str(case)
     where, backend, blocking, everywhere = case
     return f"{where}-{backend}-{'blocking' if blocking else 'async'}-{'all ranks' if everywhere else 'one rank'}"
 
 
-@sizes
-@pytest.mark.parametrize("case", [case for case in CASES if not _ends_ranks(*case)], ids=_named)
+IN_CHAINS = [case for case in CASES if not _ends_ranks(*case)]
+
+
+# Each case has 2 ranks or 3, the other number with the next seed.
+SIZED = [(2 + (SEED + place) % 2, case) for place, case in enumerate(IN_CHAINS)]
+
+
+@pytest.mark.parametrize(("size", "case"), SIZED, ids=_named)
 def test_in_the_chain(own_pools: Pools, size: int, case: tuple[str, str, bool, bool]) -> None:
     """Passes, their steps and codecs."""
     own_pools.get("processes", size).run(user_code.in_chain, *case, limit=40.0)
