@@ -43,6 +43,7 @@ LAYERS = (
     "tuning",
     "deepspeed",
     "mcr_dl",
+    "schedule",  # schedulers of a training step
     "fully_sharded",
     "_generate",
     "info",

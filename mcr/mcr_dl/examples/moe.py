@@ -169,7 +169,7 @@ class Options(program.Options):
 
     text: Path | None = None
     megabytes: float = 4.0
-    windows: int = 24
+    windows: int = 8
     shape: Shape = field(default_factory=Shape)
     codecs: tuple[str, ...] = ()
 
@@ -206,10 +206,10 @@ def run(options: Options) -> int:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a mixture-of-experts language model on gloo, MPI, shared memory, a mix of them, and auto."
-    parser = program.parser("mcr_dl.examples.moe", summary, steps=120)
+    parser = program.parser("mcr_dl.examples.moe", summary, steps=80)
     text.add_arguments(parser)
     parser.add_argument(
-        "--batch", type=int, default=24, help="windows of 128 bytes per step, all ranks together (default: 24)"
+        "--batch", type=int, default=8, help="windows of 128 bytes per step, all ranks together (default: 8)"
     )
     parser.add_argument("--top-k", type=int, choices=(1, 2), default=1, help="experts per token (default: 1)")
     parser.add_argument(

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers of a training step's communication (docs/scheduling.md)."""
+
+from mcr_dl.schedule.bytescheduler import ByteScheduler
+from mcr_dl.schedule.planning import Plan
+
+__all__ = ["ByteScheduler", "Plan"]

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ByteScheduler: data-parallel training whose gradients are sent in the order in which the forward pass needs them."""
+
+from __future__ import annotations
+
+import logging
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
+from mcr_dl.groups import making
+from mcr_dl.runtime import changes, handles
+from mcr_dl.schedule import planning
+from mcr_dl.schedule.gradients import Parameter, Piece, guarded, pieces_of
+from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule.updates import Updates
+
+_log = logging.getLogger("mcr_dl")
+
+Limit = int | str | None
+
+
+class ByteScheduler(nn.Module):
+    """Data-parallel training in place of DistributedDataParallel; communication crosses the end of the step.
+
+    ``optimizer.step()`` returns at once. Gradients are cut into partitions and reduced in the order in which the next
+    forward pass needs them, with a limited number of bytes in flight; each module waits for its own parameters only,
+    which are updated as their gradients arrive.
+
+    >>> model = mcr_dl.schedule.ByteScheduler(network, optimizer)
+    >>> loss(model(x), y).backward(); optimizer.step(); optimizer.zero_grad()
+
+    The first four steps reduce whole gradients and record times; then all ranks agree on medians, simulate the same
+    plan from them, and keep it. Wherever gradients are used before ``step()`` (clipping, GradScaler), the use waits for
+    all of them. ``state_dict()`` of the model and of the optimizer, ``eval()`` and forward passes without gradients wait
+    for all updates; before any other use of the parameters after ``step()``, call ``synchronize()``.
+
+    Source: ByteScheduler (SOSP'19).
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        *,
+        partition: Limit = "auto",
+        credit: Limit = "auto",
+        group: Any = None,
+        backend: str | None = None,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        """Collective over the group; parameters and buffers become rank 0's.
+
+        Args:
+            module: an eager model on the CPU, with equal parameters on all ranks.
+            optimizer: any that updates each parameter by itself; LBFGS and closures are refused.
+            partition: bytes per operation at most, None for whole gradients, or "auto".
+            credit: bytes in flight at most, None for no limit, or "auto". One partition is always in flight.
+            group: the ranks; the default group's by default. The operations run on a group of their own.
+            backend: a candidate for all operations; the group's choice by default.
+            broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
+
+        Raises InvalidArgumentError on all ranks if their parameters differ, UnsupportedError for models on devices,
+        compiled models and optimizers that need all parameters at once.
+        """
+        super().__init__()
+        if hasattr(module, "_orig_mod"):
+            message = "ByteScheduler: expected an eager model, got a compiled one; compile its parts, or use DDP"
+            raise UnsupportedError(message)
+        if not isinstance(module, nn.Module) or not isinstance(optimizer, Optimizer):
+            message = f"ByteScheduler: expected a module and its optimizer, got {module!r} and {optimizer!r}"
+            raise InvalidTypeError(message)
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self._limits = _checked("partition", partition), _checked("credit", credit)
+        self._backend = backend
+        self._outer = handles.core_group(group)
+        self._group = making.new_group(
+            self._outer.ranks, self._outer.timeout, self._outer.backends, use_local_synchronization=True
+        )
+        self._core = handles.core_group(self._group)
+        self._layers, owned = pieces_of(module)
+        self._pieces = [piece for layer in self._layers for piece in layer]
+        self._values = [each for piece in self._pieces for each in piece.parameters]
+        for index, piece in enumerate(self._pieces):
+            piece.index = index
+        if not self._values:
+            raise InvalidArgumentError("ByteScheduler: expected a model with parameters that need gradients, got none")
+        self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
+        self._synchronizes = True
+        self._open = False  # a backward pass is running
+        self._reads = 0
+        self._steps = 0
+        self._used = bytearray(len(self._values))  # which parameters have a gradient here
+        self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
+        self._use = Partition("the use of parameters", len(self._used))
+        self._late: set[Piece] = set()  # not updated when this backward pass began
+        self._issuer = Issuer(self._reduce)
+        self._times = planning.Times(len(self._pieces))
+        self._clock = 0
+        self._current: list[int] = []
+        self._seen: dict[int, int] = {}  # layer -> when its forward pass began
+        # Layers that a forward pass waits for when it begins: those without one of their own; all until that is known.
+        self._entry = list(range(len(self._layers)))
+        self.plan = planning.Plan(())
+        self._adopt(planning.Plan(()))
+        self._agree_on_the_model()
+        self._updates = Updates(optimizer)
+        self._optimizer = optimizer
+        self._hooks: list[Any] = []
+        self._install(owned)
+
+    # ---- start and end
+
+    def _agree_on_the_model(self) -> None:
+        mine = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in self._values]
+        decide: changes.Decide = lambda values: agreement.require_equal("ByteScheduler: parameters", values)  # noqa: E731
+        changes.agree(self._core, "ByteScheduler", mine, decide)
+        with torch.no_grad():
+            for tensor in [*self.module.parameters(), *self.module.buffers()]:
+                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._group)
+
+    def _install(self, owned: dict[nn.Module, list[int]]) -> None:
+        root = self.module
+        hooks = [root.register_forward_pre_hook(self._enter), root.register_forward_hook(self._leave)]
+        for module, layers in owned.items():
+            hooks.append(module.register_forward_pre_hook(lambda _m, _a, layers=layers: self._need(layers)))
+        for each in self._values:
+            piece = self._piece_of[each.value]
+            hooks.append(each.value.register_hook(lambda _g, piece=piece: self._before_gradient(piece)))
+            hooks.append(
+                each.value.register_post_accumulate_grad_hook(
+                    lambda _p, each=each, piece=piece: self._gradient(each, piece)
+                )
+            )
+        hooks.append(root.register_state_dict_pre_hook(lambda *_: self.synchronize()))
+        optimizer = self._optimizer
+        hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.synchronize()))
+        hooks.append(optimizer.register_load_state_dict_pre_hook(lambda _o, _s: self.synchronize()))
+        step: Callable[..., None] = lambda _optimizer, closure=None: self._step(closure)  # noqa: E731
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        self._hooks = hooks
+
+    def close(self) -> None:
+        """Finish all updates, and give the model and the optimizer back as they were: a collective over the group."""
+        self.synchronize()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._optimizer.__dict__.pop("step", None)
+
+    # ---- the forward pass
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward pass."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> ByteScheduler:
+        """As in torch; before evaluation all updates are made."""
+        if not mode and hasattr(self, "_hooks"):
+            self.synchronize()
+        return super().train(mode)
+
+    def _enter(self, _module: nn.Module, _args: Any) -> None:
+        if not torch.is_grad_enabled() or not self.module.training:
+            self.synchronize()
+            return
+        self._seen.clear()
+        self._need(self._entry)
+        if self.broadcast_buffers and self._synchronizes:
+            with torch.no_grad():
+                for buffer in self.module.buffers():
+                    _C.broadcast(buffer, self._outer.ranks[0], self._outer)
+
+    def _need(self, layers: list[int]) -> None:
+        for layer in layers:
+            for piece in self._layers[layer]:
+                if piece.due is not None:
+                    self._finish(piece)
+            if self._steps <= planning.RECORDED and torch.is_grad_enabled():
+                self._record_use(layer)
+
+    def _record_use(self, layer: int) -> None:
+        if layer not in self._times.first_use and self._steps == 0:
+            self._times.first_use.append(layer)
+        self._seen.setdefault(layer, time.perf_counter_ns())
+
+    def _leave(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+        self._clock = time.perf_counter_ns()
+
+    # ---- the backward pass
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in the block add gradients up without a reduction, as DDP's."""
+        before, self._synchronizes = self._synchronizes, False
+        try:
+            yield
+        finally:
+            self._synchronizes = before
+
+    def _before_gradient(self, piece: Piece) -> None:
+        """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
+        if piece.due is not None or piece in self._late:
+            message = (
+                f"ByteScheduler: {piece.name} was used before its update: expected a use in the forward pass of the module "
+                "that has the parameter, as in the first step; use DDP, or call synchronize() after step()"
+            )
+            raise McrError(message)
+        if piece.open and not self._open:
+            self._finish_all()
+
+    def _gradient(self, each: Parameter, piece: Piece) -> None:
+        if not self._synchronizes:
+            return
+        if not self._open:
+            self._begin()
+        if self._used[each.index]:
+            message = (
+                f"ByteScheduler: two gradients of {each.name} in one backward pass; expected one (use_reentrant=False)"
+            )
+            raise UnsupportedError(message)
+        gradient = each.value.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            message = (
+                f"ByteScheduler: expected dense gradients, got a sparse one of {each.name}; use DDP for this model"
+            )
+            raise UnsupportedError(message)
+        with torch.no_grad():
+            each.gradient = gradient
+            each.guard = each.value.grad = guarded(gradient, self._read)
+            self._used[each.index] = 1
+            piece.missing -= 1
+            if piece.missing == 0:
+                self._submit(piece)
+                self._issuer.advance()
+
+    def _begin(self) -> None:
+        self._late = {piece for piece in self._pieces if piece.due is not None}
+        self._finish_all()
+        self._open = True
+        self._used = bytearray(len(self._values))
+        for piece in self._pieces:
+            piece.missing, piece.open = len(piece.parameters), True
+            for each in piece.parameters:
+                each.gradient = each.guard = None
+        self._current = [0] * len(self._pieces)
+        self._issuer.begin(self._order, self.plan.credit)
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _submit(self, piece: Piece) -> None:
+        self._current[piece.index] = time.perf_counter_ns() - self._clock
+        for partition, memory in piece.fill(self._core.size()):
+            self._issuer.ready(partition, memory)
+
+    def _end(self) -> None:
+        """The end of the backward pass: parameters that have no gradient here count as zeros."""
+        self._open = False
+        self._late.clear()
+        with torch.no_grad():
+            for piece in self._pieces:
+                if piece.missing:
+                    self._submit(piece)
+            self._flags = torch.tensor(list(self._used), dtype=torch.uint8)
+            self._issuer.ready(self._use, self._flags)
+            self._issuer.advance()
+        if 1 <= self._steps <= planning.RECORDED:
+            self._record_step()
+
+    def _record_step(self) -> None:
+        ends = {
+            layer: end for layer, end in zip(self._seen, [*list(self._seen.values())[1:], self._clock], strict=True)
+        }
+        forward = [0] * len(self._layers)
+        for layer, begin in self._seen.items():
+            forward[layer] = max(ends[layer] - begin, 0)
+        self._times.ready.append(self._current)
+        self._times.forward.append(forward)
+        self._times.backward.append(time.perf_counter_ns() - self._clock)
+
+    def _reduce(self, partition: Partition) -> _C.Work:
+        assert partition.tensor is not None
+        op = torch.distributed.ReduceOp.MAX if partition is self._use else torch.distributed.ReduceOp.SUM
+        return _C.all_reduce(partition.tensor, op, self._group, True, backend=self._backend)
+
+    # ---- waiting and updates
+
+    def _read(self) -> None:
+        """A gradient is used before the step's update."""
+        self._reads += 1
+        if self._reads == 1:
+            _log.info("ByteScheduler: gradients are used before step(), which waits for all of them in each such step")
+        self._finish_all()
+
+    def synchronize(self) -> None:
+        """Wait for all gradients, and make the updates of the last step."""
+        self._finish_all()
+
+    def _finish_all(self) -> None:
+        for piece in self._pieces:
+            self._finish(piece)
+        if not self._issuer.idle:
+            self._issuer.wait(self._use)
+
+    def _finish(self, piece: Piece) -> None:
+        """Wait for a piece's gradients, and update its parameters if their step was made."""
+        with torch.no_grad():
+            if piece.open:
+                for partition in piece.partitions:
+                    self._issuer.wait(partition)
+                if any(each.gradient is None for each in piece.parameters):
+                    self._issuer.wait(self._use)
+                piece.take_results(lambda each: bool(self._flags[each.index]))
+                piece.open = False
+        if piece.due is not None:
+            due, piece.due = piece.due, None
+            self._updates.apply(piece, due)
+
+    def _step(self, closure: Callable[[], Any] | None) -> None:
+        if closure is not None:
+            raise UnsupportedError("ByteScheduler: expected optimizer.step() without a closure, got one")
+        if self._open:
+            raise McrError("ByteScheduler: expected optimizer.step() after the backward pass, got it inside")
+        self._issuer.check()
+        optimizer = self._optimizer
+        optimizer._opt_called = True  # what a learning-rate scheduler looks for
+        for hook in [*optimizer._optimizer_step_pre_hooks.values()]:
+            hook(optimizer, (), {})
+        if any(piece.due is not None for piece in self._pieces) or self._replaced():
+            self._finish_all()
+        due = self._updates.hyperparameters()
+        fresh = {piece for piece in self._pieces if piece.open}
+        for piece in fresh:
+            piece.due = due
+        self._step_the_rest(due, fresh)
+        self._steps += 1
+        if self._steps == planning.RECORDED + 1:
+            self._make_plan()
+        for hook in [*optimizer._optimizer_step_post_hooks.values()]:
+            hook(optimizer, (), {})
+
+    def _replaced(self) -> bool:
+        """Whether the program has given a parameter another gradient, or none, since the backward pass."""
+        return any(
+            each.value.grad is not each.guard for piece in self._pieces if piece.open for each in piece.parameters
+        )
+
+    def _step_the_rest(self, due: list[dict[str, Any]], fresh: set[Piece]) -> None:
+        """Update the parameters whose gradients are not being reduced, as the optimizer does."""
+        later = {each.value for piece in fresh for each in piece.parameters}
+        groups = []
+        for kept, group in zip(due, self._optimizer.param_groups, strict=True):
+            values = [value for value in group["params"] if value.grad is not None and value not in later]
+            if values:
+                groups.append({**kept, "params": values})
+        self._updates.step(groups)
+
+    # ---- the plan
+
+    def _adopt(self, plan: planning.Plan) -> None:
+        """Reduce by this plan from the next backward pass on; an empty one stands for whole gradients from the end."""
+        for piece in self._pieces:
+            piece.cut(plan.partition)
+        if not plan.order:
+            parts = [part for piece in reversed(self._pieces) for part in piece.partitions]
+        else:
+            parts = [self._pieces[piece].partitions[index] for piece, index in plan.order]
+        self._order = [*parts, self._use]
+        self.plan = plan
+
+    def _make_plan(self) -> None:
+        self._finish_all()
+        sizes = [piece.nbytes for piece in self._pieces]
+        transfers = planning.time_transfers(
+            lambda tensor: _C.all_reduce(tensor, group=self._group, async_op=True, backend=self._backend), max(sizes)
+        )
+        layers = [[piece.index for piece in layer] for layer in self._layers]
+        plan = planning.make(self._core, self._times, transfers, layers, sizes, self._limits)
+        self._entry = [layer for layer in range(len(layers)) if layer not in self._times.first_use]
+        self._adopt(plan)
+        if self._core.rank() == 0:
+            _log.info("ByteScheduler: %s", plan)
+
+
+def _checked(name: str, value: Limit) -> Limit:
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1024:
+        message = f"ByteScheduler: {name}: expected at least 1024 bytes, None or 'auto', got {value!r}"
+        raise InvalidArgumentError(message)
+    return value // 16 * 16  # whole elements of any type

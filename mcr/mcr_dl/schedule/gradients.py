@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of a model as flat memory, cut into partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from mcr_dl.base.errors import UnsupportedError
+from mcr_dl.schedule import credit
+from mcr_dl.schedule.issue import Partition
+
+SMALL = 64 << 10  # bytes; smaller gradients of a module are reduced in one piece of memory
+
+Hyperparameters = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A parameter, and its gradient between the backward pass and the update."""
+
+    name: str
+    value: nn.Parameter
+    index: int
+    gradient: torch.Tensor | None = None
+    guard: torch.Tensor | None = None  # what ``value.grad`` is until the gradient is reduced
+
+    @property
+    def nbytes(self) -> int:
+        """Of the gradient."""
+        return self.value.numel() * self.value.element_size()
+
+
+@dataclass(eq=False)
+class Piece:
+    """Gradients that become ready and are updated together: one parameter's, or a module's small ones of one type.
+
+    ``missing``: parameters without a gradient in this backward pass. ``due``: the hyper-parameters of the step whose
+    update the piece still waits for, by parameter group; None if it waits for none.
+    """
+
+    name: str
+    parameters: list[Parameter]
+    index: int = 0
+    missing: int = 0
+    open: bool = False  # between the backward pass and the end of its reduction
+    due: list[Hyperparameters] | None = None
+    partitions: list[Partition] = field(default_factory=list)
+    _memory: torch.Tensor | None = None
+    _in_place: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of all gradients."""
+        return sum(each.nbytes for each in self.parameters)
+
+    def cut(self, partition: int | None) -> None:
+        """Make the partitions, of so many bytes each."""
+        sizes = credit.cut(self.nbytes, partition)
+        self.partitions = [Partition(f"{self.name}[{index}]", nbytes) for index, nbytes in enumerate(sizes)]
+
+    def fill(self, size: int) -> list[tuple[Partition, torch.Tensor]]:
+        """The memory of each partition, with the gradients divided by the number of ranks (as DDP does).
+
+        A parameter without a gradient counts as zeros.
+        """
+        (first, *others) = self.parameters
+        gradient = first.gradient
+        self._in_place = not others and gradient is not None and gradient.is_contiguous()
+        if self._in_place:
+            assert gradient is not None
+            flat = gradient.view(-1)
+        else:
+            flat = self._own_memory()
+            place = 0
+            for each in self.parameters:
+                part = flat[place : place + each.value.numel()]
+                if each.gradient is None:
+                    part.zero_()
+                else:
+                    part.view(each.value.shape).copy_(each.gradient)
+                place += each.value.numel()
+        if size > 1:
+            flat.mul_(1.0 / size)
+        place, cuts = 0, []
+        for partition in self.partitions:
+            count = partition.nbytes // flat.element_size()
+            cuts.append((partition, flat[place : place + count]))
+            place += count
+        return cuts
+
+    def take_results(self, used: Callable[[Parameter], bool]) -> None:
+        """Copy the reduced gradients back; a parameter that only other ranks used gets a gradient of its own.
+
+        ``value.grad`` becomes the reduced gradient, unless the program has put something else there.
+        """
+        flat, place = None if self._in_place else self._own_memory(), 0
+        for each in self.parameters:
+            begin, place = place, place + each.value.numel()
+            part = None if flat is None else flat[begin:place].view(each.value.shape)
+            if each.gradient is not None:
+                if part is not None:
+                    each.gradient.copy_(part)
+                if each.value.grad is each.guard:
+                    each.value.grad = each.gradient
+            elif part is not None and used(each):
+                each.gradient = part.clone()
+                if self.due is None:  # later, the program may already have cleared the gradients
+                    each.value.grad = each.gradient
+            each.guard = None
+
+    def _own_memory(self) -> torch.Tensor:
+        if self._memory is None:
+            first = self.parameters[0].value
+            count = sum(each.value.numel() for each in self.parameters)
+            self._memory = torch.empty(count, dtype=first.dtype, device=first.device)
+        return self._memory
+
+
+class ReadGradient(torch.Tensor):
+    """What ``parameter.grad`` is from the end of its backward pass to its update: any use waits for the reduction."""
+
+    wait: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Wait for the reduction, then call the function on the memory."""
+        for each in _found(cls, args, kwargs):
+            each.__dict__["wait"]()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _found(cls: type[ReadGradient], args: Any, kwargs: Any) -> list[ReadGradient]:
+    values = [*args, *(kwargs or {}).values()]
+    found = [each for each in values if isinstance(each, cls)]
+    for each in values:
+        if isinstance(each, list | tuple):
+            found += [inner for inner in each if isinstance(inner, cls)]
+    return found
+
+
+def guarded(gradient: torch.Tensor, wait: Callable[[], None]) -> torch.Tensor:
+    """The gradient's memory as a tensor that waits before it is used."""
+    result = gradient.as_subclass(ReadGradient)
+    result.__dict__["wait"] = wait
+    return result
+
+
+def pieces_of(module: nn.Module) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
+    """The pieces of each layer, and the layers that each module's own parameters belong to.
+
+    A layer is a module with parameters of its own; a shared parameter belongs to the first such module.
+    """
+    layers: list[list[Piece]] = []
+    owner: dict[nn.Parameter, int] = {}
+    owned: dict[nn.Module, list[int]] = {}
+    count = 0
+    for path, each in module.named_modules():
+        own = [(name, value) for name, value in each.named_parameters(recurse=False) if value.requires_grad]
+        fresh = []
+        for name, value in own:
+            if value not in owner:
+                owner[value] = len(layers)
+                fresh.append(Parameter(f"{path}.{name}" if path else name, _supported(value), count))
+                count += 1
+        if own:
+            owned[each] = sorted({owner[value] for _, value in own})
+        if fresh:
+            layers.append(_pieces(fresh))
+    return layers, owned
+
+
+def _supported(value: nn.Parameter) -> nn.Parameter:
+    if value.device.type != "cpu" or not value.dtype.is_floating_point:
+        message = (
+            f"ByteScheduler: expected floating-point parameters on the CPU, got {value.dtype} on {value.device}; "
+            "use DistributedDataParallel for this model"
+        )
+        raise UnsupportedError(message)
+    return value
+
+
+def _pieces(parameters: list[Parameter]) -> list[Piece]:
+    small: dict[torch.dtype, list[Parameter]] = {}
+    pieces = []
+    for each in parameters:
+        if each.nbytes < SMALL:
+            small.setdefault(each.value.dtype, []).append(each)
+        else:
+            pieces.append(Piece(each.name, [each]))
+    return pieces + [Piece(each[0].name, each) for each in small.values()]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Issues the partitions of one backward pass in the plan's order, with a limit of bytes in flight."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from mcr_dl import _C
+from mcr_dl.base.errors import McrError
+
+
+@dataclass(eq=False)
+class Partition:
+    """A part of a gradient. ``tensor``: its memory, once the gradient is ready."""
+
+    name: str
+    nbytes: int
+    tensor: torch.Tensor | None = None
+    work: _C.Work | None = None
+    complete: bool = False
+
+
+@dataclass(eq=False)
+class Issuer:
+    """Issues partitions in one order that is equal on all ranks.
+
+    A partition is issued when it is ready, all partitions before it are issued, and its bytes fit into the credit or no
+    other is in flight. Readiness and completions decide only when that happens, and not the order; so ranks may differ
+    in them. Issuing is a role: one thread at a time has it, either the thread that made a partition ready, or one that
+    waits, or the one that runs the callbacks of completed operations.
+    """
+
+    issue: Callable[[Partition], _C.Work]
+    credit: int | None = None
+    _queue: deque[Partition] = field(default_factory=deque)
+    _flying: deque[Partition] = field(default_factory=deque)
+    _used: int = 0
+    _wanted: bool = False
+    _role: threading.Lock = field(default_factory=threading.Lock)
+    _counts: threading.Lock = field(default_factory=threading.Lock)
+    _failure: BaseException | None = None
+
+    def begin(self, order: Sequence[Partition], credit: int | None) -> None:
+        """Take the partitions of the next backward pass; all earlier ones must be complete."""
+        self.check()
+        for partition in order:
+            partition.tensor, partition.work, partition.complete = None, None, False
+        self.credit = credit
+        self._queue.extend(order)
+
+    def check(self) -> None:
+        """Raise the error that an earlier operation ended with."""
+        if self._failure is not None:
+            text = f"ByteScheduler: an earlier operation failed: {self._failure}"
+            raise McrError(text) from self._failure
+
+    @property
+    def idle(self) -> bool:
+        """Whether every partition is complete."""
+        return not self._queue and not self._flying
+
+    def ready(self, partition: Partition, tensor: torch.Tensor) -> None:
+        """The partition's gradient is in this memory."""
+        partition.tensor = tensor
+
+    def advance(self) -> None:
+        """Issue all that can be issued now; another thread may do it instead of this one."""
+        self._wanted = True
+        while self._wanted and self._role.acquire(blocking=False):
+            try:
+                self._wanted = False
+                self._issue_ready()
+            finally:
+                self._role.release()
+
+    def wait(self, partition: Partition) -> None:
+        """Wait until the partition is complete, and issue others meanwhile. Raises the operation's error."""
+        while not partition.complete:
+            self.check()
+            self.advance()
+            oldest = self._oldest()
+            if oldest is not None:
+                self._wait_for(oldest)
+            elif not partition.complete and self._queue and self._queue[0].tensor is None:
+                message = (
+                    f"ByteScheduler: {partition.name} is not complete, and {self._queue[0].name} has no gradient yet: "
+                    "expected no use of gradients before the end of the backward pass"
+                )
+                raise McrError(message)
+
+    def _oldest(self) -> Partition | None:
+        with self._counts:
+            return self._flying[0] if self._flying else None
+
+    def _wait_for(self, partition: Partition) -> None:
+        assert partition.work is not None
+        try:
+            partition.work.wait()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._failure = error
+            raise
+        self._end(partition)
+
+    def _issue_ready(self) -> None:
+        while self._failure is None and self._queue and self._queue[0].tensor is not None:
+            partition = self._queue[0]
+            with self._counts:
+                if self._flying and self.credit is not None and self._used + partition.nbytes > self.credit:
+                    return
+                self._used += partition.nbytes
+            try:
+                work = partition.work = self.issue(partition)
+            except Exception as error:
+                self._failure = error
+                raise
+            with self._counts:
+                self._flying.append(partition)
+                self._queue.popleft()
+            if self.credit is not None:
+                work._on_done(lambda partition=partition, work=work: self._completed(partition, work))
+
+    def _completed(self, partition: Partition, work: _C.Work) -> None:
+        """Called on the thread that runs callbacks, or at once."""
+        error = work.exception()
+        if error is not None:
+            self._failure = self._failure or error
+            return
+        if partition.work is work:
+            self._end(partition)
+            self.advance()
+
+    def _end(self, partition: Partition) -> None:
+        with self._counts:
+            if not partition.complete:
+                partition.complete = True
+                self._used -= partition.nbytes
+                self._flying.remove(partition)

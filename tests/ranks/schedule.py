@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ByteScheduler reaches the weights of DistributedDataParallel on gloo, step by step, whatever the program does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mcr_dl.base import launcher
+from mcr_dl.schedule import ByteScheduler
+from ranks.torch_training import life
+
+STEPS = 50
+
+Model = DistributedDataParallel | ByteScheduler
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, Optimizers] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.003),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
+    "groups": lambda model: torch.optim.AdamW(
+        [
+            {"params": [value for value in model.parameters() if value.dim() > 1], "weight_decay": 0.1},
+            {"params": [value for value in model.parameters() if value.dim() == 1], "lr": 0.01},
+        ],
+        lr=0.003,
+    ),
+}
+
+
+class Network(nn.Module):
+    """A shared weight, parameters of a module with children, a layer that only some steps use, large and small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 160)
+        self.scale = nn.Parameter(torch.ones(160))
+        self.inner = nn.Sequential(nn.Linear(160, 160), nn.ReLU(), nn.LayerNorm(160))
+        self.tied = nn.Linear(160, 160, bias=False)
+        self.tied.weight = self.inner[0].weight
+        self.side = nn.Linear(160, 160)
+        self.never = nn.Linear(3, 3)
+        self.last = nn.Linear(160, 4)
+
+    def forward(self, x: torch.Tensor, side: bool = True) -> torch.Tensor:
+        x = torch.relu(self.first(x)) * self.scale
+        x = self.tied(self.inner(x))
+        if side:
+            x = x + self.side(x)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+def network() -> Network:
+    """With equal weights on all ranks and in both legs."""
+    torch.manual_seed(7)
+    return Network()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Different on every rank."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(6, 12, generator=generator), torch.randn(6, 4, generator=generator)
+
+
+def _loss(model: nn.Module, step: int, **given: Any) -> torch.Tensor:
+    x, y = batch(step)
+    return nn.functional.mse_loss(model(x, **given), y)
+
+
+# ---- training loops: each is run with DDP and with ByteScheduler
+
+
+def plain(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """The usual loop."""
+    for step in range(STEPS):
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def zeroed_first(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Gradients are set to zeros, and before the forward pass."""
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        _loss(model, step).backward()
+        optimizer.step()
+
+
+def scheduled(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """A learning rate that changes right after each step."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(STEPS):
+        _loss(model, step).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def unused(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Ranks use different layers, and no rank uses one of them in some steps."""
+    for step in range(STEPS):
+        _loss(model, step, side=step % 3 != 0 and (step + dist.get_rank()) % 2 == 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulated(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Two backward passes per step, the first without a reduction."""
+    for step in range(STEPS):
+        for last in (False, True):
+            with nullcontext() if last else model.no_sync():
+                _loss(model, 2 * step + last).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def twice(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Two backward passes per step, each with a reduction."""
+    for step in range(STEPS):
+        for part in (0, 1):
+            _loss(model, 2 * step + part).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def clipped(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """All gradients are needed before the step."""
+    for step in range(STEPS):
+        _loss(model, step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scaled(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """GradScaler leaves out the steps whose gradients are not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
+    for step in range(STEPS):
+        loss = _loss(model, step)
+        if step % 7 == 3 and dist.get_rank() == 1:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def evaluated(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Evaluation and checkpoints between the steps."""
+    for step in range(STEPS):
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 5 == 2:
+            with torch.no_grad():
+                _loss(model, step)
+            model.eval()
+            _loss(model, step)
+            model.train()
+        if step % 10 == 4:
+            weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+
+
+LOOPS = {each.__name__: each for each in (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled)}
+LOOPS["evaluated"] = evaluated
+
+
+def _trained(loop: str, optimizers: Optimizers, wrap: Callable[[nn.Module, torch.optim.Optimizer], Model]) -> Any:
+    model = network()
+    optimizer = optimizers(model)
+    wrapped = wrap(model, optimizer)
+    LOOPS[loop](wrapped, optimizer)
+    return {name: value.clone() for name, value in wrapped.state_dict().items()}
+
+
+def reaches_weights_of_ddp(loop: str, optimizer: str, limits: Any, backend: str | None) -> None:
+    """Bit by bit with two ranks, where a sum does not depend on the order; else to 1e-6 of the largest weight."""
+    with life("gloo"):
+        expected = _trained(
+            loop, OPTIMIZERS[optimizer], lambda model, _: DistributedDataParallel(model, find_unused_parameters=True)
+        )
+    with life("mcr"):
+        found = _trained(
+            loop,
+            OPTIMIZERS[optimizer],
+            lambda model, made: ByteScheduler(model, made, partition=limits, credit=limits, backend=backend),
+        )
+    for name, value in expected.items():
+        if launcher.detect().size == 2:
+            assert torch.equal(found[name], value), (loop, name, (found[name] - value).abs().max())
+        else:
+            error = (found[name] - value).abs().max() / value.abs().max()
+            assert error <= 1e-6, (loop, name, error)
+
+
+def plan_is_equal() -> None:
+    """On all ranks, and in use after the first four steps."""
+    with life("mcr"):
+        model = network()
+        optimizer = OPTIMIZERS["sgd"](model)
+        wrapped = ByteScheduler(model, optimizer, partition=4096, credit=16384)
+        assert wrapped.plan.order == ()
+        plain(wrapped, optimizer)
+        plans: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(plans, (wrapped.plan.order, wrapped.plan.partition, wrapped.plan.credit))
+        assert wrapped.plan.order and all(plan == plans[0] for plan in plans), plans
+        assert max(index for _, index in wrapped.plan.order) > 0

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers: simulated orders are optimal where theory says so; ByteScheduler reaches DDP's weights."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness import Pools
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.schedule import bytescheduler, credit, planning
+from mcr_dl.schedule.credit import Layer, Transfer, simulate
+from mcr_dl.schedule.gradients import guarded, pieces_of
+from ranks import schedule
+
+UNIT = Transfer(((1, 1),))
+
+# ---- simulation
+
+
+def _ready(backward: tuple[int, ...]) -> list[int]:
+    """When each gradient is there: the backward pass begins with the last layer."""
+    return [sum(backward[index:]) for index in range(len(backward))]
+
+
+def _best(ready: list[int], nbytes: tuple[int, ...], forward: tuple[int, ...]) -> int:
+    """The earliest end over all orders of unit transfers, with and without pauses."""
+    tails = [sum(forward[index:]) for index in range(len(forward))]
+
+    @cache
+    def latest(now: int, left: tuple[int, ...]) -> int:
+        if not any(left):
+            return 0
+        ends = []
+        for index, count in enumerate(left):
+            if count and ready[index] <= now:
+                after = (*left[:index], count - 1, *left[index + 1 :])
+                ends.append(max(latest(now + 1, after), now + 1 + tails[index] if count == 1 else 0))
+        if any(count and ready[index] > now for index, count in enumerate(left)):
+            ends.append(latest(now + 1, left))
+        return min(ends)
+
+    return max(max(ready) + tails[0], latest(0, nbytes))
+
+
+def _best_of_whole(ready: list[int], nbytes: tuple[int, ...], forward: tuple[int, ...]) -> int:
+    """The earliest end over all orders of whole gradients."""
+    ends = []
+    for order in itertools.permutations(range(len(nbytes))):
+        now, end = 0, max(ready) + sum(forward)
+        for index in order:
+            now = max(now, ready[index]) + nbytes[index]
+            end = max(end, now + sum(forward[index:]))
+        ends.append(end)
+    return min(ends)
+
+
+def test_all_small_models() -> None:
+    """All 19,683 models of three layers whose times are 1, 2 or 3 (SOSP'19, section 3: the theorem and its limits)."""
+    worse_than_whole, gains = [], []
+    for times in itertools.product((1, 2, 3), repeat=9):
+        forward, backward, nbytes = times[:3], times[3:6], times[6:]
+        ready = _ready(backward)
+        layers = [Layer(*each) for each in zip(ready, forward, nbytes, strict=True)]
+        found = simulate(layers, UNIT, partition=1, credit=1)
+        assert found.end == _best(ready, nbytes, forward), times
+        gains.append(simulate(layers, UNIT, priorities=False).end / found.end)
+        whole = simulate(layers, UNIT, credit=1).end / _best_of_whole(ready, nbytes, forward)
+        worse_than_whole += [whole] if whole > 1 else []
+    assert max(gains) == 13 / 9
+    assert round(sum(gains) / len(gains), 3) == 1.056
+    assert len(worse_than_whole) == 4833, "priorities are not optimal for gradients in one piece"
+    assert round(max(worse_than_whole), 2) == 1.22
+
+
+def test_credit() -> None:
+    """Partitions in flight are not overtaken; the credit is never exceeded, but one partition always goes."""
+    layers = [Layer(10, 1, 4), Layer(0, 1, 16)]
+    limited = simulate(layers, UNIT, partition=4, credit=4)
+    assert limited.order == ((1, 0), (1, 1), (1, 2), (0, 0), (1, 3))
+    assert limited.complete == (16, 20)
+    unlimited = simulate(layers, UNIT, partition=4)
+    assert unlimited.order == ((1, 0), (1, 1), (1, 2), (1, 3), (0, 0))
+    assert simulate(layers, UNIT, partition=16, credit=1).order == ((1, 0), (0, 0))
+
+
+def test_latency() -> None:
+    """A credit of one partition pays the latency of each; more credit hides it."""
+    layers, transfer = [Layer(0, 1, 40)], Transfer(((10, 10),), latency=5)
+    assert simulate(layers, transfer, partition=10, credit=10).end == 61
+    assert simulate(layers, transfer, partition=10, credit=20).end == 46
+
+
+def test_cost_of_a_transfer() -> None:
+    """Between measured sizes a time is interpolated, above the largest it grows in proportion."""
+    transfer = Transfer(((100, 10), (200, 30)))
+    assert [transfer.occupation(size) for size in (1, 100, 150, 200, 400)] == [10, 10, 20, 30, 60]
+
+
+def test_choice_keeps_program_order_without_gain() -> None:
+    """One layer has no order to choose."""
+    found = credit.choose([Layer(5, 5, 100)], UNIT, partitions=(None, 10), credits_in_partitions=(None, 1))
+    assert (found.partition, found.credit, found.timeline.end) == (None, None, found.program_order)
+
+
+def test_choice_takes_the_best() -> None:
+    """The large last layer must not delay the first one."""
+    layers = [Layer(30, 50, 40), Layer(10, 5, 400)]
+    found = credit.choose(layers, UNIT, partitions=(None, 40), credits_in_partitions=(None, 1))
+    assert (found.partition, found.credit) == (40, 40)
+    assert found.timeline.end < found.program_order
+
+
+def test_cut() -> None:
+    """Nothing is lost or empty."""
+    assert credit.cut(10, 4) == [4, 4, 2]
+    assert credit.cut(8, 4) == [4, 4]
+    assert credit.cut(3, 4) == credit.cut(3, None) == [3]
+    assert credit.cut(0, 4) == []
+
+
+# ---- models
+
+
+def test_pieces() -> None:
+    """Small gradients of one module are in one piece; a shared weight belongs to its first module."""
+    model = schedule.network()
+    layers, owned = pieces_of(model)
+    names = [[[each.name for each in piece.parameters] for piece in layer] for layer in layers]
+    assert names[:2] == [[["scale"]], [["first.weight", "first.bias"]]]
+    assert names[2] == [["inner.0.weight"], ["inner.0.bias"]]
+    assert owned[model.tied] == owned[model.inner[0]]
+    assert sum(piece.nbytes for layer in layers for piece in layer) == 4 * sum(
+        value.numel() for value in model.parameters()
+    )
+
+
+def test_a_use_of_a_gradient_waits() -> None:
+    """Functions, methods, properties and lists of tensors."""
+    calls: list[int] = []
+    gradient = torch.ones(3)
+    guard = guarded(gradient, lambda: calls.append(1))
+    uses = (
+        lambda: guard + 1,
+        lambda: guard.norm(),
+        lambda: guard.grad_fn,
+        lambda: torch._foreach_norm([torch.ones(1), guard]),
+        lambda: torch.stack(tensors=[guard]),
+    )
+    for count, use in enumerate(uses, start=1):
+        use()
+        assert len(calls) == count
+    value = nn.Parameter(torch.zeros(3))
+    value.grad = guard
+    assert value.grad is guard
+    guard.mul_(2)
+    assert torch.equal(gradient, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("value", [True, 0, 512, -1, "all", 1e6])
+def test_wrong_limits(value: Any) -> None:
+    """One error that names the argument and what it may be."""
+    with pytest.raises(InvalidArgumentError, match="partition: expected at least 1024 bytes, None or 'auto'"):
+        bytescheduler._checked("partition", value)
+
+
+def test_plan_in_the_log() -> None:
+    """Limits and what was simulated."""
+    text = str(planning.Plan(((0, 0),), 4096, None, 2_500_000, 3_000_000))
+    assert text == "partition 4096 B, credit unlimited, 2.50 ms a step by simulation, 3.00 in program order"
+
+
+# ---- training
+
+LIMITS: dict[str, Any] = {"small partitions": 4096, "whole gradients": None, "automatic": "auto"}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("loop", schedule.LOOPS)
+def test_every_loop(pools: Pools, size: int, loop: str) -> None:
+    """In small partitions."""
+    run = schedule.reaches_weights_of_ddp
+    pools.get("processes", size).run(run, loop, "sgd", 4096, "mpi", limit=60)
+
+
+@pytest.mark.parametrize("optimizer", schedule.OPTIMIZERS)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_every_optimizer(pools: Pools, optimizer: str, limits: str) -> None:
+    """With two ranks, bit by bit."""
+    run = schedule.reaches_weights_of_ddp
+    pools.get("processes", 2).run(run, "plain", optimizer, LIMITS[limits], None, limit=60)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm", "auto"])
+def test_every_backend(pools: Pools, backend: str) -> None:
+    """On four ranks."""
+    run = schedule.reaches_weights_of_ddp
+    pools.get("processes", 4).run(run, "plain", "adam", 4096, backend, limit=120)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_plan_is_equal(pools: Pools, size: int) -> None:
+    """On all ranks."""
+    pools.get("processes", size).run(schedule.plan_is_equal, limit=60)
