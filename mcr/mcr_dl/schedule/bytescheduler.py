@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -41,8 +41,8 @@ class ByteScheduler(nn.Module):
 
     The first four steps reduce whole gradients and record times; then all ranks agree on medians, simulate the same
     plan from them, and keep it. Wherever gradients are used before ``step()`` (clipping, GradScaler), the use waits for
-    all of them. ``state_dict()`` of the model and of the optimizer, ``eval()`` and forward passes without gradients wait
-    for all updates; before any other use of the parameters after ``step()``, call ``synchronize()``.
+    all of them. ``state_dict()`` of the model and of the optimizer, ``eval()`` and forward passes without gradients
+    wait for all updates; before any other use of the parameters after ``step()``, call ``synchronize()``.
 
     Source: ByteScheduler (SOSP'19).
     """
@@ -73,12 +73,7 @@ class ByteScheduler(nn.Module):
         compiled models and optimizers that need all parameters at once.
         """
         super().__init__()
-        if hasattr(module, "_orig_mod"):
-            message = "ByteScheduler: expected an eager model, got a compiled one; compile its parts, or use DDP"
-            raise UnsupportedError(message)
-        if not isinstance(module, nn.Module) or not isinstance(optimizer, Optimizer):
-            message = f"ByteScheduler: expected a module and its optimizer, got {module!r} and {optimizer!r}"
-            raise InvalidTypeError(message)
+        _check(module, optimizer)
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self._limits = _checked("partition", partition), _checked("credit", credit)
@@ -136,14 +131,13 @@ class ByteScheduler(nn.Module):
             hooks.append(module.register_forward_pre_hook(lambda _m, _a, layers=layers: self._need(layers)))
         for each in self._values:
             piece = self._piece_of[each.value]
-            hooks.append(each.value.register_hook(lambda _g, piece=piece: self._before_gradient(piece)))
+            value: Any = each.value  # torch's functions that set hooks have no types
+            hooks.append(value.register_hook(lambda _, piece=piece: self._before_gradient(piece)))
             hooks.append(
-                each.value.register_post_accumulate_grad_hook(
-                    lambda _p, each=each, piece=piece: self._gradient(each, piece)
-                )
+                value.register_post_accumulate_grad_hook(lambda _, each=each, piece=piece: self._gradient(each, piece))
             )
-        hooks.append(root.register_state_dict_pre_hook(lambda *_: self.synchronize()))
-        optimizer = self._optimizer
+        optimizer, untyped = self._optimizer, cast(Any, root)
+        hooks.append(untyped.register_state_dict_pre_hook(lambda *_: self.synchronize()))
         hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.synchronize()))
         hooks.append(optimizer.register_load_state_dict_pre_hook(lambda _o, _s: self.synchronize()))
         step: Callable[..., None] = lambda _optimizer, closure=None: self._step(closure)  # noqa: E731
@@ -175,19 +169,24 @@ class ByteScheduler(nn.Module):
             self.synchronize()
             return
         self._seen.clear()
-        self._need(self._entry)
+        self._update(self._entry)
         if self.broadcast_buffers and self._synchronizes:
             with torch.no_grad():
                 for buffer in self.module.buffers():
                     _C.broadcast(buffer, self._outer.ranks[0], self._outer)
 
     def _need(self, layers: list[int]) -> None:
+        """The forward pass is about to use these layers."""
+        self._update(layers)
+        if self._steps <= planning.RECORDED and torch.is_grad_enabled() and not self._open:
+            for layer in layers:
+                self._record_use(layer)
+
+    def _update(self, layers: list[int]) -> None:
         for layer in layers:
             for piece in self._layers[layer]:
                 if piece.due is not None:
                     self._finish(piece)
-            if self._steps <= planning.RECORDED and torch.is_grad_enabled():
-                self._record_use(layer)
 
     def _record_use(self, layer: int) -> None:
         if layer not in self._times.first_use and self._steps == 0:
@@ -212,8 +211,8 @@ class ByteScheduler(nn.Module):
         """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
         if piece.due is not None or piece in self._late:
             message = (
-                f"ByteScheduler: {piece.name} was used before its update: expected a use in the forward pass of the module "
-                "that has the parameter, as in the first step; use DDP, or call synchronize() after step()"
+                f"ByteScheduler: {piece.name} was used before its update: expected a use in the forward pass of the "
+                "module that has the parameter, as in the first step; use DDP, or call synchronize() after step()"
             )
             raise McrError(message)
         if piece.open and not self._open:
@@ -278,9 +277,7 @@ class ByteScheduler(nn.Module):
             self._record_step()
 
     def _record_step(self) -> None:
-        ends = {
-            layer: end for layer, end in zip(self._seen, [*list(self._seen.values())[1:], self._clock], strict=True)
-        }
+        ends = dict(zip(self._seen, [*list(self._seen.values())[1:], self._clock], strict=True))
         forward = [0] * len(self._layers)
         for layer, begin in self._seen.items():
             forward[layer] = max(ends[layer] - begin, 0)
@@ -333,7 +330,7 @@ class ByteScheduler(nn.Module):
             raise McrError("ByteScheduler: expected optimizer.step() after the backward pass, got it inside")
         self._issuer.check()
         optimizer = self._optimizer
-        optimizer._opt_called = True  # what a learning-rate scheduler looks for
+        optimizer.__dict__["_opt_called"] = True  # what a learning-rate scheduler looks for
         for hook in [*optimizer._optimizer_step_pre_hooks.values()]:
             hook(optimizer, (), {})
         if any(piece.due is not None for piece in self._pieces) or self._replaced():
@@ -390,6 +387,16 @@ class ByteScheduler(nn.Module):
         self._adopt(plan)
         if self._core.rank() == 0:
             _log.info("ByteScheduler: %s", plan)
+
+
+def _check(module: object, optimizer: object) -> None:
+    if hasattr(module, "_orig_mod"):
+        raise UnsupportedError(
+            "ByteScheduler: expected an eager model, got a compiled one; compile its parts, or use DDP"
+        )
+    if not isinstance(module, nn.Module) or not isinstance(optimizer, Optimizer):
+        message = f"ByteScheduler: expected a module and its optimizer, got {module!r} and {optimizer!r}"
+        raise InvalidTypeError(message)
 
 
 def _checked(name: str, value: Limit) -> Limit:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -123,7 +124,7 @@ class Issuer:
                 self._flying.append(partition)
                 self._queue.popleft()
             if self.credit is not None:
-                work._on_done(lambda partition=partition, work=work: self._completed(partition, work))
+                work._on_done(partial(self._completed, partition, work))
 
     def _completed(self, partition: Partition, work: _C.Work) -> None:
         """Called on the thread that runs callbacks, or at once."""

@@ -127,13 +127,14 @@ def make(
 ) -> Plan:
     """The plan of all ranks: a collective over the group, after equal collectives.
 
-    ``layers``: the pieces of each layer; ``sizes``: bytes of each piece. ``limits``: partition and credit in bytes, None
-    for no limit, or "auto" for the one with the shortest simulated step.
+    ``layers``: the pieces of each layer; ``sizes``: bytes of each piece. ``limits``: partition and credit in bytes,
+    None for no limit, or "auto" for the one with the shortest simulated step.
     """
     mine = {**times.medians(), "transfers": transfers, "sizes": list(sizes)}
     agreed = changes.agree(group, "ByteScheduler", mine, _medians)
     unseen = [layer for layer in range(len(layers)) if layer not in agreed["first_use"]]
-    by_use, durations = [], []
+    by_use: list[int] = []
+    durations: list[int] = []
     for layer in [*unseen, *agreed["first_use"]]:  # layers without a forward pass of their own are needed at its start
         by_use += layers[layer]
         durations += [0] * (len(layers[layer]) - 1) + [agreed["forward"][layer]]
