@@ -54,6 +54,23 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert "shm" in files.read(path).scales[0].candidates
 
 
+def test_a_table_of_another_machine(tmp_path: Path) -> None:
+    """A later start warns if all sizes that it compares differ from the table, in one direction."""
+    _start(tmp_path, 2, "gloo,shm")
+    (path,) = tmp_path.rglob("*.json")
+    table = files.read(path)
+    (scale,) = table.scales
+
+    def times(sample: Sample, factor: float) -> Sample:
+        return replace(sample, min_us=sample.min_us * (factor if sample.bytes > 1 << 17 else 1000))
+
+    for factor, warned in ((1000, True), (0.001, False)):
+        curves = [replace(each, samples=tuple(times(one, factor) for one in each.samples)) for each in scale.curves]
+        files.write(replace(table, scales=(replace(scale, curves=tuple(curves)),)), path)
+        _, text = _start(tmp_path, 2, "gloo,shm")
+        assert (text.count("measure it with mcr-tune") == 1) is warned, text
+
+
 def test_other_scales_join(tmp_path: Path) -> None:
     """Three ranks measure for themselves; the scale of two stays."""
     _start(tmp_path, 2, "gloo,shm")

@@ -12,7 +12,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.measure import start
+from mcr_dl.measure import check, start
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
@@ -25,22 +25,46 @@ _log = logging.getLogger("mcr_dl")
 def measure(world: _C.Group, store: torch_dist.Store) -> None:
     """Measure the default group's candidates if nothing is known about its shape; rank 0 adds them to its cache.
 
+    If its shape is in the table, rank 0 warns where calls take twice as long, or half as long, as the table says.
+
     Collective. All ranks decide alike, as they have one table and the same candidates. The calls are made on a group of
     their own, so that the default group's calls are numbered from its first.
     """
-    current = state.current()
-    known = current.knowledge
-    if known is None or not known.seconds:
+    known = state.current().knowledge
+    compared = start.all_candidates(world) if known is not None else set()
+    if known is None or not compared:
         return
-    shape, compared = known.shape(world.ranks), start.all_candidates(world)
-    if not compared or known.measured(shape, compared):
-        return
+    shape = known.shape(world.ranks)
+    if known.measured(shape, compared):
+        _compare(world, known.source)
+    elif known.seconds:
+        _measure(world, store, known, compared)
+
+
+def _group(world: _C.Group) -> _C.Group:
+    return core_groups.make("default/measure", list(world.ranks), state.current().backends, world.timeout)
+
+
+def _compare(world: _C.Group, source: str) -> None:
+    group = _group(world)
+    try:
+        found = check.deviations(world, group)
+    finally:
+        core_groups.forget_group(group)
+    if world.rank() == 0 and found:
+        texts = "; ".join(map(str, found))
+        hint = "if the machine is not busy, measure it with mcr-tune"
+        _log.warning("tuning table %s: %s (%s)", source or "of this job", texts, hint)
+
+
+def _measure(world: _C.Group, store: torch_dist.Store, known: choice.Knowledge, compared: set[str]) -> None:
+    current, shape = state.current(), known.shape(world.ranks)
     if world.rank() == 0:
         names = ", ".join(sorted(compared))
         text = f"no measurements for {shape}: measuring {names} for up to {known.seconds:.0f} s"
         hint = f"mcr-tune measures more, {choice.VARIABLE}=none nothing"
         print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
-    group = core_groups.make("default/measure", list(world.ranks), current.backends, world.timeout)
+    group = _group(world)
     try:
         scale = start.Measurement(group, known.seconds).run(shape)
     finally:

@@ -7,6 +7,7 @@ over the ranks, so that all ranks decide alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -30,6 +31,7 @@ _CONFIDENCE = 0.1
 _ROUNDS = 3
 _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
 _FLAT = 16 << 10  # bytes; times hardly depend on smaller sizes
+_SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed, and is measured longer
 _HOPELESS = 3  # a candidate that takes so many times as long as the best, above _FLAT, is measured no further
 
 
@@ -82,6 +84,10 @@ class _Results:
         below = max((each for each in self.samples.get(name, []) if each.bytes <= nbytes), key=_bytes, default=None)
         return 0.0 if below is None else below.min_us * 1e-6 * max(1.0, nbytes / max(below.bytes, _FLAT))
 
+    def most(self, name: str, nbytes: int) -> float:
+        """The least time of a larger call in µs, which a smaller one should not exceed; infinite if there is none."""
+        return min((each.min_us for each in self.samples.get(name, []) if each.bytes > nbytes), default=math.inf)
+
 
 def _bytes(sample: Sample) -> int:
     return sample.bytes
@@ -129,7 +135,10 @@ class Measurement:
             one = prepare(case, name, self._group, shared)
             if name in found.samples or self._right(one, found):
                 ready[name] = one
-        statistics = Sampling(ready, self._control, _CONFIDENCE, trials=1).extend(_POINT_SECONDS, _ROUNDS)
+        sampling = Sampling(ready, self._control, _CONFIDENCE, trials=1)
+        statistics = sampling.extend(_POINT_SECONDS, _ROUNDS)
+        if any(each.min_us > _SUSPICIOUS * found.most(name, nbytes) for name, each in statistics.items()):
+            statistics = sampling.extend(_POINT_SECONDS, _ROUNDS)
         for name, each in statistics.items():
             sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)
             found.samples.setdefault(name, []).append(sample)

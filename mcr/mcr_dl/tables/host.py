@@ -19,6 +19,8 @@ import torch
 from mcr_dl import _C
 
 _CPU_INFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
 # The driver's own list: it names all devices, whatever CUDA_VISIBLE_DEVICES says, and starts no CUDA context.
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _NVML = "libnvidia-ml.so.1"
@@ -53,12 +55,45 @@ def fingerprint(cpu: str, cores: int, system: str, accelerators: tuple[str, ...]
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _cpu() -> str:
+def _read(path: Path) -> str:
     try:
-        match = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(), re.MULTILINE)
+        return path.read_text().strip()
     except OSError:
-        match = None
-    return match.group(1).strip() if match else platform.processor() or platform.machine()
+        return ""
+
+
+def _cpu() -> str:
+    """The processor's name, revision, layout and highest clock, as far as the system states them.
+
+    A virtual machine often states only a vendor's name, so the name alone does not tell processors apart.
+    """
+    text = _read(_CPU_INFO)
+
+    def field(name: str) -> str:
+        match = re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE)
+        return match.group(1).strip() if match else ""
+
+    name = field("model name") or platform.processor() or platform.machine()
+    revision = [f"{key} {field(key)}" for key in ("cpu family", "model", "stepping", "CPU part") if field(key)]
+    return "; ".join([name, *revision, *_layout()])
+
+
+def _layout() -> list[str]:
+    cpu = _CPUS / "cpu0"
+    nodes = len(list(_NODES.glob("node[0-9]*")))
+    siblings = _read(cpu / "topology" / "thread_siblings_list")
+    clock = _read(cpu / "cpufreq" / "cpuinfo_max_freq")
+    caches = [
+        f"L{level} {_read(cache / 'size')}"
+        for cache in sorted((cpu / "cache").glob("index[0-9]*"))
+        if (level := _read(cache / "level")) in ("2", "3")
+    ]
+    return [
+        *([f"NUMA nodes {nodes}"] if nodes else []),
+        *([f"threads of core 0: {siblings}"] if siblings else []),
+        *caches,
+        *([f"{int(clock) // 100_000 / 10} GHz"] if clock.isdigit() else []),
+    ]
 
 
 def _accelerators() -> tuple[str, ...]:
