@@ -70,10 +70,28 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
         jobs.end(nursery, survivors)
         for rank in survivors:
             assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
-            assert re.search(rf"(CollectiveTimeoutError|BackendError): {backend}\.\w+ \(group '", rank.text), rank.text
+            assert re.search(rf"(CollectiveTimeoutError|BackendError|PeerLostError): {backend}\.\w+ \(group '", rank.text), rank.text
             assert re.search(jobs.LOST[fault], rank.text), rank.text
             if phase == "collective" and "Timeout" in rank.text:
                 assert re.search("1000 ?ms", rank.text), rank.text
+
+
+@backends
+@pytest.mark.parametrize("phases", [["idle", "collective", "future"], ["storm"]])
+def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: list[str]) -> None:
+    """Long before the time limit, here 30 minutes; an operation that no thread waits for fails too."""
+    started = [
+        (fault, jobs.start(nursery, "faulty", [backend, phase, fault], 3, FAULTY_LIMIT="1800"))
+        for phase in phases
+        for fault in (["kill", "raise"] if phase == "collective" else ["kill"])
+    ]
+    for fault, ranks in started:
+        survivors = [ranks[0], ranks[2]]
+        jobs.end(nursery, survivors)
+        for rank in survivors:
+            assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
+            assert re.search(rf"PeerLostError: {backend}\.all_reduce \(group '", rank.text), rank.text
+            assert re.search(jobs.LOST[fault], rank.text), rank.text
 
 
 @pytest.mark.parametrize(
@@ -85,7 +103,7 @@ def test_a_rank_is_lost_under_open_mpi(fault: str, phases: list[str], tmp_path: 
     for job in started:
         assert job.end() not in (0, None), job.text
         if fault != "kill":
-            assert re.search(r"(CollectiveTimeoutError|BackendError): mpi\.\w+ \(group '", job.text), job.text
+            assert re.search(r"(CollectiveTimeoutError|BackendError|PeerLostError): mpi\.\w+ \(group '", job.text), job.text
             assert re.search(jobs.LOST[fault], job.text), job.text
 
 
@@ -112,7 +130,7 @@ def test_the_first_rank_dies_with_the_store(nursery: Nursery, backend: str) -> N
     os.kill(ranks[0].pid, signal.SIGKILL)
     jobs.end(nursery, [ranks[2]])
     assert ranks[2].code == jobs.REPORTED
-    assert re.search(r"RAISED (CollectiveTimeoutError|BackendError) ", ranks[2].text)
+    assert re.search(r"RAISED (CollectiveTimeoutError|BackendError|PeerLostError) ", ranks[2].text)
     assert "the store cannot be reached" in ranks[2].text
 
 

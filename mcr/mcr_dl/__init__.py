@@ -39,6 +39,7 @@ from mcr_dl.base.errors import (
     InvalidTypeError,
     McrError,
     NotInitializedError,
+    PeerLostError,
     UnsupportedError,
 )
 from mcr_dl.base.signature import attach as _attach
@@ -120,6 +121,7 @@ __all__ = [
     "NotInitializedError",
     "Options",
     "P2POp",
+    "PeerLostError",
     "PrefixStore",
     "ProcessGroup",
     "ReduceOp",

@@ -19,6 +19,7 @@ enum class ErrorCode {
   Unavailable,      // a backend that cannot be loaded here
   Backend,          // the communication library reported a failure
   Timeout,
+  PeerLost,  // the process of another rank has ended
   Desync,  // ranks of a group have made different calls, or calls in different orders
 };
 

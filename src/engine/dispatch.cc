@@ -68,6 +68,8 @@ bool admit(Passage& passage) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   try {
     Stop::check();
+    if (const auto* lost = group.position().lost()) [[unlikely]]
+      throw Error(ErrorCode::PeerLost, *lost);
     if (group.closed()) throw Error(ErrorCode::NotInitialized, "the group has been destroyed");
     flatten(call, plan);
     validate(call, plan, group.rank(), group.size());
@@ -413,6 +415,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
     if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
     if (left.count() <= 0) throw late(work, limit);
     Stop::check();
+    if (const auto* lost = Position::lost(*call.group)) throw Error(ErrorCode::PeerLost, work.what() + ": " + *lost);
     if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
       throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
     }

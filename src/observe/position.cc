@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@ constexpr int kTriesBeforeYield = 64;
 
 struct Living {
   std::mutex mutex;
+  std::list<std::pair<int, std::string>> lost;     // ranks, and why; guarded by mutex. Entries are never removed
   std::vector<std::weak_ptr<const Position>> all;  // guarded by mutex
 };
 
@@ -62,7 +64,37 @@ std::shared_ptr<Position> Position::make(const std::string& group, const std::st
   const std::lock_guard lock(living().mutex);
   std::erase_if(living().all, [](const auto& one) { return one.expired(); });
   living().all.push_back(made);
+  for (const auto& [lost, text] : living().lost) made->lose_if_member(lost, text);
   return made;
+}
+
+void Position::lose_if_member(int rank, const std::string& text) const {
+  if (std::find(ranks_.begin(), ranks_.end(), rank) == ranks_.end()) return;
+  const std::string* none = nullptr;
+  lost_.compare_exchange_strong(none, &text, std::memory_order_acq_rel);
+}
+
+void Position::lose(int rank, const std::string& text) {
+  const std::lock_guard lock(living().mutex);
+  const auto& [lost, reason] = living().lost.emplace_back(rank, text);
+  for (const auto& one : living().all) {
+    if (const auto position = one.lock()) position->lose_if_member(lost, reason);
+  }
+}
+
+void Position::forget_losses() {
+  // A job that starts anew in this process has other processes. The texts stay, as old groups refer to them.
+  const std::lock_guard lock(living().mutex);
+  for (auto& [rank, text] : living().lost) rank = -1;
+}
+
+const std::string* Position::lost(const std::string& label) {
+  const std::lock_guard lock(living().mutex);
+  for (const auto& one : living().all) {
+    const auto position = one.lock();
+    if (position != nullptr && position->label() == label && position->lost() != nullptr) return position->lost();
+  }
+  return nullptr;
 }
 
 std::vector<std::shared_ptr<const Position>> Position::all() {

@@ -58,6 +58,16 @@ class Position {
   void set_chain(std::shared_ptr<const Chain> chain);
   std::shared_ptr<const Chain> chain() const;
 
+  /// The process of this global rank has ended: no group with it can complete new calls. The first text of a group is
+  /// kept. From any thread.
+  static void lose(int rank, const std::string& text);
+  /// Why the group can make no more calls; null while it can. Never destroyed.
+  const std::string* lost() const noexcept { return lost_.load(std::memory_order_acquire); }
+  /// The same for the live group with this label.
+  static const std::string* lost(const std::string& label);
+  /// Call before the runtime starts again, with other processes.
+  static void forget_losses();
+
   struct Reading {
     int64_t collectives = 0;
     int64_t messages = 0;
@@ -83,12 +93,14 @@ class Position {
 
  private:
   class Lock;
+  void lose_if_member(int rank, const std::string& text) const;
   Entered& place_of(int64_t seq) { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
   const Entered& place_of(int64_t seq) const { return kept_[static_cast<std::size_t>(seq) & (kept_.size() - 1)]; }
   const std::string& group_;
   const std::string& label_;
   const std::vector<int> ranks_;
   const int rank_;
+  mutable std::atomic<const std::string*> lost_{nullptr};
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   int64_t collectives_ = 0;  // guarded by busy_, like all members below
   int64_t messages_ = 0;

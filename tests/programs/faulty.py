@@ -2,7 +2,7 @@
 """A job with a fault on rank 1: faulty.py BACKEND PHASE FAULT.
 
 PHASE is the state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one),
-``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3. For
+``future`` (an asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3. For
 measurements, the times of the fault, of the call that meets it, and of its exception are printed too.
 """
 
@@ -75,14 +75,20 @@ def main(backend: str, phase: str, kind: str) -> None:
     if phase == "storm":
         storm(failing)
     if failing is not None:
-        if phase == "collective":
+        if phase in ("collective", "future"):
             time.sleep(DELAY)
         fault(failing)
     if phase == "idle":
         time.sleep(DELAY)
     began = time.monotonic()
     say("began", began)
-    dist.all_reduce(x, timeout=LIMIT)
+    if phase == "future":
+        work = dist.all_reduce(x, async_op=True, timeout=LIMIT)
+        while not work.is_completed():
+            time.sleep(0.01)
+        work.wait()
+    else:
+        dist.all_reduce(x, timeout=LIMIT)
     if kind != "none":
         raise AssertionError("a call without rank 1 has ended well")
 

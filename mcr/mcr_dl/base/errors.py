@@ -41,6 +41,10 @@ class BackendError(McrError):
     """The communication library reported a failure; the text is the library's own."""
 
 
+class PeerLostError(BackendError):
+    """The process of another rank of the group has ended, so the call cannot complete; later calls raise it too."""
+
+
 class CollectiveTimeoutError(McrError, TimeoutError):
     """An operation was still running when its timeout passed."""
 
@@ -49,4 +53,4 @@ class DesyncError(McrError):
     """Ranks made different calls, or calls in different orders (``MCR_DL_DEBUG=detail``). All ranks raise it."""
 
 
-_C.set_exceptions({cls.__name__: cls for cls in McrError.__subclasses__()})
+_C.set_exceptions({cls.__name__: cls for cls in (*McrError.__subclasses__(), PeerLostError)})

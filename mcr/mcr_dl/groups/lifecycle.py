@@ -80,6 +80,7 @@ def start(
         if getattr(pg_options, "is_high_priority_stream", False):
             devices.raise_priority()
         _agree(current, tuning_table)
+        _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
     except BaseException:
@@ -112,6 +113,13 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:
             library.share_cores()
+
+
+def _watch_processes(current: state.State) -> None:
+    assert current.knowledge is not None
+    nodes, rank = current.knowledge.nodes, current.launch.rank
+    here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
+    watch.watch_processes(here, others=len(here) + 1 < len(nodes))
 
 
 def _make_world(current: state.State) -> _C.Group:
@@ -182,7 +190,8 @@ def _at_exit() -> None:
     if desync:
         print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
         _C.fail_at_exit(_EXIT_DESYNC)
-    watch.stop("it has ended" if error is None else f"it has raised {type(error).__name__}: {error}")
+    reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
+    watch.stop(reason, well=error is None)
     if state.is_initialized():
         trace.finish(together=False)
     # Libraries end collectively. After an uncaught exception, or without a rank, the others may never get there: then

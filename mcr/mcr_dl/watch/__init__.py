@@ -9,7 +9,7 @@ as the store may never answer. docs/reliability.md lists the guarantees.
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
-from mcr_dl.watch._watch import Groups, close, compare, compare_last, explain, leave_together, start, stop
+from mcr_dl.watch._watch import Groups, close, compare, compare_last, explain, leave_together, start, stop, watch_processes
 
 __all__ = [
     "Groups",
@@ -23,4 +23,5 @@ __all__ = [
     "ranks_text",
     "start",
     "stop",
+    "watch_processes",
 ]

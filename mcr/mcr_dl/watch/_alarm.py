@@ -40,11 +40,13 @@ class Alarm:
     """The reason of an alarm: ``text`` is the error so far, ``group`` the name of the group concerned."""
 
     by: int
-    kind: str  # "timeout", "error", "desync"; "closing": the store closes, and there will be no more alarms
+    # "timeout", "error", "desync", "lost"; "closing": the store closes, and there will be no more alarms
+    kind: str
     group: str
     text: str
     seq: int = 0  # of the failed call, in its group
     message: bool = False  # it is a send or receive
+    lost: int = -1  # the rank whose process has ended
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Exchange:
         self._number = 0  # of the awaited alarm
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
+        self.closed_well = False  # the store has closed at the intended end of the rank that held it
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
@@ -142,6 +145,7 @@ class Exchange:
                 if alarm is None:
                     continue
                 if alarm.kind == "closing":
+                    self.closed_well = alarm.lost < 0
                     self.lost = alarm.text
                     self._listening.add("closed", 1)
                     return
@@ -222,16 +226,16 @@ class Exchange:
         self._until(lambda: complete() or self._mine.check(["failed"]), limit)
         return complete() and not self._mine.check(["failed"])
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, well: bool) -> None:
         """Notify the other listeners that the store closes with this process. (A client that waits at a store when it
         closes prints a long error to stderr.)
         """
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._close(reason))
+            self.ask(lambda: self._close(reason, well=well))
 
-    def _close(self, reason: str) -> None:
+    def _close(self, reason: str, *, well: bool) -> None:
         listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
-        value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason)))
+        value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason, lost=-1 if well else self._rank)))
         keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
         if not keys:
             return

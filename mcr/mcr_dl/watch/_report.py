@@ -47,7 +47,21 @@ class Ages:
 
 def identity(rank: int) -> dict[str, Any]:
     """The identity of the process, left at the store at its start, for the time when it can no longer answer."""
-    return {"rank": rank, "pid": os.getpid(), "host": socket.gethostname(), "system": host_identity()}
+    return {
+        "rank": rank,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "system": host_identity(),
+        "processes": pid_namespace(),
+    }
+
+
+def pid_namespace() -> str:
+    """The namespace in which process numbers have a meaning; empty if the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _line(file: str, number: int | None, function: str) -> str:
@@ -77,9 +91,9 @@ def place() -> str | None:
     return last
 
 
-def last(rank: int, size: int, ages: Ages, text: str) -> Report:
-    """The last report of a process that ends: the reason, and its calls."""
-    return {**make(rank, size, ages, None), "ended": text}
+def last(rank: int, size: int, ages: Ages, text: str, *, well: bool) -> Report:
+    """The last report of a process that ends: the reason, its calls, and whether it ends communication as intended."""
+    return {**make(rank, size, ages, None), "ended": text, "well": well}
 
 
 def make(rank: int, size: int, ages: Ages, group: str | None, *, whole: bool = False) -> Report:

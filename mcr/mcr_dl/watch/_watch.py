@@ -19,6 +19,7 @@ from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, INQUIRY, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
+from mcr_dl.watch._losses import Losses
 
 _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's timeout: most calls raise by themselves
@@ -50,6 +51,8 @@ class Watch:
         self._ages = _report.Ages()
         self._exchange = Exchange(store, rank, size, self._answer, self._heard)
         self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
+        self._losses = Losses(self._exchange, rank)
+        self._well = True  # communication has ended as intended
         self.broken = False  # ranks are missing: steps at the end that would wait for them are skipped
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
@@ -64,12 +67,18 @@ class Watch:
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
-    def stop(self, reason: str) -> None:
-        """End, and leave a note why this process is no longer there."""
+    def watch_processes(self, here: list[int], *, others: bool) -> None:
+        """Notice the end of these ranks of this host. ``others``: there are ranks on other hosts."""
+        self._losses.begin(here, others=others)
+
+    def stop(self, reason: str, *, well: bool) -> None:
+        """End, and leave a note why this process is no longer there, and whether it ends as intended."""
         self._ending.set()
+        self._losses.stop()
+        self._well = well
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
-        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason, well=well))
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
 
@@ -83,7 +92,7 @@ class Watch:
 
     def close(self) -> None:
         """The process ends, and the store with it."""
-        self._exchange.close(f"rank {self.rank}, which holds it, has ended")
+        self._exchange.close(f"rank {self.rank}, which holds it, has ended", well=self._well)
 
     # ---- the sampler
 
@@ -92,6 +101,10 @@ class Watch:
             _C.watch_interrupts()
             self._look_at_threads()
             self._look_at_operations()
+            if self._losses.any:
+                self.broken = True
+            if self._losses.overdue:
+                self._losses.fail_operations()
             self.compare()
 
     def _look_at_threads(self) -> None:
@@ -104,11 +117,13 @@ class Watch:
             if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
                 text = f"{_name(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
                 self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
-            if 0 < activity["limit"] < age - _GRACE:
-                self._end_activity(activity)
+            lost = _C.lost(activity["label"]) if self._losses.overdue else None
+            if lost is not None:
+                self._end_activity(activity, f"PeerLostError: {_name(activity)}: {lost}")
+            elif 0 < activity["limit"] < age - _GRACE:
+                self._end_activity(activity, f"CollectiveTimeoutError: {self._timed_out(_name(activity), activity)}")
 
-    def _end_activity(self, activity: dict[str, Any]) -> None:
-        text = self._timed_out(_name(activity), activity)
+    def _end_activity(self, activity: dict[str, Any], text: str) -> None:
         if not self._still(activity):
             return
         for group in self._groups.living():
@@ -116,7 +131,7 @@ class Watch:
                 _C.give_up(group)  # some libraries then release their callers, and these raise by themselves
         time.sleep(_LAST)
         if self._still(activity):
-            self._end_process(f"CollectiveTimeoutError: {text}", EXIT_TIMEOUT)
+            self._end_process(text, EXIT_TIMEOUT)
 
     def _timed_out(self, what: str, call: dict[str, Any]) -> str:
         limit = f"{call['limit'] * 1000:.0f} ms"
@@ -177,7 +192,8 @@ class Watch:
         place = _report.place()
         print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
         reason = f"it has ended itself: {text.partition('.')[0]}"
-        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason))
+        self._well = False
+        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason, well=False))
         self._exchange.fail()
         if self.rank == 0 and not store_outlives():
             self.close()
@@ -187,6 +203,9 @@ class Watch:
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
+        lost = None if timeout else self._lost(label)
+        if lost is not None:
+            return complete(text, label, f"{lost[:1].upper()}{lost[1:]}.", timeout=False)
         now = time.monotonic()
         known = self._known.get((label, seq))
         if known is not None and now - known[0] < _SAME:
@@ -195,6 +214,12 @@ class Watch:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
         return complete(text, label, told, timeout=timeout)
+
+    def _lost(self, label: str) -> str | None:
+        """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
+        ranks = next((each["ranks"] for each in _C.positions() if each["label"] == label), [])
+        self._losses.await_end(ranks)
+        return _C.lost(label)
 
     def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
         if self._ending.is_set():
@@ -245,6 +270,8 @@ class Watch:
         if alarm.kind == "desync":
             self.broken = True
             _C.stop_desync(alarm.text)
+        elif alarm.kind == "lost":
+            self._losses.heard(alarm)
         if dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
             dump.write(number, report, vars(alarm))
@@ -300,12 +327,21 @@ def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, deta
         _current.start()
 
 
-def stop(reason: str = "it has ended communication") -> None:
-    """End the watch."""
+def watch_processes(here: list[int], *, others: bool) -> None:
+    """Notice the end of the processes of these ranks, which run on this host. All ranks have begun to watch before.
+
+    ``others``: there are ranks on other hosts, which are told.
+    """
+    if _current is not None:
+        _current.watch_processes(here, others=others)
+
+
+def stop(reason: str = "it has ended communication", *, well: bool = True) -> None:
+    """End the watch. ``well``: this process ends communication as intended, so it is not lost."""
     global _current, _last
     ended, _current = _current, None
     if ended is not None:
-        ended.stop(reason)
+        ended.stop(reason, well=well)
         if _last is not None:
             _last.end()
         _last = ended

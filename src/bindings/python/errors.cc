@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/objects.h"
+#include "observe/position.h"
 #include "observe/stop.h"
 
 namespace mcr::python {
@@ -29,6 +30,7 @@ std::array table = {
     Row{ErrorCode::Unavailable, "BackendUnavailableError", nullptr},
     Row{ErrorCode::Backend, "BackendError", nullptr},
     Row{ErrorCode::Timeout, "CollectiveTimeoutError", nullptr},
+    Row{ErrorCode::PeerLost, "PeerLostError", nullptr},
     Row{ErrorCode::Desync, "DesyncError", nullptr},
 };
 
@@ -48,12 +50,15 @@ void raise_text(PyObject* type, std::string_view text) {
 
 // Completes the error text of a call that other ranks take part in with what is known about those ranks.
 void explain(const Error& error, const Subject& subject) {
+  PyObject* type = exception_of(error.code());
   // "N" takes ownership of the references, also if one of them is null.
   const Owner text(PyObject_CallFunction(explainer, "NNLii", str_of(error.what()), str_of(subject.label),
                                          static_cast<long long>(subject.seq), subject.message ? 1 : 0,
                                          error.code() == ErrorCode::Timeout ? 1 : 0));
-  if (text == nullptr) return raise_text(exception_of(error.code()), error.what());  // replaces the explainer's error
-  PyErr_SetObject(exception_of(error.code()), text.get());
+  if (text == nullptr) return raise_text(type, error.what());  // replaces the explainer's error
+  // The library's error may have come a moment before the end of the process was known.
+  if (Position::lost(subject.label) != nullptr) type = exception_of(ErrorCode::PeerLost);
+  PyErr_SetObject(type, text.get());
 }
 
 // A Python exception object, released with the last Error that holds it.

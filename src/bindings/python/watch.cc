@@ -207,9 +207,20 @@ void add_watch(py::module_& module) {
   module.def("expire", [](const std::shared_ptr<Work>& work, const std::string& text) {
     return unlocked([&] { return work->expire(ErrorCode::Timeout, text); });
   });
+  module.def("fail_lost", [](const std::shared_ptr<Work>& work, const std::string& text) {
+    return unlocked([&] { return work->expire(ErrorCode::PeerLost, text); });
+  });
+  module.def("lose", [](int rank, const std::string& text) { unlocked([&] { Position::lose(rank, text); }); });
+  module.def("lost", [](const std::string& label) {
+    const auto* text = unlocked([&] { return Position::lost(label); });
+    return text == nullptr ? std::nullopt : std::optional(*text);
+  });
   module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
   module.def("stop_forked", [](const std::string& text) { Stop::request(ErrorCode::NotInitialized, text); });
-  module.def("clear_stop", Stop::clear);
+  module.def("clear_stop", [] {
+    Stop::clear();
+    Position::forget_losses();
+  });
   module.def("take_desync", Stop::take_desync);
   module.def("fail_at_exit", fail_at_exit);
   module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks whose processes have ended without having ended communication: which, why, and what follows for the calls."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl.watch._alarm import Alarm, Exchange, StoreError
+from mcr_dl.watch._peers import Peers, ending_text
+from mcr_dl.watch._report import pid_namespace
+
+_NOTE = 0.3  # seconds to read the last report of an ended process
+_GRACE = 0.3  # after the loss: calls that the library ends itself have its own text
+_TRIES = 20  # to raise an alarm while others are raised
+_PAUSE = 0.02
+
+
+class Losses:
+    """The lost ranks, as one process knows them.
+
+    Ranks of this host are noticed by their processes. The lowest rank that still runs on a host tells the other hosts.
+    """
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self._exchange, self._rank = exchange, rank
+        self._texts: dict[int, str] = {}  # of lost ranks
+        self._untold: dict[int, str] = {}  # those of this host that the other hosts do not know
+        self._since = 0.0
+        self._lock = threading.Lock()
+        self._peers: Peers | None = None
+        self._others = False  # there are ranks on other hosts
+
+    def begin(self, here: list[int], *, others: bool) -> None:
+        """Watch the ranks of this host. Every rank has left its identity at the store before."""
+        self._others = others
+        try:
+            members = self._exchange.ask(lambda: {rank: self._exchange.left("member", rank) for rank in here})
+        except StoreError:
+            return  # the job cannot start without its store, and says so
+        near = {rank: each for rank, each in members.items() if each and each["processes"] == pid_namespace()}
+        self._peers = Peers(near, self._ended)
+
+    def stop(self) -> None:
+        """End the thread that watches."""
+        if self._peers is not None:
+            self._peers.stop()
+
+    @property
+    def any(self) -> bool:
+        """Whether a rank has been lost."""
+        return bool(self._texts)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a rank has been lost for so long that no call can still end by itself."""
+        return self.any and time.monotonic() - self._since > _GRACE
+
+    def await_end(self, ranks: list[int]) -> None:
+        """Give a process of these ranks, whose connections have ended, a moment to end itself."""
+        if self._peers is not None and not any(rank in self._texts for rank in ranks):
+            self._peers.await_end(set(ranks) - {self._rank})
+
+    def heard(self, alarm: Alarm) -> None:
+        """A rank of another host has been lost."""
+        self._lose(alarm.lost, alarm.text)
+
+    def fail_operations(self) -> None:
+        """Fail the operations that no thread waits for, so that futures and callbacks get the error."""
+        for work, known in _C.pending():
+            text = _C.lost(known["label"])
+            if text is not None:
+                _C.fail_lost(work, f"{known['what']}: {text}")
+
+    # ---- the end of a process of this host
+
+    def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
+        report, readable = None, True
+        try:
+            report = self._exchange.ask(lambda: self._exchange.left("ended", rank), _NOTE)
+        except StoreError:
+            readable = False
+        if report is not None and report["well"]:
+            return
+        if not readable and self._exchange.closed_well and not status:
+            return  # the job ends; a failure would have had a status
+        end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
+        text = f"lost rank {rank}: " + (end if report is None else f"{report['ended']} ({end})")
+        self._lose(rank, text)
+        self._tell(rank, text)
+
+    def _lose(self, rank: int, text: str) -> None:
+        with self._lock:
+            if rank in self._texts:
+                return
+            self._texts[rank] = text
+            self._since = time.monotonic()
+        _C.lose(rank, text)
+
+    def _tell(self, rank: int, text: str) -> None:
+        assert self._peers is not None
+        self._untold[rank] = text
+        running = self._peers.running() - self._untold.keys()
+        if not self._others or any(other < self._rank for other in running):
+            return
+        for lost, why in list(self._untold.items()):
+            alarm = Alarm(self._rank, "lost", "", why, lost=lost)
+            with contextlib.suppress(*StoreError):
+                self._exchange.ask(lambda alarm=alarm: self._raise_alarm(alarm), _TRIES * _PAUSE)
+
+    def _raise_alarm(self, alarm: Alarm) -> None:
+        for _ in range(_TRIES):
+            if self._exchange.raise_alarm(alarm)[1]:
+                return
+            time.sleep(_PAUSE)

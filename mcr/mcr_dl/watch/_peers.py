@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices within milliseconds that the process of another rank of this host has ended.
+
+The kernel reports the end of a process through its descriptor (pidfd), whatever ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_REAPED = 0.05  # seconds for the parent to collect the exit status, which the kernel reports only then
+_PAUSE = 0.005
+_CLOSING = 0.15  # seconds from the end of a process's connections until its end has been reported
+
+# linux/pidfd.h, since Linux 6.15: ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT
+_INFO_SIZE = 64
+_GET_INFO = (3 << 30) | (_INFO_SIZE << 16) | (0xFF << 8) | 11
+_EXIT = 1 << 3
+
+
+def _status(descriptor: int) -> int | None:
+    """The wait status of an ended process that is not a child; None if the kernel does not say."""
+    buffer = bytearray(_INFO_SIZE)
+    deadline = time.monotonic() + _REAPED
+    while True:
+        struct.pack_into("Q", buffer, 0, _EXIT)
+        try:
+            fcntl.ioctl(descriptor, _GET_INFO, buffer)
+        except OSError:
+            return None
+        if struct.unpack_from("Q", buffer)[0] & _EXIT:
+            return int(struct.unpack_from("i", buffer, _INFO_SIZE - 4)[0])
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_PAUSE)
+
+
+def ending_text(status: int | None) -> str:
+    """``has ended with exit code 1``, ``has ended: SIGKILL``, ``has ended``."""
+    if status is None:
+        return "has ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with contextlib.suppress(ValueError):
+            return f"has ended: {signal.Signals(number).name}"
+        return f"has ended: signal {number}"
+    return f"has ended with exit code {os.WEXITSTATUS(status)}"
+
+
+class Peers:
+    """Watches processes of this host. ``ended`` gets the rank, its member and its wait status, on a thread of its own.
+
+    The status is None if the kernel does not say.
+    """
+
+    def __init__(
+        self, members: Mapping[int, dict[str, Any]], ended: Callable[[int, dict[str, Any], int | None], None]
+    ) -> None:
+        """``members``: what the ranks have left at the store (`_report.identity`), by rank."""
+        self._members, self._ended = members, ended
+        self._running: dict[int, int] = {}  # ranks by descriptor
+        self._changed = threading.Condition()
+        self._stop = os.pipe()
+        for rank, member in members.items():
+            with contextlib.suppress(OSError):  # a process that has ended, or a system without such descriptors
+                self._running[os.pidfd_open(member["pid"])] = rank
+        self._thread = threading.Thread(target=self._watch, name="mcr_dl peers", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        os.write(self._stop[1], b"\0")
+
+    def running(self) -> set[int]:
+        """The ranks whose processes have not ended."""
+        with self._changed:
+            return set(self._running.values())
+
+    def await_end(self, ranks: set[int]) -> None:
+        """Wait a moment if one of the processes is about to end: a process closes its connections before it ends."""
+        with self._changed:
+            expected = ranks & set(self._running.values())
+            self._changed.wait_for(lambda: not expected <= set(self._running.values()), _CLOSING)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._stop[0], *self._running):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._stop[0]:
+                    self._close()
+                    return
+                poll.unregister(descriptor)
+                self._report(descriptor)
+
+    def _report(self, descriptor: int) -> None:
+        rank = self._running[descriptor]
+        self._ended(rank, self._members[rank], _status(descriptor))
+        with self._changed:
+            del self._running[descriptor]
+            self._changed.notify_all()
+        os.close(descriptor)
+
+    def _close(self) -> None:
+        with self._changed:
+            for descriptor in (*self._stop, *self._running):
+                os.close(descriptor)
+            self._running.clear()
