@@ -59,7 +59,7 @@ def choices() -> list[str]:
 
 
 def any_share() -> None:
-    """Shares that nobody measured, in calls that differ in form."""
+    """Shares without measurements, in calls of different forms."""
     session.start(*BACKENDS)
     mcr_dl.set_passes(["log", "fuse", "compress"])
     size = mcr_dl.get_world_size()
