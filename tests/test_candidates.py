@@ -88,7 +88,7 @@ def test_arguments() -> None:
             arguments.candidate_names(text)
     striped = Part("all_reduce", 1 << 20, "stripe(gloo,mpi,67)")
     assert parse_mix("all_reduce:1M@stripe(gloo,mpi,67)+barrier:1@mpi") == (striped, Part("barrier", 1, "mpi"))
-    with pytest.raises(InvalidArgumentError, match=r"expected a share of 1 to 99 percent .*character 15"):
+    with pytest.raises(InvalidArgumentError, match=r"expected a share of 1 to 99 percent, .*character 15"):
         parse_mix("all_reduce:1M@stripe(gloo,mpi,0)")
 
 

@@ -19,7 +19,7 @@ from ranks import striped
 from seed import share
 from tables import curve, make, scale, winner
 
-CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,25)"]
+CANDIDATES = ["stripe(gloo,mpi)", "stripe(gloo,mpi,67)", "stripe(mpi,gloo,40)"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -46,6 +46,13 @@ def test_candidates(pools: Pools) -> None:
     assert first == second
     assert {"stripe(gloo,mpi)", *(f"stripe(gloo,mpi,{share})" for share in (25, 33, 67, 75))} <= set(first)
     assert not any("+" in name for name in first)
+    assert "stripe(gloo,mpi,40)" not in first
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_any_share(pools: Pools, world: int) -> None:
+    """Calls, blocks, fused and compressed calls and rules take any share of 1 to 99 percent; the ranks cut alike."""
+    pools.get("processes", world).run(striped.any_share, limit=120)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -56,8 +63,15 @@ def test_spellings(pools: Pools, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("spelling", ["gloo+mpi:67", "stripe(gloo,mpi,67)"])
-def test_a_table_with_either_spelling(pools: Pools, tmp_path: Path, world: int, spelling: str) -> None:
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("gloo+mpi:67", "stripe(gloo,mpi,67)"),
+        ("stripe(gloo,mpi,67)", "stripe(gloo,mpi,67)"),
+        ("gloo+mpi:40", "stripe(gloo,mpi,40)"),
+    ],
+)
+def test_a_table_with_either_spelling(pools: Pools, tmp_path: Path, world: int, spelling: str, name: str) -> None:
     """`auto` uses a table and rules with one of the spellings, on ranks with either."""
     curves = (curve("mpi", 1, 10, 100, 1e3, 1e4, 1e5), curve(spelling, 9, 90, 900, 9e3, 9e3, 9e3))
     path = tmp_path / "table.json"
@@ -65,6 +79,6 @@ def test_a_table_with_either_spelling(pools: Pools, tmp_path: Path, world: int, 
     made = replace(make(scale(world, curves=curves, winners=ranges)), host=host())
     path.write_text(json.dumps({**content(made), "checksum": made.digest}))
     sizes, pool = [1 << 10, 1 << 20], pools.get("processes", world)
-    assert pool.run(striped.by_table, str(path), "", sizes) == [["mpi", "stripe(gloo,mpi,67)"]] * world
+    assert pool.run(striped.by_table, str(path), "", sizes) == [["mpi", name]] * world
     rules = f"all_reduce:*:gloo#all_reduce:1m-inf:{spelling}"
-    assert pool.run(striped.by_table, "none", rules, sizes) == [["gloo", "stripe(gloo,mpi,67)"]] * world
+    assert pool.run(striped.by_table, "none", rules, sizes) == [["gloo", name]] * world

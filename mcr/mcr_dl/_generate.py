@@ -170,6 +170,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _set_any_form(self, any_form: bool) -> None:",
         "def _connect(self, backend: str, path: str, foreign: Any, store: Any = ...) -> None:",
         "def _streams(self, backend: str) -> str | None:",
+        "def _has(self, candidate: str) -> bool:",
         "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "
         "parts: list[tuple[Group | None, str]]) -> None:",
         "def _set_stages(self, groups: list[Group]) -> None:",

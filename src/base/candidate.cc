@@ -35,7 +35,9 @@ std::string percent(std::string_view share, std::string_view first, std::string_
   int value = 0;
   const auto [end, error] = std::from_chars(share.data(), share.data() + share.size(), value);
   if (error != std::errc() || end != share.data() + share.size() || value < 1 || value > 99) {
-    wrong("a share of 1 to 99 percent for " + std::string(first) + " in place of '" + std::string(share) + "'", text);
+    wrong("a share of 1 to 99 percent, a whole number, for " + std::string(first) + " in place of '" +
+              std::string(share) + "'",
+          text);
   }
   return std::to_string(value);
 }
@@ -120,12 +122,17 @@ Candidate Candidate::parse(std::string_view text) {
 
 std::string Candidate::name() const { return variant.empty() ? backend : variant_of(backend, variant); }
 
-std::string canonical(std::string_view name) {
+std::optional<Candidate> Candidate::read(std::string_view text) {
   try {
-    return Candidate::parse(name).text();
+    return parse(text);
   } catch (const Error&) {
-    return std::string(name);
+    return std::nullopt;
   }
+}
+
+std::string canonical(std::string_view name) {
+  const auto candidate = Candidate::read(name);
+  return candidate ? candidate->text() : std::string(name);
 }
 
 std::string variant_of(std::string_view backend, std::string_view variant) {

@@ -2,6 +2,7 @@
 // Names of candidates. No other file parses them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct Candidate {
   /// Accepts current and earlier spellings: "gloo+mpi:67" is stripe(gloo,mpi,67). Throws InvalidArgument with the
   /// expected form. Parsing does not check that the backends, the variant and the codec exist.
   static Candidate parse(std::string_view text);
+  /// Nothing where parse() throws.
+  static std::optional<Candidate> read(std::string_view text);
   /// The name without the codec.
   std::string name() const;
   std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }

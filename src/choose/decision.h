@@ -26,7 +26,7 @@ enum class Form : uint8_t {
 /// counts that all ranks know, so that the decision is equal on all ranks.
 struct Decision {
   /// The communicator caches decisions on small calls, which are the most frequent: one load then answers.
-  static Decision of(const Communicator& communicator, const Call& call) {
+  [[gnu::always_inline]] static Decision of(const Communicator& communicator, const Call& call) {
     if (!memorable(call)) [[unlikely]]
       return worked_out(communicator, call);
     const auto key = key_of(call);

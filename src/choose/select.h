@@ -30,6 +30,7 @@ struct Slot {
   uint8_t variant = 0;
   std::optional<DeviceType> streams;             // the communicator's, cached
   const StripedCommunicator* striped = nullptr;  // the communicator, if it is striped
+  bool always_starts = communicator->always_starts();
 };
 
 /// The measurements of one group. Equal on all ranks of the group, so that the choices are equal too.

@@ -247,7 +247,7 @@ class Issue {
   }
 
   bool polled() const {
-    return decision_.form == Form::Emulated || Position::detail() || passage_.slot->communicator->always_starts() ||
+    return decision_.form == Form::Emulated || Position::detail() || passage_.slot->always_starts ||
            ((passage_.call.any_form || row(passage_.call.op).is(kPeer)) && admits_one_thread());
   }
 
@@ -263,16 +263,22 @@ class Issue {
       const auto schedule = Schedule::make();
       emulate(call, group.rank(), group.size(), *schedule);
       begin(schedule, lane, [&](uint8_t) -> Communicator& { return communicator; });
-    } else if (const auto stripes = group.selector().stripes(*slot, call)) {
-      const auto schedule = Schedule::make();
-      stripe(call, group.size(), *stripes, *schedule);
-      begin(schedule, lane,
-            [&parts = slot->striped->parts()](uint8_t part) -> Communicator& { return *parts[part].communicator; });
-    } else {
+    } else if (slot->striped == nullptr || !issue_striped(lane)) [[likely]] {
       communicator.issue(call, lane);
     }
     decision_.reduction.finish(call, plan, group.rank(), group.size());
     unflatten(call, plan);
+  }
+
+  // False: the first part gets the whole call.
+  bool issue_striped(Lane& lane) {
+    const auto stripes = passage_.group.selector().stripes(*passage_.slot, passage_.call);
+    if (!stripes) return false;
+    const auto schedule = Schedule::make();
+    stripe(passage_.call, passage_.group.size(), *stripes, *schedule);
+    const auto& parts = passage_.slot->striped->parts();
+    begin(schedule, lane, [&](uint8_t part) -> Communicator& { return *parts[part].communicator; });
+    return true;
   }
 
   template <class Parts>  // the communicator of each part
@@ -313,6 +319,22 @@ class LoggedWait {
   int64_t number_;
   int64_t begin_;
 };
+
+// Whether a few polls see the end, which is the case for most small operations of ranks on one host. Only longer waits
+// are worth the marks and clocks for timeouts.
+bool polls_through(Work& work) {
+  constexpr int kPolls = 16;
+  for (int polls = 0; polls < kPolls; ++polls) {
+    if (work.poll()) return true;
+  }
+  return false;
+}
+
+// The end of a wait for a host operation.
+void leave(Work& work) {
+  if (work.finished() && work.progress() != nullptr) work.progress()->forget(work);
+  work.rethrow();
+}
 
 Error late(const Work& work, std::chrono::milliseconds limit) {
   const auto& call = work.context();
@@ -398,7 +420,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
   if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
   if (work.join()) return;
-  if (work.poll()) return work.rethrow();
+  if (polls_through(work)) return leave(work);
   const Waiting waiting(work.progress());
   const auto& call = work.context();
   const Activity activity({.label = call.group,
@@ -421,7 +443,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
     }
     if (interrupt != nullptr) interrupt();
   }
-  if (!work.join()) work.rethrow();
+  if (!work.join()) leave(work);
 }
 
 }  // namespace mcr

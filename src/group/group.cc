@@ -18,6 +18,11 @@ bool is_identity(const std::vector<int>& ranks) {
   return true;
 }
 
+Slot* slot_in(std::list<Slot>& slots, std::string_view name) {
+  const auto slot = std::ranges::find_if(slots, [&](const Slot& one) { return one.name == name; });
+  return slot == slots.end() ? nullptr : &*slot;
+}
+
 std::atomic<void (*)(std::unique_ptr<Communicator>)> destroyer{nullptr};
 
 std::shared_ptr<Communicator> shared(std::unique_ptr<Communicator> made) {
@@ -62,8 +67,8 @@ void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& c
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
-    slots_.push_back(
-        {backend, communicator, name, static_cast<uint8_t>(slots_.back().variant + 1), communicator->streams(), cut});
+    const auto number = cut == nullptr ? static_cast<uint8_t>(slots_.back().variant + 1) : cut->variant_with(variant);
+    slots_.push_back({backend, communicator, name, number, communicator->streams(), cut});
   }
   tune(selector_.tuning());
 }
@@ -88,25 +93,74 @@ std::unique_ptr<Communicator> Group::striped(const std::array<std::string, 2>& n
 
 void Group::disconnect(std::string_view name) {
   const auto known = canonical(name);
-  slots_.remove_if([&](const Slot& slot) { return slot.backend.name == known || slot.name == known; });
+  const auto removed = [&](const Slot& slot) { return slot.backend.name == known || slot.name == known; };
+  {
+    const std::lock_guard lock(mutex_);
+    named_.remove_if(removed);  // before the others, which end the communicator, as that may wait for other threads
+  }
+  slots_.remove_if(removed);
   tune(selector_.tuning());
 }
 
 void Group::close() {
   closed_ = true;
   for (const auto& stage : stage_groups_) stage->close();
+  version_ = next_version();
+  {
+    const std::lock_guard lock(mutex_);
+    named_.clear();
+  }
   slots_.clear();
 }
 
+uint64_t Group::next_version() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+void Group::tune(Tuning tuning) {
+  version_ = next_version();
+  for (const auto& cost : tuning.costs) compare(cost.candidate);
+  for (const auto& rule : tuning.rules) compare(rule.candidate);
+  selector_.reset(slots_, std::move(tuning));
+}
+
+// Makes a share that a table or a rule names a candidate of `auto`, next to those of its backend.
+void Group::compare(const std::string& name) {
+  const auto* slot = compared(name) == nullptr ? find(name) : nullptr;
+  if (slot == nullptr || compared(slot->name) != nullptr) return;
+  const auto last = std::ranges::find_if(slots_.rbegin(), slots_.rend(),
+                                         [&](const Slot& other) { return &other.backend == &slot->backend; });
+  slots_.insert(last.base(), *slot);
+}
+
 Group::Slot* Group::find(std::string_view name) {
-  for (auto& slot : slots_) {
-    if (slot.name == name) return &slot;
-  }
-  const auto known = canonical(name);  // calls that use the canonical spelling do not come here
-  for (auto& slot : slots_) {
-    if (slot.name == known) return &slot;
-  }
-  return nullptr;
+  if (auto* slot = compared(name)) return slot;
+  if (auto* slot = named(name)) return slot;
+  const auto candidate = Candidate::read(name);  // calls that use the canonical spelling do not come here again
+  if (!candidate) return nullptr;
+  const auto known = candidate->text();
+  if (auto* slot = compared(known)) return slot;
+  if (auto* slot = named(known)) return slot;
+  return with_share(*candidate);
+}
+
+Group::Slot* Group::compared(std::string_view name) { return slot_in(slots_, name); }
+
+Group::Slot* Group::named(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  return slot_in(named_, name);
+}
+
+Group::Slot* Group::with_share(const Candidate& candidate) {
+  if (candidate.variant.empty() || !candidate.codec.empty()) return nullptr;
+  const auto* whole = compared(candidate.backend);
+  if (whole == nullptr || whole->striped == nullptr) return nullptr;
+  const auto& name = Registry::instance().keep_name(candidate.name());
+  const std::lock_guard lock(mutex_);
+  if (auto* slot = slot_in(named_, name)) return slot;  // another thread was faster
+  const auto variant = StripedCommunicator::variant_with(candidate.variant);
+  return &named_.emplace_back(whole->backend, whole->communicator, name, variant, whole->streams, whole->striped);
 }
 
 int Group::group_rank(int global_rank) const {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,7 @@
 
 namespace mcr {
 
+struct Candidate;
 class Stages;
 class Staging;
 
@@ -42,8 +44,9 @@ class Group : public std::enable_shared_from_this<Group> {
   static void destroy_with(void (*destroy)(std::unique_ptr<Communicator>));
   /// Removes one backend with its variants, or one variant.
   void disconnect(std::string_view name);
-  /// Sets the measurements that `auto` uses, equal on all ranks. Not concurrently with calls on this group.
-  void tune(Tuning tuning) { selector_.reset(slots_, std::move(tuning)); }
+  /// Sets the measurements that `auto` uses, equal on all ranks; shares that they name become candidates of `auto`. Not
+  /// concurrently with calls on this group.
+  void tune(Tuning tuning);
   Selector& selector() { return selector_; }
   /// The candidate for a call that names none.
   Slot& choose(const Call& call) { return slots_.size() == 1 ? slots_.front() : selector_.choose(call); }
@@ -78,8 +81,12 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Releases the communicators: each is freed when its last running Work is complete. Later calls fail.
   void close();
 
-  /// The candidate with that name, in any spelling, or null.
+  /// The candidate with that name, in any spelling, or null. A striped backend has one for every share. From any
+  /// thread.
   Slot* find(std::string_view name);
+  /// Changes when candidates are added or removed; not 0, and different in every group.
+  uint64_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
+  /// The candidates of `auto`.
   std::list<Slot>& slots() { return slots_; }
   const GroupSpec& spec() const { return spec_; }
   /// The device of this process that the group uses, by kind.
@@ -106,6 +113,11 @@ class Group : public std::enable_shared_from_this<Group> {
   void add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
            const StripedCommunicator* striped);
   std::unique_ptr<Communicator> striped(const std::array<std::string, 2>& names);
+  static uint64_t next_version();
+  Slot* compared(std::string_view name);
+  Slot* named(std::string_view name);
+  Slot* with_share(const Candidate& candidate);
+  void compare(const std::string& name);
 
   GroupSpec spec_;
   bool identity_;  // group ranks are global ranks
@@ -114,6 +126,9 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
   std::list<Slot> slots_;
+  std::atomic<uint64_t> version_{next_version()};
+  std::mutex mutex_;
+  std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
   Selector selector_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<Stages> stages_;

@@ -58,6 +58,19 @@ void Progress::watch(std::shared_ptr<Work> work) {
   }
 }
 
+void Progress::forget(const Work& work) {
+  std::shared_ptr<Work> left;  // released outside the mutex
+  const std::lock_guard lock(mutex_);
+  if (works_.empty()) return;
+  if (works_.back().get() == &work) {
+    left.swap(works_.back());
+    works_.pop_back();
+  } else if (works_.front().get() == &work) {
+    left.swap(works_.front());
+    works_.pop_front();
+  }
+}
+
 void Progress::hasten() {
   if (hurried_.fetch_add(1, std::memory_order_relaxed) > 0) return;
   std::lock_guard lock(mutex_);

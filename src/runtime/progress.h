@@ -24,6 +24,9 @@ class Progress {
 
   /// Co-owns the Work until it is complete. The first call starts the thread.
   void watch(std::shared_ptr<Work> work);
+  /// Releases a Work that is complete, if it is the oldest or the newest: a thread that started and waited leaves
+  /// nothing to do for this one.
+  void forget(const Work& work);
   /// While threads wait, they poll the library themselves, and this thread polls only at long intervals.
   void enter_wait() noexcept { waiting_.fetch_add(1, std::memory_order_relaxed); }
   void leave_wait() noexcept { waiting_.fetch_sub(1, std::memory_order_relaxed); }

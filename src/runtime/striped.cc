@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/striped.h"
 
+#include <charconv>
 #include <utility>
 
 #include "base/candidate.h"
@@ -9,18 +10,23 @@ namespace mcr {
 
 namespace {
 
-// The candidates with a fixed share: their names, and the shares in thousandths.
-constexpr std::array<std::string_view, 4> kVariants = {"25", "33", "67", "75"};
-constexpr std::array<int32_t, 4> kShares = {250, 330, 670, 750};
+// The shares that are candidates of `auto` without being named.
+constexpr std::array<std::string_view, 4> kMeasured = {"25", "33", "67", "75"};
 
 }  // namespace
 
 std::optional<int32_t> StripedCommunicator::share_of(uint8_t variant) {
   if (variant == 0) return std::nullopt;
-  return kShares.at(static_cast<std::size_t>(variant) - 1);
+  return variant * (Stripes::kWhole / 100);
 }
 
-std::span<const std::string_view> StripedCommunicator::variants() const { return kVariants; }
+uint8_t StripedCommunicator::variant_with(std::string_view percent) {
+  uint8_t variant = 0;
+  std::from_chars(percent.data(), percent.data() + percent.size(), variant);
+  return variant;
+}
+
+std::span<const std::string_view> StripedCommunicator::variants() const { return kMeasured; }
 
 bool StripedCommunicator::supports(const Call& call) const {
   return first().supports(call) && (!row(call.op).is(kCuttable) || second().supports(call));

@@ -31,7 +31,10 @@ class StripedCommunicator final : public Communicator {
   explicit StripedCommunicator(Parts parts) : parts_(std::move(parts)) {}
 
   const Parts& parts() const { return parts_; }
-  /// The first part's share that a variant stands for; nothing if the parts' costs decide.
+  /// The variant with a share of the first part, from its name: any of "1" to "99", a percentage. Those of variants()
+  /// are the ones that are measured.
+  static uint8_t variant_with(std::string_view percent);
+  /// The first part's share, in thousandths, that a variant stands for; nothing if the parts' costs decide.
   static std::optional<int32_t> share_of(uint8_t variant);
 
   bool supports(const Call& call) const override;

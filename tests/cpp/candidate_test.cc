@@ -83,12 +83,12 @@ TEST(a_wrong_spelling_says_what_was_expected) {
       {"stripe(gloo,)", "expected the name of a backend in place of ''"},
       {"stripe(gloo,mpi:p2p)", "expected the name of a backend in place of 'mpi:p2p'"},
       {"stripe(gloo,gloo)", "expected two different backends"},
-      {"stripe(gloo,mpi,0)", "expected a share of 1 to 99 percent for gloo in place of '0'"},
-      {"stripe(gloo,mpi,100)", "expected a share of 1 to 99 percent for gloo in place of '100'"},
-      {"stripe(gloo,mpi,67%)", "expected a share of 1 to 99 percent for gloo in place of '67%'"},
+      {"stripe(gloo,mpi,0)", "expected a share of 1 to 99 percent, a whole number, for gloo in place of '0'"},
+      {"stripe(gloo,mpi,100)", "expected a share of 1 to 99 percent, a whole number, for gloo in place of '100'"},
+      {"stripe(gloo,mpi,67%)", "expected a share of 1 to 99 percent, a whole number, for gloo in place of '67%'"},
       {"gloo+", "expected the name of a backend in place of ''"},
       {"gloo+mpi+null", "expected two backends, as stripe(gloo,mpi)"},
-      {"gloo+mpi:half", "expected a share of 1 to 99 percent for gloo in place of 'half'"},
+      {"gloo+mpi:half", "expected a share of 1 to 99 percent, a whole number, for gloo in place of 'half'"},
   };
   for (const auto& [text, expected] : wrong) {
     CHECK(error_of(text).starts_with(expected));

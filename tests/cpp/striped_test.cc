@@ -83,6 +83,10 @@ struct Two {
   }
   Two(const Two&) = delete;
   Two& operator=(const Two&) = delete;
+  std::size_t candidates() {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(group.slots(), [](const auto& slot) { return slot.striped != nullptr; }));
+  }
   static Registry::Entry& striped() { return StripedBackend::add("left", "right"); }
   std::shared_ptr<Work> start(const Call& call, const char* candidate = "stripe(left,right)") {
     return ranks::start(group, call, group.find(candidate));
@@ -122,10 +126,9 @@ Floats counted(std::size_t size) {
 }  // namespace
 
 TEST(a_message_is_cut_by_the_variants_share) {
-  const std::vector<std::pair<const char*, int64_t>> shares = {{"stripe(left,right)", 49984},
-                                                               {"stripe(left,right,25)", 24960},
-                                                               {"stripe(left,right,67)", 66944},
-                                                               {"stripe(left,right,75)", 74944}};
+  const std::vector<std::pair<const char*, int64_t>> shares = {
+      {"stripe(left,right)", 49984}, {"stripe(left,right,25)", 24960}, {"stripe(left,right,40)", 40000},
+      {"left+right:40", 40000},      {"stripe(left,right,67)", 66944}, {"stripe(left,right,75)", 74944}};
   for (const auto& [name, cut] : shares) {
     Two two;
     Floats data(100'000);
@@ -150,12 +153,35 @@ TEST(every_spelling_finds_the_same_candidate) {
     CHECK(two.group.find(old) != nullptr && two.group.find(old) == two.group.find(name));
     CHECK(two.group.find(name)->name == name);
   }
-  for (const char* none : {"left+right:68", "right+left", "stripe(left,right", "left|bf16", ""}) {
+  for (const char* none : {"left+right:0", "left+right:100", "left+right:4x", "right+left",
+                           "stripe(left,right,40)|bf16", "stripe(left,right", "left|bf16", ""}) {
     CHECK(two.group.find(none) == nullptr);
   }
   CHECK(Registry::instance().find("left+right") == &Two::striped());
   two.group.disconnect("left+right:67");
-  CHECK(two.group.find("stripe(left,right,67)") == nullptr && two.group.find("left+right:75") != nullptr);
+  CHECK(two.candidates() == 4 && two.group.find("left+right:75") != nullptr);
+}
+
+TEST(any_share_is_a_candidate) {
+  Two two;
+  two.end();
+  const auto listed = two.candidates();
+  for (int percent = 1; percent < 100; ++percent) {
+    const auto name = "stripe(left,right," + std::to_string(percent) + ")";
+    auto* slot = two.group.find(name);
+    CHECK(slot != nullptr && slot == two.group.find("left+right:" + std::to_string(percent)));
+    CHECK(slot->name == name && StripedCommunicator::share_of(slot->variant) == 10 * percent);
+  }
+  CHECK(two.candidates() == listed);  // naming one in a call does not make it a candidate of `auto`
+  Tuning tuning;
+  tuning.rules.push_back({Op::all_reduce, false, 0, Tuning::Rule::kNoEnd, "stripe(left,right,40)"});
+  two.group.tune(tuning);
+  two.group.tune(tuning);
+  CHECK(two.candidates() == listed + 1);
+  Floats data(100'000);
+  CHECK(two.group.choose(all_reduce(data)).name == "stripe(left,right,40)");
+  two.group.disconnect("left+right");
+  CHECK(two.group.find("stripe(left,right,40)") == nullptr && two.group.find("left+right:41") == nullptr);
 }
 
 TEST(what_is_not_cut_goes_over_the_first) {

@@ -207,6 +207,25 @@ TEST(draining) {
   CHECK(progress.drain(10s));
 }
 
+TEST(a_work_is_forgotten_at_either_end) {
+  Progress progress;
+  progress.set_patient();
+  std::atomic<bool> open = false;
+  std::vector<std::shared_ptr<Work>> works;
+  for (int i = 0; i < 4; ++i) progress.watch(works.emplace_back(work_of(std::make_unique<Gate>(open))));
+  CHECK(works[0].use_count() > 1);
+  progress.forget(*works[1]);  // neither the oldest nor the newest
+  CHECK(progress.watched(9).size() == 4);
+  progress.forget(*works[3]);
+  progress.forget(*works[0]);
+  CHECK(progress.watched(9).size() == 2);
+  progress.forget(*works[0]);  // again is fine
+  CHECK(progress.watched(9).size() == 2);
+  open = true;
+  CHECK(progress.drain(10s) && progress.watched(9).empty());
+  progress.forget(*works[1]);
+}
+
 TEST(stopping_leaves_the_rest_to_who_waits) {
   std::atomic<bool> open{false};
   auto work = work_of(std::make_unique<Gate>(open));

@@ -58,6 +58,27 @@ def choices() -> list[str]:
     return world.candidates
 
 
+def any_share() -> None:
+    """Shares without measurements, in calls of different forms."""
+    session.start(*BACKENDS)
+    mcr_dl.set_passes(["log", "fuse", "compress"])
+    size = mcr_dl.get_world_size()
+    for share in (1, 40, 99):
+        name = f"stripe(gloo,mpi,{share})"
+        tensor = torch.ones(40_000)
+        mcr_dl.all_reduce(tensor, backend=name)
+        mcr_dl.all_reduce(tensor, backend=f"gloo+mpi:{share}", async_op=True).wait()
+        with mcr_dl.use(name):
+            mcr_dl.all_reduce(tensor)
+        mcr_dl.all_reduce(tensor, backend=f"{name}|bf16")
+        assert tensor.eq(size**4).all(), name
+        blocks = torch.full((size * 20_000,), -1.0)
+        mcr_dl.all_gather_into_tensor(blocks, torch.full((20_000,), float(mcr_dl.get_rank())), backend=name)
+        assert blocks.view(size, -1).eq(torch.arange(size).view(-1, 1)).all(), name
+        assert [record.backend for record in mcr_dl.log_records()[-5:]] == [name] * 5
+    mcr_dl.set_passes([])
+
+
 def ends() -> None:
     """When a library ends, calls that are cut over it end too; the rest continues."""
     session.start("mpi", "gloo", "stripe(gloo,mpi)")
@@ -83,7 +104,7 @@ def wrong_names() -> None:
     for name, texts in WRONG.items():
         if "brings its variants" not in texts:
             expect(InvalidArgumentError, lambda n=name: mcr_dl.all_reduce(tensor, backend=n), "backend: ", *texts)
-    for name in ("stripe(gloo,mpi,68)", "gloo+mpi:68", "stripe(gloo,mpi)|nonsense"):
+    for name in ("stripe(gloo,mpi)|nonsense", "stripe(gloo,mpi,40)|nonsense"):
         expect(InvalidArgumentError, lambda n=name: mcr_dl.all_reduce(tensor, backend=n), name.partition("|")[2])
     expect(
         NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="stripe(gloo,null)"), "not named", "(gloo,mpi)"
@@ -93,6 +114,7 @@ def wrong_names() -> None:
     assert tensor.eq(mcr_dl.get_world_size()).all()
 
 
+_SHARE = "expected a share of 1 to 99 percent, a whole number, for gloo in place of "
 WRONG = {
     "gloo+gloo": ["expected two different backends", "got 'gloo+gloo'"],
     "stripe(gloo,gloo)": ["expected two different backends"],
@@ -102,7 +124,12 @@ WRONG = {
     "gloo+mpi+null": ["expected two backends, as stripe(gloo,mpi)"],
     "strip(gloo,mpi)": ["expected stripe(FIRST,SECOND) or hier(INNER,OUTER), got 'strip(gloo,mpi)'"],
     "stripe(gloo,mpi": ["expected ')' at the end"],
-    "stripe(gloo,mpi,0)": ["expected a share of 1 to 99 percent for gloo in place of '0'"],
+    "stripe(gloo,mpi,0)": [_SHARE + "'0'"],
+    "stripe(gloo,mpi,100)": [_SHARE + "'100'"],
+    "stripe(gloo,mpi,67.5)": [_SHARE + "'67.5'"],
+    "stripe(gloo,mpi,half)": [_SHARE + "'half'"],
+    "gloo+mpi:-1": [_SHARE + "'-1'"],
+    "stripe(gloo,mpi,40)": ["expected a backend", "brings its variants"],
     "stripe(gloo,mpi,67)": ["expected a backend", "brings its variants"],
     "gloo+mpi:67": ["expected a backend", "brings its variants"],
 }

@@ -140,12 +140,11 @@ def _start(settings: Settings) -> tuple[_C.Group, list[str]]:
     )
     group = _C.world()
     assert group is not None
-    known = group.candidates
     names = [name for each in wanted for name in (candidates(group) if each == "all" else [each])]
     for name in names:
-        if name not in (*known, "auto"):
+        if name != "auto" and not group._has(name):
             option = "--mix" if settings.mix else "--backends"
-            message = f"argument {option}: expected some of {', '.join(known)} or auto, got {name!r}"
+            message = f"argument {option}: expected some of {', '.join(group.candidates)} or auto, got {name!r}"
             raise InvalidArgumentError(message)
     return group, list(dict.fromkeys(names))
 

@@ -137,7 +137,7 @@ def _make_world(current: state.State) -> _C.Group:
         first_start.measure(world, store)
     factory.add_passes(world)
     if current.knowledge is not None:
-        choice.check_rules(current.knowledge, world.candidates)
+        choice.check_rules(current.knowledge, world)
     factory.add_dimensions(world)
     return world
 

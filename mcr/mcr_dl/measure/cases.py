@@ -76,7 +76,7 @@ def candidates(group: _C.Group) -> list[str]:
 
 def differs(group: _C.Group, candidate: str, operation: str, dtype: str, device: str = "cpu") -> bool:
     """Whether the candidate has its own way to do this: a backend has, a variant may do the same as its backend."""
-    if not _C.Candidate(candidate).variant:
+    if not _C.Candidate(candidate).variant or candidate not in group.candidates:
         return True
     return candidate in group._explain(operation, 0, dtype, "SUM", device)["candidates"]
 
@@ -90,7 +90,7 @@ def require_support(case: Case, candidate: str, group: _C.Group) -> None:
     row = operation_of(case.operation)
     dtype_of(case.dtype)
     known = group.candidates
-    if candidate not in (*known, "auto"):
+    if candidate != "auto" and not group._has(candidate):
         message = f"backend: expected one of {', '.join(known)}, auto, got {candidate!r}"
         raise InvalidArgumentError(message)
     if not 0 <= case.root < group.size():

@@ -229,13 +229,12 @@ def keep_candidates(group: _C.Group, common: list[str]) -> None:
         group._disconnect(name)
 
 
-def check_rules(knowledge: Knowledge, candidates: list[str]) -> None:
+def check_rules(knowledge: Knowledge, group: _C.Group) -> None:
     """Raise InvalidArgumentError for a rule whose variant the default group does not have."""
     for rule in knowledge.rules:
-        if rule.candidate not in candidates:
-            raise rules.wrong(
-                knowledge.rules_text, rule.place, f"a candidate ({', '.join(candidates)})", rule.candidate
-            )
+        if not group._has(rule.candidate):
+            expected = f"a candidate ({', '.join(group.candidates)})"
+            raise rules.wrong(knowledge.rules_text, rule.place, expected, rule.candidate)
 
 
 def tune(group: _C.Group, knowledge: Knowledge) -> None:

@@ -12,6 +12,7 @@
 
 #include "backends/mpi/abi.h"
 #include "backends/mpi/algorithms.h"
+#include "backends/mpi/thread_lock.h"
 #include "base/call.h"
 #include "base/error.h"
 #include "base/types.h"
@@ -129,7 +130,7 @@ class Layout {
 /// The process's MPI. There is only one, regardless of which code started it, so this object is never destroyed.
 class Library {
  public:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<ThreadLock>;
 
   static Library& get();
 
@@ -162,7 +163,7 @@ class Library {
   Algorithms& algorithms() { return algorithms_; }
 
  private:
-  std::mutex mutex_;
+  ThreadLock mutex_;
   bool serialized_ = true;
   bool device_memory_ = false;
   bool ready_ = false;

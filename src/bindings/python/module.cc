@@ -166,6 +166,7 @@ void add_group(py::module_& module) {
            })
       .def("_support", support, py::arg("backend"), py::arg("op"), py::arg("dtype"), py::arg("red"),
            py::arg("vectored"), py::arg("device") = "cpu")
+      .def("_has", [](Group& group, const std::string& candidate) { return group.find(candidate) != nullptr; })
       .def("rank", &Group::rank, "This process's rank in the group.")
       .def("size", &Group::size, "The number of ranks.")
       .def(
