@@ -153,8 +153,7 @@ void Pipeline::end(const Position& position) {
   counts.combined.store(position.first + position.pieces, std::memory_order_release);
 }
 
-bool Pipeline::advance(const Call& call, Position& position, bool& published) {
-  const Blocks blocks(call, rank_, size_);
+bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& position, bool& published) {
   if (!position.begun) begin(blocks, position);
   for (bool more = true; more;) {
     more = copy_in(blocks, position);

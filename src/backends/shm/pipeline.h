@@ -29,7 +29,7 @@ class Pipeline {
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
   /// progress.
-  bool advance(const Call& call, Position& position, bool& published);
+  bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
   /// The last known counters of a rank.

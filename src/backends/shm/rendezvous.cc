@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "backends/shm/sockets.h"
+#include "backends/shm/waiting.h"
 
 namespace mcr::shm {
 
@@ -47,12 +48,13 @@ struct Card {
   std::string token;    // which a connecting rank must send
   std::string cores;    // one character for each: 1 if the process may run on it
   int64_t most = 0;
+  bool remote_fences = false;
 
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
     for (const auto* field : {&host, &machine, &network, &name, &token, &cores}) out << *field << '\n';
-    out << most;
+    out << most << ' ' << remote_fences;
     return out.str();
   }
   static Card parse(const std::string& text) {
@@ -61,7 +63,7 @@ struct Card {
     for (auto* field : {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores}) {
       std::getline(in, *field);
     }
-    in >> card.most;
+    in >> card.most >> card.remote_fences;
     return card;
   }
 };
@@ -82,6 +84,7 @@ Card Card::mine(int64_t most) {
   for (int i = 0; i < CPU_SETSIZE; ++i) card.cores += CPU_ISSET(i, &set) ? '1' : '0';
   card.cores.resize(card.cores.find_last_of('1') + 1);
   card.most = most;
+  card.remote_fences = Waiting::register_for_fences();
   return card;
 }
 
@@ -116,6 +119,8 @@ class Rendezvous {
     });
     meeting.peers = Peers(std::move(peers));
     meeting.cores = cores();
+    meeting.remote_fences =
+        std::all_of(cards_.begin(), cards_.end(), [](const Card& card) { return card.remote_fences; });
     return meeting;
   }
 

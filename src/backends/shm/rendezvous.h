@@ -31,6 +31,7 @@ struct Meeting {
   std::unique_ptr<Segment> segment;
   Peers peers;
   int cores = 1;  // that all ranks together may run on
+  bool remote_fences = false;  // the system gives all ranks fences on the cores of the others (Waiting)
 };
 
 /// Connects the ranks of a group on one host: they exchange addresses through the store, connect to each other and map
