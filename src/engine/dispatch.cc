@@ -128,8 +128,7 @@ std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Re
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
   auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
-                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes,
-                                              brief},
+                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes, brief},
                                 std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));

@@ -4,16 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <numeric>
 
+#include "backends/shm/copies.h"
 #include "base/call.h"
 
 namespace mcr::shm {
-
-inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
 
 /// The blocks that a rank gives to the other ranks and takes from them. Cheap to make; refers to the call.
 class Blocks {
@@ -56,6 +52,8 @@ class Blocks {
     for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, length(rank));
     return longest;
   }
+  /// The size of this rank's output.
+  int64_t output() const { return call_.out.count * element_; }
   /// The number of bytes that one rank gives, at most. Known on all ranks.
   int64_t total() const {
     if (!parts()) return longest();

@@ -153,7 +153,8 @@ void Engine::collective(const Call& call, Lane& lane) {
   check();
   const Turn turn(*this);
   Cursor cursor;
-  if (queue_.empty() && complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
+  if (queue_.empty() &&
+      complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
     return;
   auto later = make_pooled<Operation>(call, cursor);
   queue_.push_back(later);

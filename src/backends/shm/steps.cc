@@ -5,6 +5,19 @@
 
 namespace mcr::shm {
 
+namespace {
+
+// Fetches the cache line that this rank writes next: the write then reaches the other ranks without delay.
+void prepare_write(const Slot& slot) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(slot));
+#else
+  __builtin_prefetch(&slot, 1);
+#endif
+}
+
+}  // namespace
+
 Steps::Steps(Segment& segment, int rank)
     : segment_(segment),
       rank_(rank),
@@ -88,6 +101,9 @@ bool Steps::advance(const Call& call, const Blocks& blocks, Position& position, 
   }
   if (!read(call, blocks, position)) return false;
   ++step_;
+  prepare_write(segment_.slot(rank_, step_));
+  // The root does not wait for the others, so its next data may have come already.
+  if (!blocks.gives(rank_)) __builtin_prefetch(&segment_.slot(call.root, step_));
   return true;
 }
 

@@ -16,8 +16,9 @@ namespace {
 using std::chrono::nanoseconds;
 
 // A rank writes counters and reads the number of sleepers; a sleeper has the reverse order, with a fence between both
-// steps. If the writer has a fence too, at least one of the two sees the other. A fence waits until the writes have left
-// the core, which small calls would notice; so where the system has membarrier, the sleeper makes the fences of all.
+// steps. If the writer has a fence too, at least one of the two sees the other. A fence waits until the writes have
+// left the core, which small calls would notice; so where the system has membarrier, the sleeper makes the fences of
+// all.
 void full_fence(std::atomic<uint32_t>& word) {
 #if defined(__SANITIZE_THREAD__)
   word.fetch_add(0, std::memory_order_seq_cst);  // ThreadSanitizer does not know fences
