@@ -29,6 +29,14 @@ bool exceeds_cache(int64_t bytes, int ranks) {
   return bytes > cache / ranks;
 }
 
+void hand_over(std::byte* to, const std::byte* from, int64_t bytes) {
+#if defined(__x86_64__)
+  static const bool streams = __builtin_cpu_is("amd") != 0;
+  if (streams) return stream_bytes(to, from, bytes);
+#endif
+  copy_bytes(to, from, bytes);
+}
+
 #if defined(__x86_64__)
 
 void stream_bytes(std::byte* to, const std::byte* from, int64_t bytes) {

@@ -70,14 +70,14 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
     if (blocks.parts()) {
       for (int peer = 0; peer < size_; ++peer) {
         const auto part = range(position, position.copied_in, blocks.length(peer));
-        if (peer != rank_) copy_bytes(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
+        if (peer != rank_) hand_over(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
       }
     } else {
       const auto piece = range(position, position.copied_in, blocks.length(rank_));
       const auto own = blocks.reduces() ? share(piece, rank_) : Range{};  // others do not need it
       const auto* const from = blocks.given(rank_) + piece.begin;
-      copy_bytes(slot, from, own.begin);
-      copy_bytes(slot + own.end, from + own.end, piece.length() - own.end);
+      hand_over(slot, from, own.begin);
+      hand_over(slot + own.end, from + own.end, piece.length() - own.end);
     }
     segment_.counts(rank_).copied_in.store(number + 1, std::memory_order_release);
   }
@@ -104,7 +104,7 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   auto* const to = blocks.takes(rank_) ? blocks.taken(rank_) + piece.begin + own.begin : result;
   combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
   if (!blocks.parts()) {
-    copy_bytes(result, to, own.length());
+    hand_over(result, to, own.length());
     segment_.counts(rank_).combined.store(number + 1, std::memory_order_release);
   }
   ++position.combined;
