@@ -33,7 +33,7 @@ Points = dict[tuple[str, int], dict[str, list[float]]]
 
 def _openmpi_samples(*arguments: Any, ranks: int) -> dict[str, Any] | None:
     """The samples of a job under Open MPI's launcher; None without Open MPI."""
-    library = next(iter(sorted(OPENMPI.glob("lib/libmpi.so*"))), None)
+    library = next(iter(sorted(OPENMPI.glob("lib/libmpi.so.*"))), None)
     if library is None:
         return None
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,7 @@ def measure(backends: list[str], operations: list[str], sizes: list[int], budget
     candidates = [*backends, "mpi:p2p"]
     try:
         mcr_dl.barrier(backend="mpi:p2p")
-    except mcr_dl.Error:  # only MPICH with its shared-memory algorithms has variants
+    except mcr_dl.InvalidArgumentError:  # only MPICH with its shared-memory algorithms has variants
         candidates.remove("mpi:p2p")
     found = []
     for operation in operations:
