@@ -29,12 +29,12 @@ bool exceeds_cache(int64_t bytes, int ranks) {
   return bytes > cache / ranks;
 }
 
-void hand_over(std::byte* to, const std::byte* from, int64_t bytes) {
+bool memory_beats_caches() {
 #if defined(__x86_64__)
-  static const bool streams = __builtin_cpu_is("amd") != 0;
-  if (streams) return stream_bytes(to, from, bytes);
+  return __builtin_cpu_is("amd") != 0;
+#else
+  return false;
 #endif
-  copy_bytes(to, from, bytes);
 }
 
 #if defined(__x86_64__)

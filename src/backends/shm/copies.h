@@ -16,9 +16,9 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 /// read the memory first.
 void stream_bytes(std::byte* to, const std::byte* from, int64_t bytes);
 
-/// Copies a piece for another rank into shared memory. Where a core reads memory faster than another core's cache, the
-/// piece goes past this core's cache: measured on AMD's processors, where it takes 0.6 × the time for 64 KiB.
-void hand_over(std::byte* to, const std::byte* from, int64_t bytes);
+/// Whether data for another core is better written past the caches, because a core reads memory faster than another
+/// core's cache. Measured on AMD's processors.
+bool memory_beats_caches();
 
 /// Whether results of `bytes` on each of the ranks exceed the cache that their cores share.
 bool exceeds_cache(int64_t bytes, int ranks);

@@ -121,7 +121,7 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       peers_(std::move(meeting.peers)),
       waiting_(*segment_, rank_, meeting.cores, meeting.remote_fences),
       steps_(*segment_, rank_),
-      pipeline_(*segment_, rank_),
+      pipeline_(*segment_, rank_, meeting.streams),
       messages_(*segment_, rank_) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------

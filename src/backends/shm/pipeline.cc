@@ -7,16 +7,18 @@ namespace mcr::shm {
 
 namespace {
 
-// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap.
+// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap. With
+// streams, whole slots are faster: each piece ends with a fence.
 constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
 
 }  // namespace
 
-Pipeline::Pipeline(Segment& segment, int rank)
+Pipeline::Pipeline(Segment& segment, int rank, bool streams)
     : segment_(segment),
       rank_(rank),
       size_(segment.layout().ranks()),
+      streams_(streams),
       known_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
@@ -48,7 +50,7 @@ Pipeline::Range Pipeline::share(const Range& piece, int rank) const {
 void Pipeline::begin(const Blocks& blocks, Position& position) {
   const auto most = segment_.layout().piece();
   const auto wanted = std::max(round_up((blocks.total() + kWanted - 1) / kWanted, kLine), kLeast);
-  const auto slot = std::min(wanted, most);
+  const auto slot = streams_ ? most : std::min(wanted, most);
   position.piece = blocks.parts() ? std::max(round_down(slot / size_, kLine), kLine) : slot;
   position.first = pieces_;
   position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
@@ -56,6 +58,10 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   // The output of an all_reduce is in the cache, as it is the input too.
   position.streams = !blocks.reduces() && exceeds_cache(blocks.output(), size_);
   position.begun = true;
+}
+
+void Pipeline::hand_over(std::byte* to, const std::byte* from, int64_t bytes) const {
+  streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
 }
 
 bool Pipeline::copy_in(const Blocks& blocks, Position& position) {

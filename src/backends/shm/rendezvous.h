@@ -30,6 +30,7 @@ class Peers {
 struct Meeting {
   std::unique_ptr<Segment> segment;
   Peers peers;
+  bool streams = false;        // pieces are written past the caches (Pipeline)
   int cores = 1;               // that all ranks together may run on
   bool remote_fences = false;  // the system gives all ranks fences on the cores of the others (Waiting)
 };
