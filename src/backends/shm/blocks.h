@@ -52,8 +52,6 @@ class Blocks {
     for (int rank = 0; rank < size_; ++rank) longest = std::max(longest, length(rank));
     return longest;
   }
-  /// The size of this rank's output.
-  int64_t output() const { return call_.out.count * element_; }
   /// The number of bytes that one rank gives, at most. Known on all ranks.
   int64_t total() const {
     if (!parts()) return longest();

@@ -1,33 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/shm/copies.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
 
 namespace mcr::shm {
-
-namespace {
-
-constexpr int64_t kUsualCache = 32 << 20;  // if the system does not tell
-
-int64_t shared_cache() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  if (const auto bytes = sysconf(_SC_LEVEL3_CACHE_SIZE); bytes > 0) return bytes;
-#endif
-  return kUsualCache;
-}
-
-}  // namespace
-
-bool exceeds_cache(int64_t bytes, int ranks) {
-  static const int64_t cache = shared_cache();
-  return bytes > cache / ranks;
-}
 
 bool memory_beats_caches() {
 #if defined(__x86_64__)
@@ -52,7 +30,7 @@ void stream_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
                              _mm_loadu_si128(source + 3)};
     for (int i = 0; i < 4; ++i) _mm_stream_si128(target + i, parts[i]);
   }
-  _mm_sfence();  // another thread may report the operation as complete
+  _mm_sfence();  // before the caller publishes the piece
   copy_bytes(to + done, from + done, bytes - done);
 }
 

@@ -12,15 +12,11 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-/// Like copy_bytes(), but writes past the caches: for results that would not fit into them, so that writing does not
-/// read the memory first.
+/// Like copy_bytes(), but writes past the caches.
 void stream_bytes(std::byte* to, const std::byte* from, int64_t bytes);
 
 /// Whether data for another core is better written past the caches, because a core reads memory faster than another
 /// core's cache. Measured on AMD's processors.
 bool memory_beats_caches();
-
-/// Whether results of `bytes` on each of the ranks exceed the cache that their cores share.
-bool exceeds_cache(int64_t bytes, int ranks);
 
 }  // namespace mcr::shm

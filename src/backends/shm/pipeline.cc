@@ -55,8 +55,6 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.first = pieces_;
   position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
   pieces_ += position.pieces;
-  // The output of an all_reduce is in the cache, as it is the input too.
-  position.streams = !blocks.reduces() && exceeds_cache(blocks.output(), size_);
   position.begun = true;
 }
 
@@ -121,9 +119,9 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
 bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer) {
   const auto number = position.first + position.finished;
   const auto piece = range(position, position.finished, blocks.taken_length(peer));
-  const auto copy = position.streams ? stream_bytes : copy_bytes;
   if (peer == rank_) {
-    if (!blocks.reduces()) copy(blocks.taken(peer) + piece.begin, blocks.given(peer) + piece.begin, piece.length());
+    if (!blocks.reduces())
+      copy_bytes(blocks.taken(peer) + piece.begin, blocks.given(peer) + piece.begin, piece.length());
     return true;
   }
   if (blocks.reduces()) {
@@ -135,7 +133,7 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
   }
   if (!one(peer, &Known::copied_in, &Counts::copied_in, number + 1)) return false;
   const auto offset = blocks.parts() ? rank_ * position.piece : 0;
-  copy(blocks.taken(peer) + piece.begin, segment_.piece(peer, number) + offset, piece.length());
+  copy_bytes(blocks.taken(peer) + piece.begin, segment_.piece(peer, number) + offset, piece.length());
   return true;
 }
 

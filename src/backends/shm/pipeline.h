@@ -20,7 +20,6 @@ class Pipeline {
     bool begun = false;
     uint64_t first = 0;  // the number of its first piece
     uint64_t pieces = 0;
-    bool streams = false;                                // the output exceeds the caches
     int64_t piece = 0;                                   // bytes of a block that one piece moves
     uint64_t copied_in = 0, combined = 0, finished = 0;  // pieces
     int next = 0;                                        // the rank to copy out next, counted from this one
