@@ -4,7 +4,7 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
-blocking collective or in many asynchronous ones, on mpi or gloo. With --json FILE, also writes the figures there.
+blocking collective or in many asynchronous ones, on mpi, gloo or shm. With --json FILE, also writes the figures there.
 """
 
 from __future__ import annotations
@@ -106,11 +106,12 @@ def main() -> int:
     parser = script.parser(__doc__)
     parser.add_argument("--faults", type=int, default=120, help="how many (120)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="where (all)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.set_defaults(bound=BOUND)
     given = script.parse(parser, faults=1, bound=60.0)
     draw = random.Random(given.seed)
-    kinds = [(backend, phase, fault) for backend in BACKENDS for phase in PHASES for fault in FAULTS]
+    kinds = [(backend, phase, fault) for backend in given.backends for phase in PHASES for fault in FAULTS]
     results: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     before = shared_memory()
     progress = bars(Console(stderr=True), ["injecting", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()])

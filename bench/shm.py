@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend shm against MPI, gloo and memcpy: 4 B to 16 MiB, blocking and asynchronous, ranks on one host.
+"""The backend shm against MPICH, Open MPI, gloo and memcpy: 4 B to 16 MiB, blocking and asynchronous, on one host.
 
-All candidates take turns in one run. Writes docs/results/shm.md and shm.json.
+All candidates of a job take turns. Open MPI needs its own launcher, so it has a job of its own, in which it takes turns
+with shm. Writes docs/results/shm.md and shm.json, and docs/images/shm.png.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +26,56 @@ import script
 import shm_rank
 from markdown_text import size_text, table
 
+OPENMPI = script.ROOT / "build" / "openmpi"
+NO_OPENMPI = "-"
+Points = dict[tuple[str, int], dict[str, list[float]]]
 
-def _row(point: dict[str, Any]) -> list[str]:
-    least = {name: min(times) for name, times in point["times"].items()}
-    middle = {name: statistics.median(times) for name, times in point["times"].items()}
-    others = [name for name in least if name in ("gloo", "mpi", "mpi:p2p")]
-    best = min(others, key=lambda name: least[name])
-    mpi = min(least[name] for name in others if name != "gloo")
-    columns = [least["shm"], middle["shm"], least["shm async"], mpi, least["gloo"], least[shm_rank.MEMCPY]]
-    ratios = [least[best] / least["shm"], middle[best] / middle["shm"], least["shm async"] / least["shm"]]
-    size = size_text(point["nbytes"]) if point["nbytes"] else "none"
-    return [size, *(f"{value:,.2f}" for value in columns), *(f"{value:.2f}" for value in ratios)]
+
+def _openmpi_samples(*arguments: Any, ranks: int) -> dict[str, Any] | None:
+    """The samples of a job under Open MPI's launcher; None without Open MPI."""
+    library = next(iter(sorted(OPENMPI.glob("lib/libmpi.so.*"))), None)
+    if library is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "samples.json"
+        variables = {
+            "MCR_DL_MPI_LIB": str(library),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [str(OPENMPI / "bin" / "mpiexec"), "--oversubscribe", "-n", str(ranks), sys.executable]
+        command += [str(Path(shm_rank.__file__)), json.dumps([["shm", "mpi"], *arguments, str(output)])]
+        subprocess.run(command, env={**os.environ, **variables}, check=True)
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def _points(job: dict[str, Any]) -> Points:
+    return {(point["operation"], point["nbytes"]): point["times"] for point in job["points"]}
+
+
+def _ratio(times: dict[str, list[float]], names: list[str], middle: Callable[[list[float]], float]) -> float:
+    """How many times longer the fastest of these takes than shm."""
+    return min(middle(times[name]) for name in names) / middle(times["shm"])
+
+
+def _row(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float]] | None) -> list[str]:
+    least = {name: min(values) for name, values in times.items()}
+    mpich = [name for name in times if name.startswith("mpi")]
+    others = [*mpich, "gloo"]
+    cells = [
+        size_text(nbytes) if nbytes else "none",
+        *(f"{least[name]:,.2f}" for name in ("shm", shm_rank.ASYNC)),
+        f"{min(least[name] for name in mpich):,.2f}",
+        NO_OPENMPI if other is None else f"{min(other['mpi']):,.2f}",
+        *(f"{least[name]:,.2f}" for name in ("gloo", shm_rank.MEMCPY)),
+        f"{_ratio(times, others, min):.2f}",
+        f"{_ratio(times, others, statistics.median):.2f}",
+    ]
+    for middle in (min, statistics.median):
+        cells.append(NO_OPENMPI if other is None else f"{_ratio(other, ['mpi'], middle):.2f}")
+    return [*cells, f"{least[shm_rank.ASYNC] / least['shm']:.2f}"]
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -39,34 +86,79 @@ def markdown(found: dict[str, Any]) -> str:
         f"`python bench/shm.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores, load "
         f"{found['load']:.1f} before the run; torch {torch.__version__}.",
         "",
-        "float32, through Python, all candidates in turns. Times in µs: minima, and shm's median. `mpi` is the best of",
-        "MPI's variants; `others / shm` compares the fastest of MPI and gloo with shm (above 1: shm is faster), by the",
-        "minimum and by the median; `memcpy` copies one rank's tensor; sizes are those of one rank's tensor.",
+        "float32, through Python, all candidates of a job in turns. Times in µs, minima over rounds; sizes are those",
+        "of one rank's tensor; `memcpy` copies it. `mpich` is the best of MPICH's variants. The ratios divide the time",
+        "of the fastest other library by shm's (above 1: shm is faster): of MPICH and gloo, and of Open MPI in its own",
+        "job against shm there. `by median` uses medians instead of minima. `async / blocking` divides shm's",
+        "asynchronous call with wait by its blocking call.",
+        "",
+        "![shm against the others](../images/shm.png)",
         "",
     ]
-    header = ["size", "shm", "median", "shm async + wait", "mpi", "gloo", "memcpy"]
-    header += ["others / shm", "by median", "async / blocking"]
+    header = ["size", "shm", "async + wait", "mpich", "open mpi", "gloo", "memcpy", "mpich, gloo / shm", "by median"]
+    header += ["open mpi / shm", "by median", "async / blocking"]
     for job in found["jobs"]:
-        for operation in dict.fromkeys(point["operation"] for point in job["points"]):
-            rows = [_row(point) for point in job["points"] if point["operation"] == operation]
-            lines += [f"## {operation}, {job['ranks']} ranks", "", *table(header, rows)]
+        points = _points(job["mpich"])
+        others = _points(job["openmpi"]) if job["openmpi"] is not None else {}
+        for operation in dict.fromkeys(operation for operation, _ in points):
+            rows = [
+                _row(size, times, others.get((op, size))) for (op, size), times in points.items() if op == operation
+            ]
+            lines += [f"## {operation}, {job['mpich']['ranks']} ranks", "", *table(header, rows)]
     return "\n".join(lines)
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """The ratios by size, for each operation, in the first job."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    job = found["jobs"][0]
+    series = {"the faster of MPICH and gloo": (_points(job["mpich"]), ["mpi", "mpi:p2p", "gloo"])}
+    if job["openmpi"] is not None:
+        series["Open MPI"] = (_points(job["openmpi"]), ["mpi"])
+    operations = [op for op in dict.fromkeys(op for op, _ in _points(job["mpich"])) if op != "barrier"]
+    figure, grid = plt.subplots(1, max(len(operations), 1), figsize=(12, 3.4), layout="constrained", sharey=True)
+    for axes, operation in zip(grid if len(operations) > 1 else [grid], operations, strict=False):
+        for label, (points, names) in series.items():
+            mine = {size: times for (op, size), times in points.items() if op == operation}
+            ratios = [_ratio(times, [name for name in names if name in times], min) for times in mine.values()]
+            axes.plot(list(mine), ratios, "o-", label=label)
+        axes.axhline(1, color="0.5", linewidth=1)
+        axes.set_xscale("log", base=2)
+        ticks = sorted({size for op, size in series["the faster of MPICH and gloo"][0] if op == operation})[::3]
+        axes.set_xticks(ticks, [size_text(size) for size in ticks])
+        axes.set_title(operation, fontsize=11)
+        axes.set_ylim(0, 8)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("size of one rank's tensor", fontsize=10)
+    figure.supylabel("time / shm's time", fontsize=10)
+    if operations:
+        (grid[0] if len(operations) > 1 else grid).legend(fontsize=8)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _job(given: Namespace, ranks: int) -> dict[str, Any]:
+    arguments = (given.operations, given.sizes, given.budget)
+    print(f"{ranks} ranks: MPICH and gloo", file=sys.stderr, flush=True)
+    mpich = script.samples(shm_rank.measure, ["shm", "mpi", "gloo"], *arguments, ranks=ranks)
+    print(f"{ranks} ranks: Open MPI", file=sys.stderr, flush=True)
+    return {"mpich": mpich, "openmpi": _openmpi_samples(*arguments, ranks=ranks)}
 
 
 def main() -> None:
     """Measure and report."""
     parser = script.parser(__doc__, reports=True)
     parser.add_argument("--budget", type=float, default=0.1, help="seconds for each candidate and point (0.1)")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of ranks, one job each (2)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="numbers of ranks, two jobs each (2)")
     parser.set_defaults(operations=list(shm_rank.OPERATIONS), sizes=list(shm_rank.SIZES))
     given = script.parse(parser, budget=0.002, operations=["all_reduce", "barrier"], sizes=[4, 1 << 16])
     load = os.getloadavg()[0]
-    jobs = [
-        script.samples(shm_rank.measure, given.operations, given.sizes, given.budget, ranks=ranks)
-        for ranks in given.ranks
-    ]
-    found = {"load": load, "jobs": jobs}
-    script.publish(given, "shm", found, markdown(found))
+    found = {"load": load, "jobs": [_job(given, ranks) for ranks in given.ranks]}
+    script.publish(given, "shm", found, markdown(found), draw)
 
 
 if __name__ == "__main__":

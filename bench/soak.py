@@ -59,12 +59,11 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=500_000, help="calls at each number of ranks (500000)")
     parser.add_argument("--seconds", type=float, default=300.0, help="most time for each number of ranks (300)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--gloo", type=float, default=0.1, help="share of the calls that gloo gets; the others go to mpi"
-    )
+    parser.add_argument("--gloo", type=float, default=0.1, help="share of the calls that gloo gets (0.1)")
+    parser.add_argument("--backend", choices=("mpi", "shm"), default="mpi", help="what gets the other calls (mpi)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = script.parse(parser, n="2", calls=200, seconds=30.0)
-    settings = Settings(given.calls, given.seconds, given.seed, given.gloo)
+    settings = Settings(given.calls, given.seconds, given.seed, given.gloo, given.backend)
     results = []
     for ranks in map(int, given.n.split(",")):
         found = _run(ranks, settings)

@@ -36,6 +36,7 @@ class Settings(NamedTuple):
     seconds: float
     seed: int
     gloo: float
+    backend: str = "mpi"  # of the calls that gloo does not get
     patience: float = 90.0
 
 
@@ -99,7 +100,7 @@ def _template(case: Case) -> _Template | None:
     return _Template(case, halves, memory, [tensor.clone() for tensor in memory])
 
 
-def _draw(rng: random.Random, number: int, world: int, gloo: float) -> Case:
+def _draw(rng: random.Random, number: int, world: int, settings: Settings) -> Case:
     function = rng.choice(sorted(SIGNATURES))
     op = OPS[SIGNATURES[function]["op"]]
     group = rng.choice(["world", *session.SUBGROUPS[world]])
@@ -110,17 +111,17 @@ def _draw(rng: random.Random, number: int, world: int, gloo: float) -> Case:
     return Case(
         function, dtype, rng.choice(defined) if op["reduces"] else "SUM", rng.choice(SIZES),
         rng.choice(layouts(function)), asynchronous=asynchronous, group=group,
-        root=rng.randrange(len(session.members(group, world))), backend="gloo" if rng.random() < gloo else "mpi",
-        seed=number,
+        root=rng.randrange(len(session.members(group, world))),
+        backend="gloo" if rng.random() < settings.gloo else settings.backend, seed=number,
     )  # fmt: skip
 
 
-def _groups(world: int) -> None:
+def _groups(world: int, backends: list[str]) -> None:
     """The groups of the tests, and one of all ranks for each mix of passes."""
     kinds: dict[str, Any] = {"log": "log", "fuse": "fuse", "compress": passes.Compress("bf16", smallest=0)}
     for mix in MIXES[1:]:
         session.SUBGROUPS[world]["+".join(mix)] = list(range(world))
-    session.start("mpi", "gloo")
+    session.start(*backends)
     session.groups()
     for mix in MIXES[1:]:
         passes.set_passes([kinds[name] for name in mix], session.group("+".join(mix)))
@@ -141,14 +142,14 @@ class _Run:
     def choose(self) -> int:
         """The index of the next call's template; equal on all ranks."""
         if len(self.cases) < POOL:
-            self.cases.append(_draw(self.common, self.drawn, self.world, self.settings.gloo))
+            self.cases.append(_draw(self.common, self.drawn, self.world, self.settings))
             self.templates.append(None)
             place = len(self.cases) - 1
         else:
             place = self.common.randrange(POOL)
             if self.common.random() >= NEW:
                 return place
-            self.cases[place] = _draw(self.common, self.drawn, self.world, self.settings.gloo)
+            self.cases[place] = _draw(self.common, self.drawn, self.world, self.settings)
         self.drawn += 1
         self.synchronize(self.templates[place])
         self.templates[place] = _template(self.cases[place])
@@ -182,15 +183,16 @@ class _Run:
     def over(self, elapsed: float) -> bool:
         """Whether rank 0's clock has reached the end."""
         flag = torch.tensor([elapsed > self.settings.seconds])
-        mcr_dl.broadcast(flag, 0, backend="mpi")
+        mcr_dl.broadcast(flag, 0, backend=self.settings.backend)
         return bool(flag)
 
 
 def soak(settings: Settings, folder: str) -> int:
     """Make the calls, and write the results."""
     torch.set_num_threads(1)
-    mcr_dl.init_process_group(["mpi", "gloo"])
-    _groups(mcr_dl.get_world_size())
+    backends = [settings.backend, "gloo"]
+    mcr_dl.init_process_group(backends)
+    _groups(mcr_dl.get_world_size(), backends)
     run, begin, said, memory = _Run(settings), time.monotonic(), 0.0, list[int]()
     position.start(Path(folder), run.rank)
     for number in range(settings.calls):

@@ -21,6 +21,11 @@ def test_forms_that_differ(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(shm.forms_that_differ, limit=60)
 
 
+def test_other_threads_run(pools: Pools) -> None:
+    """A call that waits does not keep Python's lock, though a call that need not wait does."""
+    pools.get("processes", 2).run(shm.other_threads_run, limit=60)
+
+
 @pytest.mark.parametrize(("text", "reason"), [("many", "expected a number of bytes"), ("1000", "at least")])
 def test_bounds_that_cannot_be(pools: Pools, text: str, reason: str) -> None:
     """A wrong value of the first rank is one error on all ranks, which go on with the groups that they have."""

@@ -40,8 +40,16 @@ class Waiting {
   Progress* progress_;
 };
 
+// How often a waiting caller polls a brief operation before it releases its lock: about as long as releasing and taking
+// it again take.
+constexpr int kPollsWithLock = 32;
+
 // A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
 constexpr std::chrono::milliseconds kSlice{100};
+
+void release(CallerLock* lock) {
+  if (lock != nullptr) lock->release();
+}
 
 bool empty(const Call& call) {
   // Both of these are issued: receives from any rank, which must report a rank, and vectored calls, which may be empty
@@ -117,12 +125,12 @@ auto counted(Passage& passage, const Body& body) {
 }
 
 std::shared_ptr<Work> make_work(Passage& passage, std::vector<std::unique_ptr<Request>> requests,
-                                std::shared_ptr<StreamPoint> point = nullptr) {
+                                std::shared_ptr<StreamPoint> point = nullptr, bool brief = false) {
   auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   if (plan.keep != nullptr) plan.kept = plan.keep(plan.keeper);
   auto& chosen = slot == nullptr ? group.slots().front() : *slot;
   auto made = make_pooled<Work>(Work::Context{call.op, &group.position().label(), &chosen.name, chosen.communicator,
-                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes},
+                                              &chosen.backend.progress, call.timeout, trail.seq, trail.bytes, brief},
                                 std::move(plan));
   made->attach(std::move(requests));
   made->set_point(std::move(point));
@@ -142,7 +150,7 @@ void watch(const Passage& passage, std::shared_ptr<Work> work) {
 // The end of the chain: chooses a backend and issues the call.
 class Issue {
  public:
-  explicit Issue(Passage& passage) : passage_(passage) {}
+  explicit Issue(Passage& passage, CallerLock* lock = nullptr) : passage_(passage), lock_(lock) {}
 
   int run() {
     Stopwatch stopwatch;
@@ -167,6 +175,7 @@ class Issue {
       fail(lane);
     }
     const auto work = make_work(passage_, lane.take());
+    release(lock_);
     try {
       const int source = finish(work);
       if (lane.blocking()) stopwatch.stop();
@@ -187,7 +196,7 @@ class Issue {
     } catch (...) {
       fail(lane);
     }
-    auto work = make_work(passage_, lane.take());
+    auto work = make_work(passage_, lane.take(), nullptr, brief_);
     work->begin();
     if (!work->finished()) watch(passage_, work);
     return work;
@@ -227,11 +236,17 @@ class Issue {
     if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
     call.variant = slot->variant;
     auto& communicator = *slot->communicator;
+    brief_ = communicator.brief(call);
+    if (!brief_) release(lock_);
     const bool device = slot->streams || call.device.type != DeviceType::CPU;
     if (slot->streams && row(call.op).extent == Extent::None) call.device = group.device(*slot->streams);
     if (!device || !communicator.takes_in_place(call)) separate(call, plan);
     if (call.vectored && communicator.packed()) pack(call, plan);
     decision_ = Decision::of(communicator, call);
+    if (decision_.form != Form::Native) {
+      brief_ = false;
+      release(lock_);
+    }
     if (decision_.form == Form::Stream) {
       check_device(group.device(*slot->streams), call.device);
       decision_.reduction.prepare(call, plan, group.rank());
@@ -300,6 +315,8 @@ class Issue {
   }
 
   Passage& passage_;
+  CallerLock* const lock_;
+  bool brief_ = false;
   Decision decision_;
   std::unique_ptr<Profiler::Span> span_;
 };
@@ -387,26 +404,28 @@ Outcome Next::operator()(Passage& passage) const {
   return {nullptr, Issue(passage).run()};
 }
 
-int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt) {
+int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
   Passage passage{group, slot, call, plan, false, interrupt};
   if (!admit(passage)) return -1;
   if (passage.trail.seq == 0) [[unlikely]] {
+    release(lock);
     const auto chain = enter_with_passes(passage);
     const Activity activity(activity_of(passage));
     return counted(passage, [&] { return Next(chain)(passage).source; });
   }
   const Activity activity(activity_of(passage));
-  return counted(passage, [&] { return Issue(passage).run(); });
+  return counted(passage, [&] { return Issue(passage, lock).run(); });
 }
 
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan, CallerLock* lock) {
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.trail.seq == 0) [[unlikely]] {
+    release(lock);
     const auto chain = enter_with_passes(passage);
     return counted(passage, [&] { return Next(chain)(passage).work; });
   }
-  return counted(passage, [&] { return Issue(passage).start(); });
+  return counted(passage, [&] { return Issue(passage, lock).start(); });
 }
 
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan) {
@@ -416,9 +435,15 @@ std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call&
   return Issue(passage).start();
 }
 
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt) {
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock) {
   if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
+  if (work.context().brief && lock != nullptr) {
+    for (int poll = 0; poll < kPollsWithLock; ++poll) {
+      if (work.poll()) return work.rethrow();
+    }
+  }
+  release(lock);
   if (work.join()) return;
   if (polls_through(work)) return leave(work);
   const Waiting waiting(work.progress());

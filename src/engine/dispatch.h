@@ -11,16 +11,16 @@ namespace mcr {
 
 /// Runs the call to its end on the caller's thread. Returns the group rank that sent a received message, else -1. In
 /// run() and start(), `slot` is the candidate that the caller names, or null for the group's choice; an invalid call
-/// throws Error before anything is sent; `call` and `plan` are consumed.
-int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt);
+/// throws Error before anything is sent; `call` and `plan` are consumed; `lock` is null if the caller holds none.
+int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock = nullptr);
 
 /// Starts the call. Its backend's progress thread co-owns the Work until it is complete.
-std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan);
+std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& plan, CallerLock* lock = nullptr);
 /// Like start(), but bypasses the group's passes: for calls that the program did not make, such as an agreement of the
 /// ranks.
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan);
 
 /// Waits until the work is complete; throws its error, or Timeout with the operation still running.
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt);
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr);
 
 }  // namespace mcr

@@ -65,6 +65,12 @@ class Communicator {
   virtual bool inline_messages() const { return false; }
   /// Whether a blocking call keeps this process's other threads out of the library until it returns.
   virtual bool excludes_threads() const { return !inline_messages(); }
+  /// Whether issue() of this call needs nothing but the processor for a few microseconds at most, on any lane, even if
+  /// other ranks are late; so do the polls of its Request. The caller then keeps its own locks until it has to wait.
+  virtual bool brief(const Call& call) const {
+    static_cast<void>(call);
+    return false;
+  }
   /// True for a library whose vectored forms take counts but no displacements: blocks must be contiguous.
   virtual bool packed() const { return false; }
   /// The kind of device on whose streams issue() enqueues; none for a host library. If set, only tensors of that kind
@@ -153,7 +159,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 7;
+inline constexpr int kPluginVersion = 8;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

@@ -24,6 +24,17 @@ class Progress;
 /// Called now and then by a waiting thread. It may throw, which ends the wait and leaves the operation running.
 using Interrupt = void (*)();
 
+/// A lock that the caller of an operation holds, such as Python's GIL. Released before the call waits, copies much or
+/// runs other parts of the program.
+class CallerLock {
+ public:
+  /// Does nothing if the lock has been released already.
+  virtual void release() = 0;
+
+ protected:
+  ~CallerLock() = default;
+};
+
 /// The name of a call in errors: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, std::string_view function, const std::string& group);
 
@@ -44,6 +55,7 @@ class Work {
     std::chrono::milliseconds limit;  // the limit of wait() if none is given
     int64_t seq = 0;                  // the call's number in its group
     int64_t bytes = -1;               // the data's size; -1 where ranks may see different sizes
+    bool brief = false;               // polls of its requests are brief (Communicator::brief)
   };
 
   Work(Context&& context, Plan&& plan) : context_(std::move(context)), plan_(std::move(plan)) {}

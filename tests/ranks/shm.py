@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import torch
 
@@ -44,6 +46,31 @@ def forms_that_differ() -> None:
         if work is not None:
             work.wait()
         assert (x == sum(range(size))).all()
+
+
+def other_threads_run() -> None:
+    """Small calls wait for a rank that waits for another thread of this process: they release Python's lock."""
+    session.start("shm")
+    rank = mcr_dl.get_rank()
+    for asynchronous in (False, True):
+        x, y = torch.full((3,), float(rank)), torch.zeros(1)
+
+        def give(value: int = int(asynchronous)) -> None:
+            time.sleep(0.05)
+            mcr_dl.send(torch.full((1,), float(value)), 1)
+
+        thread = threading.Thread(target=give)
+        if rank == 0:
+            thread.start()
+        else:
+            mcr_dl.recv(y, 0)
+            assert y.item() == asynchronous
+        work = mcr_dl.all_reduce(x, async_op=asynchronous)
+        if work is not None:
+            work.wait()
+        assert (x == 1).all()
+        if rank == 0:
+            thread.join()
 
 
 def bounds(text: str, reason: str) -> None:

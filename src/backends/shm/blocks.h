@@ -4,16 +4,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <numeric>
 
+#include "backends/shm/copies.h"
 #include "base/call.h"
 
 namespace mcr::shm {
-
-inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
 
 /// The blocks that a rank gives to the other ranks and takes from them. Cheap to make; refers to the call.
 class Blocks {

@@ -21,6 +21,8 @@ constexpr uint32_t kPollsPerCheck = 256;
 // Sleeping ranks are woken after this many polls at the latest, or by the end of the call: then the writes have left
 // the core, and the fence costs little.
 constexpr int kPollsBeforeWake = 16;
+// A started call polls about as long as it takes to leave it to others.
+constexpr int kPollsAtStart = 16;
 constexpr int kYields = 8;
 
 class OperationRequest final : public Request {
@@ -117,22 +119,23 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       size_(spec.size()),
       segment_(std::move(meeting.segment)),
       peers_(std::move(meeting.peers)),
-      waiting_(*segment_, rank_, meeting.cores),
+      waiting_(*segment_, rank_, meeting.cores, meeting.remote_fences),
       steps_(*segment_, rank_),
-      pipeline_(*segment_, rank_),
+      pipeline_(*segment_, rank_, meeting.streams),
       messages_(*segment_, rank_) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
-bool Engine::advance(const Call& call, Cursor& cursor, bool& published) {
-  if (Steps::takes(Blocks(call, rank_, size_))) return steps_.advance(call, cursor.step, published);
-  return pipeline_.advance(call, cursor.pieces, published);
+bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
+  if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
+  return pipeline_.advance(call, blocks, cursor.pieces, published);
 }
 
 bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
+  const Blocks blocks(call, rank_, size_);
   bool published = false;
   for (int poll = 0; poll < polls; ++poll) {
-    if (advance(call, cursor, published)) {
+    if (advance(call, blocks, cursor, published)) {
       if (published) waiting_.wake();
       return true;
     }
@@ -150,10 +153,16 @@ void Engine::collective(const Call& call, Lane& lane) {
   check();
   const Turn turn(*this);
   Cursor cursor;
-  if (queue_.empty() && complete_now(call, cursor, lane.blocking() ? waiting_.polls() : 1)) return;
+  if (queue_.empty() &&
+      complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
+    return;
   auto later = make_pooled<Operation>(call, cursor);
   queue_.push_back(later);
   lane.track(std::make_unique<OperationRequest>(shared_from_this(), std::move(later)));
+}
+
+bool Engine::brief(const Call& call) const {
+  return !row(call.op).is(kPeer) && Steps::takes(Blocks(call, rank_, size_)) && !busy_.load(std::memory_order_relaxed);
 }
 
 // --- Messages --------------------------------------------------------------------------------------------------------
@@ -246,7 +255,9 @@ bool Engine::advance_all() {
   bool published = false;
   bool some = false;
   messages_.progress(published);
-  while (!queue_.empty() && advance(queue_.front()->call, queue_.front()->cursor, published)) {
+  while (!queue_.empty()) {
+    auto& first = *queue_.front();
+    if (!advance(first.call, Blocks(first.call, rank_, size_), first.cursor, published)) break;
     queue_.front()->done.store(true, std::memory_order_release);
     queue_.pop_front();
     some = true;

@@ -46,6 +46,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// A vectored call whose counts only the two ranks of a pair know: a message from each rank to each other rank.
   void exchange(const Call& call, Lane& lane);
 
+  /// Whether the call needs few copies, and no thread moves the data of other calls. It may change at any time.
+  bool brief(const Call& call) const;
   /// Makes progress without waiting.
   void progress();
   /// Throws Error if incomplete operations can no longer complete.
@@ -63,7 +65,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   class Turn;
 
-  bool advance(const Call& call, Cursor& cursor, bool& published);
+  bool advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published);
   bool advance_all();
   bool complete_now(const Call& call, Cursor& cursor, int polls);
   std::shared_ptr<Message> start(const Call& call, bool sends, Buffer buffer, int peer, int tag, Context context);

@@ -7,16 +7,18 @@ namespace mcr::shm {
 
 namespace {
 
-// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap.
+// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap. With
+// streams, whole slots are faster: each piece ends with a fence.
 constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
 
 }  // namespace
 
-Pipeline::Pipeline(Segment& segment, int rank)
+Pipeline::Pipeline(Segment& segment, int rank, bool streams)
     : segment_(segment),
       rank_(rank),
       size_(segment.layout().ranks()),
+      streams_(streams),
       known_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
@@ -48,12 +50,16 @@ Pipeline::Range Pipeline::share(const Range& piece, int rank) const {
 void Pipeline::begin(const Blocks& blocks, Position& position) {
   const auto most = segment_.layout().piece();
   const auto wanted = std::max(round_up((blocks.total() + kWanted - 1) / kWanted, kLine), kLeast);
-  const auto slot = std::min(wanted, most);
+  const auto slot = streams_ ? most : std::min(wanted, most);
   position.piece = blocks.parts() ? std::max(round_down(slot / size_, kLine), kLine) : slot;
   position.first = pieces_;
   position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
   pieces_ += position.pieces;
   position.begun = true;
+}
+
+void Pipeline::hand_over(std::byte* to, const std::byte* from, int64_t bytes) const {
+  streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
 }
 
 bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
@@ -68,14 +74,14 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
     if (blocks.parts()) {
       for (int peer = 0; peer < size_; ++peer) {
         const auto part = range(position, position.copied_in, blocks.length(peer));
-        if (peer != rank_) copy_bytes(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
+        if (peer != rank_) hand_over(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
       }
     } else {
       const auto piece = range(position, position.copied_in, blocks.length(rank_));
       const auto own = blocks.reduces() ? share(piece, rank_) : Range{};  // others do not need it
       const auto* const from = blocks.given(rank_) + piece.begin;
-      copy_bytes(slot, from, own.begin);
-      copy_bytes(slot + own.end, from + own.end, piece.length() - own.end);
+      hand_over(slot, from, own.begin);
+      hand_over(slot + own.end, from + own.end, piece.length() - own.end);
     }
     segment_.counts(rank_).copied_in.store(number + 1, std::memory_order_release);
   }
@@ -102,7 +108,7 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   auto* const to = blocks.takes(rank_) ? blocks.taken(rank_) + piece.begin + own.begin : result;
   combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
   if (!blocks.parts()) {
-    copy_bytes(result, to, own.length());
+    hand_over(result, to, own.length());
     segment_.counts(rank_).combined.store(number + 1, std::memory_order_release);
   }
   ++position.combined;
@@ -153,8 +159,7 @@ void Pipeline::end(const Position& position) {
   counts.combined.store(position.first + position.pieces, std::memory_order_release);
 }
 
-bool Pipeline::advance(const Call& call, Position& position, bool& published) {
-  const Blocks blocks(call, rank_, size_);
+bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& position, bool& published) {
   if (!position.begun) begin(blocks, position);
   for (bool more = true; more;) {
     more = copy_in(blocks, position);

@@ -25,11 +25,12 @@ class Pipeline {
     int next = 0;                                        // the rank to copy out next, counted from this one
   };
 
-  Pipeline(Segment& segment, int rank);
+  /// `streams`: pieces for other ranks are written past the caches; equal on all ranks, as it decides on their size.
+  Pipeline(Segment& segment, int rank, bool streams);
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
   /// progress.
-  bool advance(const Call& call, Position& position, bool& published);
+  bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
   /// The last known counters of a rank.
@@ -43,6 +44,7 @@ class Pipeline {
 
   void begin(const Blocks& blocks, Position& position);
   void end(const Position& position);
+  void hand_over(std::byte* to, const std::byte* from, int64_t bytes) const;
   bool copy_in(const Blocks& blocks, Position& position);
   bool combine(const Call& call, const Blocks& blocks, Position& position);
   bool finish(const Blocks& blocks, Position& position);
@@ -55,6 +57,7 @@ class Pipeline {
 
   Segment& segment_;
   const int rank_, size_;
+  const bool streams_;
   uint64_t pieces_ = 0;  // of all calls so far
   std::vector<Known> known_;
   std::vector<const void*> sources_;

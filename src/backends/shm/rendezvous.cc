@@ -16,7 +16,9 @@
 #include <sstream>
 #include <utility>
 
+#include "backends/shm/copies.h"
 #include "backends/shm/sockets.h"
+#include "backends/shm/waiting.h"
 
 namespace mcr::shm {
 
@@ -47,12 +49,14 @@ struct Card {
   std::string token;    // which a connecting rank must send
   std::string cores;    // one character for each: 1 if the process may run on it
   int64_t most = 0;
+  bool remote_fences = false;
+  bool streams = false;
 
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
     for (const auto* field : {&host, &machine, &network, &name, &token, &cores}) out << *field << '\n';
-    out << most;
+    out << most << ' ' << remote_fences << ' ' << streams;
     return out.str();
   }
   static Card parse(const std::string& text) {
@@ -61,7 +65,7 @@ struct Card {
     for (auto* field : {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores}) {
       std::getline(in, *field);
     }
-    in >> card.most;
+    in >> card.most >> card.remote_fences >> card.streams;
     return card;
   }
 };
@@ -82,6 +86,8 @@ Card Card::mine(int64_t most) {
   for (int i = 0; i < CPU_SETSIZE; ++i) card.cores += CPU_ISSET(i, &set) ? '1' : '0';
   card.cores.resize(card.cores.find_last_of('1') + 1);
   card.most = most;
+  card.streams = memory_beats_caches();
+  card.remote_fences = Waiting::register_for_fences();
   return card;
 }
 
@@ -115,7 +121,10 @@ class Rendezvous {
       }
     });
     meeting.peers = Peers(std::move(peers));
+    meeting.streams = cards_.front().streams;
     meeting.cores = cores();
+    meeting.remote_fences =
+        std::all_of(cards_.begin(), cards_.end(), [](const Card& card) { return card.remote_fences; });
     return meeting;
   }
 

@@ -33,6 +33,7 @@ class ShmCommunicator final : public OpMethods<ShmCommunicator> {
     return !row(call.op).is(kReduces) || defined(call.dtype, call.red);
   }
   bool inline_messages() const override { return true; }
+  bool brief(const Call& call) const override { return !call.vectored && engine_->brief(call); }
   void abort() noexcept override { engine_->abort(); }
 
   void broadcast(const Call& call, Lane& lane) { engine_->collective(call, lane); }

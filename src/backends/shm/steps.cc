@@ -5,6 +5,19 @@
 
 namespace mcr::shm {
 
+namespace {
+
+// Fetches the cache line that this rank writes next: the write then reaches the other ranks without delay.
+void prepare_write(const Slot& slot) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(slot));
+#else
+  __builtin_prefetch(&slot, 1);
+#endif
+}
+
+}  // namespace
+
 Steps::Steps(Segment& segment, int rank)
     : segment_(segment),
       rank_(rank),
@@ -20,11 +33,19 @@ bool Steps::reached(int rank, uint64_t steps) {
   return true;
 }
 
+// For a step some time ago: later ones have probably been reached too, and one look at a rank's slots then serves
+// several steps.
+bool Steps::reached_before(int rank, uint64_t steps) {
+  constexpr uint64_t kAhead = Layout::kSlots / 2;
+  if (reached_[static_cast<std::size_t>(rank)] >= steps) return true;
+  return reached(rank, steps + kAhead) || reached(rank, steps);
+}
+
 // All ranks have finished the step that used the slot before.
 bool Steps::writable() {
   if (step_ < Layout::kSlots) return true;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && !reached(peer, step_ + 2 - Layout::kSlots)) return false;
+    if (peer != rank_ && !reached_before(peer, step_ + 2 - Layout::kSlots)) return false;
   }
   return true;
 }
@@ -72,8 +93,7 @@ bool Steps::read(const Call& call, const Blocks& blocks, Position& position) {
   return true;
 }
 
-bool Steps::advance(const Call& call, Position& position, bool& published) {
-  const Blocks blocks(call, rank_, size_);
+bool Steps::advance(const Call& call, const Blocks& blocks, Position& position, bool& published) {
   if (!position.written) {
     if (!writable()) return false;
     write(blocks);
@@ -81,6 +101,9 @@ bool Steps::advance(const Call& call, Position& position, bool& published) {
   }
   if (!read(call, blocks, position)) return false;
   ++step_;
+  prepare_write(segment_.slot(rank_, step_));
+  // The root does not wait for the others, so its next data may have come already.
+  if (!blocks.gives(rank_)) __builtin_prefetch(&segment_.slot(call.root, step_));
   return true;
 }
 

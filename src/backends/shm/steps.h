@@ -25,10 +25,11 @@ class Steps {
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
   /// progress.
-  bool advance(const Call& call, Position& position, bool& published);
+  bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
   bool reached(int rank, uint64_t steps);
+  bool reached_before(int rank, uint64_t steps);
   bool writable();
   void write(const Blocks& blocks);
   bool read(const Call& call, const Blocks& blocks, Position& position);

@@ -2,6 +2,7 @@
 #include "backends/shm/waiting.h"
 
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,8 +15,10 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// A fence between the write of the counters and the read of the sleepers; a sleeper has the reverse order. So at least
-// one of the two ranks sees the other.
+// A rank writes counters and reads the number of sleepers; a sleeper has the reverse order, with a fence between both
+// steps. If the writer has a fence too, at least one of the two sees the other. A fence waits until the writes have
+// left the core, which small calls would notice; so where the system has membarrier, the sleeper makes the fences of
+// all.
 void full_fence(std::atomic<uint32_t>& word) {
 #if defined(__SANITIZE_THREAD__)
   word.fetch_add(0, std::memory_order_seq_cst);  // ThreadSanitizer does not know fences
@@ -33,16 +36,21 @@ constexpr nanoseconds kPatience{50'000};
 
 }  // namespace
 
-Waiting::Waiting(Segment& segment, int rank, int cores)
+Waiting::Waiting(Segment& segment, int rank, int cores, bool remote_fences)
     : segment_(segment),
       rank_(rank),
       size_(segment.layout().ranks()),
+      remote_fences_(remote_fences),
       polls_(cores >= size_ ? kPolls : kPollsOnSharedCores),
       patience_(cores >= size_ ? kPatience : nanoseconds(0)) {}
 
-void Waiting::wake() {
-  full_fence(segment_.sleepers());
-  if (segment_.sleepers().load(std::memory_order_relaxed) == 0) return;
+bool Waiting::register_for_fences() {
+  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+void Waiting::fence() { full_fence(segment_.sleepers()); }
+
+void Waiting::wake_sleepers() {
   for (int peer = 0; peer < size_; ++peer) {
     auto& bell = segment_.bell(peer);
     if (peer == rank_ || bell.sleepers.load(std::memory_order_relaxed) == 0) continue;
@@ -63,6 +71,7 @@ uint32_t Waiting::announce() {
   bell.sleepers.fetch_add(1, std::memory_order_relaxed);
   segment_.sleepers().fetch_add(1, std::memory_order_relaxed);
   full_fence(segment_.sleepers());
+  if (remote_fences_) syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
   return rings;
 }
 

@@ -21,8 +21,12 @@ inline void pause() {
 /// Every method may be called from any thread.
 class Waiting {
  public:
-  /// `cores`: the number that all ranks together may run on.
-  Waiting(Segment& segment, int rank, int cores);
+  /// `cores`: the number that all ranks together may run on. `remote_fences`: all ranks have called
+  /// register_for_fences() with success.
+  Waiting(Segment& segment, int rank, int cores, bool remote_fences);
+
+  /// Lets other processes make this one's writes visible (membarrier). False: the system has no such call.
+  static bool register_for_fences();
 
   /// The number of polls before a call is left to the thread that waits for it.
   int polls() const { return polls_; }
@@ -30,7 +34,11 @@ class Waiting {
   std::chrono::nanoseconds patience() const { return patience_; }
 
   /// Wakes the ranks that sleep. Call after counters have been written.
-  void wake();
+  void wake() {
+    if (!remote_fences_) fence();
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (segment_.sleepers().load(std::memory_order_relaxed) != 0) wake_sleepers();
+  }
   /// Sleeps until a rank calls wake(), or until `limit`. Calls `ready` once before it sleeps, since a rank may have
   /// written its counters in the meantime.
   template <class Ready>
@@ -43,12 +51,15 @@ class Waiting {
   void wake_own();
 
  private:
+  void fence();
+  void wake_sleepers();
   uint32_t announce();
   void withdraw();
   void sleep(std::chrono::nanoseconds limit, uint32_t rings);
 
   Segment& segment_;
   const int rank_, size_;
+  const bool remote_fences_;
   int polls_;
   std::chrono::nanoseconds patience_;
 };

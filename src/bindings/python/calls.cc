@@ -285,16 +285,21 @@ class Binder {
   std::shared_ptr<Work> start_call() {
     plan_.kept = kept();
     plan_.keep = nullptr;
-    const Unlocked unlocked;
-    auto work = start(*group_, chosen_, call_, plan_);
+    UnlockedLater lock;
+    if (has_lists()) lock.release();
+    auto work = start(*group_, chosen_, call_, plan_, &lock);
     if (tensors_.stream()) work->set_foreign();
     return work;
   }
 
   int run_call() {
-    const Unlocked unlocked;
-    return run(*group_, chosen_, call_, plan_, check_signals);
+    UnlockedLater lock;
+    if (has_lists()) lock.release();
+    return run(*group_, chosen_, call_, plan_, check_signals, &lock);
   }
+
+  // These may be copied at once, before the core knows the operation's size.
+  bool has_lists() const { return !plan_.in_blocks.empty() || !plan_.out_blocks.empty(); }
 
   PyObject* coalesce() {
     PyObject* work = wrap(start_call());

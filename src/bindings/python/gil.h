@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "runtime/work.h"
+
 namespace mcr::python {
 
 /// Releases the GIL for its lifetime.
@@ -17,6 +19,23 @@ class Unlocked {
 
  private:
   PyThreadState* state_;
+};
+
+/// Releases the GIL when the core asks for it, until the end of its lifetime.
+class UnlockedLater final : public CallerLock {
+ public:
+  UnlockedLater() = default;
+  UnlockedLater(const UnlockedLater&) = delete;
+  UnlockedLater& operator=(const UnlockedLater&) = delete;
+  ~UnlockedLater() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  void release() override {
+    if (state_ == nullptr) state_ = PyEval_SaveThread();
+  }
+
+ private:
+  PyThreadState* state_ = nullptr;
 };
 
 /// Like Unlocked on threads that hold the GIL, and nothing on others: for code that torch calls with and without it.

@@ -83,8 +83,8 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
 PyObject* wait_for(const std::shared_ptr<Work>& owner, std::optional<milliseconds> limit) {
   if (!owner->over() || owner->failed()) {
     const auto work = owner;  // this object may be destroyed while other threads run
-    const Unlocked guard;
-    wait(*work, limit.value_or(work->limit()), check_signals);
+    UnlockedLater lock;
+    wait(*work, limit.value_or(work->limit()), check_signals, &lock);
   }
   return Py_NewRef(Py_True);
 }
