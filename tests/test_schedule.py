@@ -13,10 +13,10 @@ from torch import nn
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule import bytescheduler, credit, planning
+from mcr_dl.schedule import checks, credit, planning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
-from ranks import schedule
+from ranks import schedule, schedule_defects
 
 UNIT = Transfer(((1, 1),))
 
@@ -166,7 +166,7 @@ def test_a_use_of_a_gradient_waits() -> None:
 def test_wrong_limits(value: Any) -> None:
     """One error that names the argument and what it may be."""
     with pytest.raises(InvalidArgumentError, match="partition: expected at least 1024 bytes, None or 'auto'"):
-        bytescheduler._checked("partition", value)
+        checks.limit("partition", value)
 
 
 def test_plan_in_the_log() -> None:
@@ -175,37 +175,57 @@ def test_plan_in_the_log() -> None:
     assert text == "partition 4096 B, credit unlimited, 2.50 ms a step by simulation, 3.00 in program order"
 
 
-# ---- training
+# ---- training: the cases of a pool share two lives of the runtime, which take longer than the steps
 
-LIMITS: dict[str, Any] = {"small partitions": 4096, "whole gradients": None, "automatic": "auto"}
+LIMITS: tuple[Any, ...] = (4096, None, "auto")  # small partitions, whole gradients, what the simulation chooses
 
 
+@pytest.mark.parametrize("form", checks.FORMS)
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("loop", schedule.LOOPS)
-def test_every_loop(pools: Pools, size: int, loop: str) -> None:
+def test_every_loop(pools: Pools, size: int, form: str) -> None:
     """In small partitions."""
-    run = schedule.reaches_weights_of_ddp
+    cases = [schedule.Case(loop, form=form) for loop in schedule.LOOPS]
     dtype = "float32" if size == 2 else "float64"
-    pools.get("processes", size).run(run, loop, "sgd", 4096, "mpi", dtype, limit=60)
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=120)
 
 
-@pytest.mark.parametrize("optimizer", schedule.OPTIMIZERS)
-@pytest.mark.parametrize("limits", LIMITS)
-def test_every_optimizer(pools: Pools, optimizer: str, limits: str) -> None:
+def test_every_optimizer(pools: Pools) -> None:
     """With two ranks, bit by bit."""
-    run = schedule.reaches_weights_of_ddp
-    pools.get("processes", 2).run(run, "plain", optimizer, LIMITS[limits], None, limit=60)
+    cases = [schedule.Case("plain", name, limits, None) for name in schedule.OPTIMIZERS for limits in LIMITS]
+    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=120)
 
 
 @pytest.mark.parametrize("size", [3, 4])
-@pytest.mark.parametrize(("backend", "optimizer"), [("gloo", "sgd"), ("shm", "adam"), ("auto", "adamw")])
-def test_every_backend(pools: Pools, size: int, backend: str, optimizer: str) -> None:
+def test_every_backend(pools: Pools, size: int) -> None:
     """On more ranks."""
-    run = schedule.reaches_weights_of_ddp
-    pools.get("processes", size).run(run, "plain", optimizer, 4096, backend, limit=120)
+    kinds = (("gloo", "sgd"), ("shm", "adam"), ("auto", "adamw"))
+    cases = [schedule.Case("plain", optimizer, 4096, backend) for backend, optimizer in kinds]
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, limit=120)
+
+
+# ---- the defects of the public code (bytescheduler branch of byteps)
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_plan_is_equal(pools: Pools, size: int) -> None:
-    """On all ranks."""
-    pools.get("processes", size).run(schedule.plan_is_equal, limit=60)
+def test_defects_of_the_public_code_are_absent(pools: Pools, size: int) -> None:
+    """Defects 1 to 4 and 6 to 8, as ``schedule_defects.DEFECTS`` numbers them; defect 5: ``test_every_optimizer``."""
+    pools.get("processes", size).run(schedule_defects.defects_are_absent, limit=60)
+
+
+# ---- mistakes, and the end
+
+
+def test_mistakes(pools: Pools) -> None:
+    """One error on all ranks."""
+    pools.get("processes", 2).run(schedule_defects.mistakes, limit=60)
+
+
+def test_exception_in_the_backward_pass(pools: Pools) -> None:
+    """No rank hangs."""
+    pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=60)
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_last_step_is_made_at_the_end(pools: Pools, through_torch: bool) -> None:
+    """Of the group, or of the job."""
+    pools.get("processes", 2).run(schedule_defects.last_step_is_made_at_the_end, through_torch, limit=60)
