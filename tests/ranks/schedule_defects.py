@@ -52,9 +52,9 @@ def _all(value: Any) -> list[Any]:
 
 def partition_size_takes_effect() -> None:
     """Defect 1: the tuned size was stored where no code read it."""
-    watched = Watched(nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)), partition=4096, credit=8192)
+    watched = Watched(nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 64)), partition=4096, credit=8192)
     watched.train(4, (4, 64))
-    assert ("0.weight[0]", 64 * 128 * 4) in watched.issued, "whole gradients before the plan"
+    assert ("0.weight[0]", 64 * 512 * 4) in watched.issued, "whole gradients before the plan"
     watched.issued.clear()
     watched.train(2, (4, 64))
     assert (watched.model.plan.partition, watched.model.plan.credit) == (4096, 8192)
@@ -309,6 +309,7 @@ def last_step_is_made_at_the_end(through_torch: bool) -> None:
         optimizer = _sgd(model)
         scheduler = ByteScheduler(model, optimizer, partition=1024, credit=1024)
         for _ in range(6):
+            scheduler.synchronize()
             before = model.weight.detach().clone()
             scheduler(torch.ones(2, 64)).sum().backward()
             optimizer.step()
