@@ -157,7 +157,11 @@ class ByteScheduler(nn.Module):
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
         root = self.module
-        hooks = [root.register_forward_pre_hook(self._enter), root.register_forward_hook(self._leave)]
+        # Functions and not methods: a copy of the model would copy the methods' object.
+        hooks = [
+            root.register_forward_pre_hook(lambda module, _args: self._enter(module)),
+            root.register_forward_hook(lambda _module, _args, _result: self._leave()),
+        ]
         for module, layers in owned.items():
             hooks.append(self._gate(module, layers))
         for each in self._values:
@@ -204,6 +208,11 @@ class ByteScheduler(nn.Module):
         if not self._core._closed:
             default_group.destroy_process_group(self._core)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
+        """Raises UnsupportedError: a group has no copy."""
+        text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy its `module`"
+        raise UnsupportedError(text)
+
     # ---- the forward pass
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +238,7 @@ class ByteScheduler(nn.Module):
             self.synchronize()
         return super().train(mode)
 
-    def _enter(self, module: nn.Module, _args: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
         if module is not self.module:  # a copy, with copies of its hooks
             return
         self._require_complete_backward()
@@ -266,7 +275,7 @@ class ByteScheduler(nn.Module):
                 if piece.due is not None:
                     self._finish(piece)
 
-    def _leave(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+    def _leave(self) -> None:
         self._clock = time.perf_counter_ns()
 
     # ---- the backward pass
