@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -133,19 +134,25 @@ class Issuer:
         while not partition.complete:
             self.check()
             self.advance()
-            oldest = self._oldest()
+            oldest = self._oldest(partition)
             if oldest is not None:
                 self._wait_for(oldest)
-            elif not partition.complete and self._queue and self._queue[0].tensor is None:
-                message = (
-                    f"ByteScheduler: {partition.name} is not complete, and {self._queue[0].name} has no gradient yet: "
-                    "expected no use of gradients before the end of the backward pass"
-                )
-                raise McrError(message)
+            else:
+                time.sleep(0)  # another thread issues
 
-    def _oldest(self) -> Partition | None:
-        with self._counts:
-            return self._flying[0] if self._flying else None
+    def _oldest(self, partition: Partition) -> Partition | None:
+        """The oldest operation in flight; raises an error if there is none, and none can be issued."""
+        with self._counts:  # the state of one moment: other threads issue meanwhile
+            if self._flying:
+                return self._flying[0]
+            if partition.complete or (self._queue and self._queue[0].tensor is not None):
+                return None
+            missing = self._queue[0].name if self._queue else "it"
+        message = (
+            f"ByteScheduler: {partition.name} is not complete, and {missing} has no gradient yet: expected no use of "
+            "gradients before the end of the backward pass"
+        )
+        raise McrError(message)
 
     def _wait_for(self, partition: Partition) -> None:
         assert partition.work is not None
