@@ -21,7 +21,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 import mcr_dl as dist
@@ -87,7 +87,7 @@ def ratios(turns: dict[str, list[float]], name: str) -> tuple[float, float, floa
 
 def bound(row: dict[str, Any]) -> float:
     """Milliseconds that no schedule can beat: the computation alone, or the communication alone."""
-    return max(median(row["turns"][models.COMPUTE]), row["communication_ms"])
+    return float(max(median(row["turns"][models.COMPUTE]), row["communication_ms"]))
 
 
 def table(row: dict[str, Any]) -> Table:
@@ -139,7 +139,12 @@ def run(options: Options) -> int:
     torch.set_num_threads(program.threads())
     group = dist.new_group(backend=options.backend)
     console.say(f"MCR-DL: data-parallel training on {ranks} ranks\n", style="bold")
-    columns = ["{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    columns: list[str | ProgressColumn] = [
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
     if options.trace is not None:
         dist.configure(enabled=True)
     with bars(console, columns) as progress:

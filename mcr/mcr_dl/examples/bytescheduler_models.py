@@ -58,7 +58,8 @@ class Hooks(nn.Module):
         self._group = group
         self._share = 1.0 / dist.get_world_size(group)
         self._works: list[Any] = []
-        for value in module.parameters():
+        for each in module.parameters():
+            value: Any = each  # torch's functions that set hooks have no types
             value.register_post_accumulate_grad_hook(self._start)
 
     def _start(self, value: torch.Tensor) -> None:
