@@ -94,6 +94,21 @@ class ByteScheduler(nn.Module):
         for index, piece in enumerate(self._pieces):
             piece.index = index
         self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
+        self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
+        self._issuer = Issuer(self._transfers.start)
+        self._updates = Updates(optimizer)
+        self._optimizer = optimizer
+        self._reset(owned)
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._core)
+        self._hooks: list[Any] = []
+        self._install(owned)
+
+    # ---- start and end
+
+    def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
+        """The state before the first step."""
         self._synchronizes = True
         self._open = False  # a backward pass is running
         self._reads = 0
@@ -102,8 +117,6 @@ class ByteScheduler(nn.Module):
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
         self._use = Partition("the use of parameters", len(self._used))
         self._late: set[Piece] = set()  # not updated when this backward pass began
-        self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
-        self._issuer = Issuer(self._transfers.start)
         self._times = planning.Times(len(self._pieces))
         self._clock = 0
         self._current: list[int] = []
@@ -116,13 +129,6 @@ class ByteScheduler(nn.Module):
         self._uses = Uses(owned, layer_of)
         self.plan = planning.Plan(())
         self._adopt(self.plan)
-        self._begin_equal()
-        self._updates = Updates(optimizer)
-        self._optimizer = optimizer
-        self._hooks: list[Any] = []
-        self._install(owned)
-
-    # ---- start and end
 
     def _checked(
         self, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
@@ -144,16 +150,11 @@ class ByteScheduler(nn.Module):
             parameters = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in values]
         except McrError as error:
             problem = error
-        changes.agree(self._outer, "ByteScheduler", [given, parameters], _require_equal, problem=problem)
+        written = {name: repr(value) for name, value in given.items()}
+        changes.agree(self._outer, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
         assert found is not None
+        _C.all_reduce(torch.zeros(1), group=self._outer, backend=given["backend"])  # refuses an unknown one
         return found
-
-    def _begin_equal(self) -> None:
-        """Parameters and buffers become rank 0's; a first operation, so that an unknown backend is refused here."""
-        _C.all_reduce(self._flags, torch.distributed.ReduceOp.MAX, self._core, backend=self._backend)
-        with torch.no_grad():
-            for tensor in [*self.module.parameters(), *self.module.buffers()]:
-                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._core)
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
         root = self.module
