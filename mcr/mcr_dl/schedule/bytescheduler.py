@@ -195,6 +195,8 @@ class ByteScheduler(nn.Module):
 
     def _at_end(self) -> None:
         """The job or the group ends."""
+        if self._issuer.failed:  # which has been raised
+            return
         try:
             self.synchronize()
         except Exception as error:

@@ -111,6 +111,11 @@ class Issuer:
             raise McrError(text) from self._failure
 
     @property
+    def failed(self) -> bool:
+        """Whether an operation has failed."""
+        return self._failure is not None
+
+    @property
     def idle(self) -> bool:
         """Whether every partition is complete."""
         return not self._queue and not self._flying
