@@ -258,6 +258,8 @@ def _misuse(model: nn.Module) -> None:
     copied = copy.deepcopy(model)
     assert torch.equal(copied.weight, model.weight)
     copied(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(UnsupportedError, match="the model is compiled"):
+        torch.compile(scheduler, backend="eager")(torch.ones(2, 4))
     scheduler.close()
     scheduler.close()
     model(torch.ones(2, 4)).sum().backward()

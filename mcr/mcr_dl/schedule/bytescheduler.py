@@ -220,6 +220,8 @@ class ByteScheduler(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""
+        if torch._C._dynamo.eval_frame.get_eval_frame_callback():
+            raise UnsupportedError(checks.COMPILED.format("the model"))
         if self._steps == 0 and torch.is_grad_enabled():
             with self._uses.recorded():
                 return self.module(*args, **kwargs)

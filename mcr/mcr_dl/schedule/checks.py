@@ -12,6 +12,10 @@ from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, Unsupport
 
 Limit = int | str | None
 
+COMPILED = (
+    "ByteScheduler: expected an eager model, but {} is compiled, and a compiled part cannot wait for its parameters; "
+    "remove torch.compile or use DistributedDataParallel"
+)
 FORMS = ("all_reduce", "reduce_scatter")
 # An optimizer that uses all parameters at once cannot update them one after the other.
 _WHOLE = (torch.optim.LBFGS,)
@@ -47,11 +51,7 @@ def model_and_optimizer(module: object, optimizer: object) -> None:
 
 def _module(path: str, module: nn.Module) -> None:
     if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-        message = (
-            f"ByteScheduler: expected an eager model, but {path} is compiled, and a compiled part cannot wait for its "
-            "parameters; remove torch.compile or use DistributedDataParallel"
-        )
-        raise UnsupportedError(message)
+        raise UnsupportedError(COMPILED.format(path))
     if isinstance(module, DistributedDataParallel | DataParallel):
         message = (
             f"ByteScheduler: expected a model without {type(module).__name__}, got one at {path}; give its own module"
