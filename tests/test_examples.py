@@ -168,6 +168,21 @@ def _modes(chart: Path) -> dict[str, dict[str, Any]]:
     return {mode["mode"]: mode for mode in json.loads(chart.with_suffix(".json").read_text())["modes"]}
 
 
+def test_bytescheduler_program(tmp_path: Path) -> None:
+    """Every way trains, and has a time in each turn."""
+    chart = tmp_path / "steps.png"
+    done = _program("bytescheduler", "--models", "resnet", "--steps", "5", "--chart", str(chart))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(chart.with_suffix(".json").read_text())["models"]
+    assert set(row["turns"]) == {"no communication", "program order", "DDP", "DDP, 1 MB buckets"} | {
+        "reduce_scatter form",
+        "whole gradients",
+        "ByteScheduler",
+    }
+    assert all(len(values) == 4 and min(values) > 0 for values in row["turns"].values())
+    assert chart.stat().st_size > 0
+
+
 def test_gpt_program(tmp_path: Path) -> None:
     """Starts its own ranks, trains in all modes, and reports that the losses agree."""
     chart = tmp_path / "gpt.png"

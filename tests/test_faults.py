@@ -94,6 +94,16 @@ def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: li
             assert re.search(jobs.LOST[fault], rank.text), rank.text
 
 
+@pytest.mark.parametrize("fault", ["kill", "stop", "raise"])
+def test_a_rank_is_lost_in_a_plan(nursery: Nursery, fault: str) -> None:
+    """ByteScheduler's other rank raises in the next step, with the text of any other call."""
+    (rank, _) = jobs.start(nursery, "scheduled", ["mpi", fault], 2)
+    jobs.end(nursery, [rank])
+    assert rank.code in (1, jobs.ENDED), rank.text
+    assert re.search(r"(CollectiveTimeoutError|BackendError|PeerLostError): mpi\.\w+ \(group '", rank.text), rank.text
+    assert re.search(jobs.LOST[fault], rank.text), rank.text
+
+
 @pytest.mark.parametrize(
     ("fault", "phases"), [("stop", ["idle", "collective", "storm"]), ("exit", ["collective"]), ("kill", ["collective"])]
 )

@@ -28,6 +28,7 @@ from mcr_dl import _installed as _installed  # refuses an installation that does
 
 # isort: split
 from mcr_dl import _C, deepspeed
+from mcr_dl import schedule as schedule
 from mcr_dl._C import *  # noqa: F403  the operations, as the op table lists them
 from mcr_dl._C import Options, Work
 from mcr_dl.base.errors import (
@@ -186,7 +187,7 @@ __all__ = [
     "use",
 ]
 __all__ += _C.__all__
-_PACKAGES = ("passes", "trace", "tuning")  # part of the API, with names of their own
+_PACKAGES = ("passes", "schedule", "trace", "tuning")  # part of the API, with names of their own
 
 
 if not TYPE_CHECKING:  # type checkers know the names above alone, and report others

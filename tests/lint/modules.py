@@ -42,8 +42,8 @@ LAYERS = (
     "bench",
     "tuning",
     "deepspeed",
-    "mcr_dl",
     "schedule",  # schedulers of a training step
+    "mcr_dl",
     "fully_sharded",
     "_generate",
     "info",

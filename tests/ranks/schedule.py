@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ByteScheduler reaches the weights of DistributedDataParallel on gloo, step by step, whatever the program does."""
+"""ByteScheduler reaches the weights of DistributedDataParallel on gloo, whatever the program does."""
 
 from __future__ import annotations
 
 import copy
+import os
+import random
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from mcr_dl.base import launcher
 from mcr_dl.schedule import ByteScheduler
 from ranks.torch_training import life
 
 STEPS = 50  # of the plain loop
-FEWER = 15  # of the others; the plan is made after four
+FEWER = 12  # of the others; the plan is made after four
 
 Model = DistributedDataParallel | ByteScheduler
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
@@ -173,56 +179,129 @@ def evaluated(model: Model, optimizer: torch.optim.Optimizer) -> None:
             optimizer.load_state_dict(state)
 
 
-LOOPS = {each.__name__: each for each in (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled)}
-LOOPS["evaluated"] = evaluated
+def averaged(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """The wrapped model's parameters are read after each step."""
+    mean = [torch.zeros_like(value) for value in model.parameters()]
+    for step in range(FEWER):
+        _loss(model, step).backward()
+        optimizer.step()
+        model.zero_grad()
+        for value, new in zip(mean, model.parameters(), strict=True):
+            value.lerp_(new.detach(), 0.1)
+    with torch.no_grad():
+        for value, new in zip(mean, model.parameters(), strict=True):
+            new.copy_(value)  # what is compared
 
 
-def _trained(loop: str, optimizers: Optimizers, wrap: Callable[[nn.Module, torch.optim.Optimizer], Model]) -> Any:
+def checkpointed(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Activations of the inner layers are computed again in the backward pass."""
+    inner = model.module.inner
+    forward = inner.forward
+    inner.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+    for step in range(FEWER):
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del inner.forward
+
+
+def frozen(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """A layer does not need gradients for some steps."""
+    for step in range(FEWER):
+        model.module.side.requires_grad_(step not in (5, 6, 7))
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def delayed(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Gradients become ready at random times, different on each rank."""
+    generator = random.Random(dist.get_rank())
+    hooks = [
+        value.register_hook(lambda _: time.sleep(generator.random() * 0.003)) for value in model.module.parameters()
+    ]
+    for step in range(FEWER):
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for hook in hooks:
+        hook.remove()
+
+
+def paused(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """A rank is stopped for a second between two layers of a backward pass."""
+
+    def pause(_: torch.Tensor) -> None:
+        subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    for step in range(FEWER):
+        here = step == 7 and dist.get_rank() == 1
+        hook = model.module.inner[0].weight.register_hook(pause) if here else None
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if hook:
+            hook.remove()
+
+
+_SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled, evaluated)
+_OTHER = (averaged, checkpointed, frozen, delayed, paused)
+LOOPS = {each.__name__: each for each in (*_SIMPLE, *_OTHER)}
+
+
+class Case(NamedTuple):
+    """One training: its loop and optimizer, and ByteScheduler's options; None for a backend: the group's choice."""
+
+    loop: str = "plain"
+    optimizer: str = "sgd"
+    limits: Any = 4096
+    backend: str | None = "mpi"
+    form: str = "all_reduce"
+
+
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], Model]
+
+
+def _trained(case: Case, wrap: Wrap) -> Any:
     model = network()
-    optimizer = optimizers(model)
+    optimizer = OPTIMIZERS[case.optimizer](model)
     wrapped = wrap(model, optimizer)
-    LOOPS[loop](wrapped, optimizer)
-    return {name: value.clone() for name, value in wrapped.state_dict().items()}
+    LOOPS[case.loop](wrapped, optimizer)
+    found = {name: value.clone() for name, value in wrapped.state_dict().items()}
+    if isinstance(wrapped, ByteScheduler):
+        wrapped.close()
+    return found
 
 
-def reaches_weights_of_ddp(loop: str, optimizer: str, limits: Any, backend: str | None, dtype: str = "float32") -> None:
+def reach_weights_of_ddp(cases: list[Case], dtype: str = "float32") -> None:
     """Bit by bit with two ranks, where a sum does not depend on the order; else up to rounding errors."""
+    cases = [Case(*case) for case in cases]
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
-    make = OPTIMIZERS[optimizer]
     try:
         with life("gloo"):
-            expected = _trained(
-                loop, make, lambda model, _: DistributedDataParallel(model, find_unused_parameters=True)
-            )
+            reference: Wrap = lambda model, _: DistributedDataParallel(model, find_unused_parameters=True)  # noqa: E731
+            kinds = {(case.loop, case.optimizer): case for case in cases}
+            expected = {kind: _trained(case, reference) for kind, case in kinds.items()}
         with life("mcr"):
-            found = _trained(
-                loop,
-                make,
-                lambda model, made: ByteScheduler(model, made, partition=limits, credit=limits, backend=backend),
-            )
+            for case in cases:
+                limits: Any = {"partition": case.limits, "credit": case.limits, "backend": case.backend}
+                found = _trained(
+                    case,
+                    lambda model, made: ByteScheduler(model, made, form=case.form, **limits),  # noqa: B023
+                )
+                _compare(case, found, expected[case.loop, case.optimizer], dtype)
     finally:
         torch.set_default_dtype(before)
+
+
+def _compare(case: Case, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], dtype: str) -> None:
     assert list(found) == list(expected)
     if launcher.detect().size == 2:
         for name, value in expected.items():
-            assert torch.equal(found[name], value), (loop, name, (found[name] - value).abs().max())
+            assert torch.equal(found[name], value), (case, name, (found[name] - value).abs().max())
         return
     difference = torch.cat([(found[name] - value).flatten() for name, value in expected.items()])
     error = difference.norm() / torch.cat([value.flatten() for value in expected.values()]).norm()
-    assert error <= (1e-6 if dtype == "float32" else 1e-13), (loop, error)
-
-
-def plan_is_equal() -> None:
-    """On all ranks, and in use after the first four steps."""
-    with life("mcr"):
-        model = network()
-        optimizer = OPTIMIZERS["sgd"](model)
-        wrapped = ByteScheduler(model, optimizer, partition=4096, credit=16384)
-        assert wrapped.plan.order == ()
-        scheduled(wrapped, optimizer)
-        plans: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(plans, (wrapped.plan.order, wrapped.plan.partition, wrapped.plan.credit))
-        assert wrapped.plan.order
-        assert all(plan == plans[0] for plan in plans), plans
-        assert max(index for _, index in wrapped.plan.order) > 0
+    assert error <= (1e-6 if dtype == "float32" else 1e-13), (case, error)

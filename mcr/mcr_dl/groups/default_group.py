@@ -93,6 +93,7 @@ def destroy_process_group(group: handles.Group = None) -> None:
         return
     where = handles.core_group(group)
     everything = where is _C.world()
+    state.run_endings(None if everything else where.name())
     desync = watch.compare_last() if everything else ""
     ending = reversed(list(state.current().groups.values())) if everything else [where]
     published = [_C.handle_of(each) for each in ending]

@@ -186,6 +186,8 @@ def _at_exit() -> None:
         _C.leave()
         return
     error = getattr(sys, "last_value", None)
+    if error is None:
+        state.run_endings()
     desync = watch.compare_last() if error is None else ""
     if desync:
         print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)

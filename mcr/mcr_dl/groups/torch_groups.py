@@ -202,6 +202,7 @@ def _default_group(options: Any) -> _C.Group:
 
 def on_shutdown(group: _C.Group) -> None:
     """End the group that torch is destroying; with the default group, the runtime."""
+    state.run_endings(None if group is _C.world() else group.name())
     if group is _C.world():
         lifecycle.end()
     elif not group._closed:  # the groups of a group's dimensions have ended with it

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -38,6 +39,11 @@ class State:
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
+    endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
+
+    def before_end(self, group: str, function: Callable[[], None]) -> None:
+        """Run the function when the group is about to end, while its operations still work; it must not raise."""
+        self.endings.setdefault(group, []).append(function)
 
     def count(self, key: str) -> int:
         """Count the uses of a key: equal on all ranks that use it equally often."""
@@ -76,6 +82,15 @@ def end() -> None:
     """End the life of the runtime, if there is one: ``current`` raises from now on."""
     global _current
     _current = None
+
+
+def run_endings(group: str | None = None) -> None:
+    """Run what a group, or every group, is to do before it ends."""
+    if _current is None:
+        return
+    for name in list(_current.endings) if group is None else [group]:
+        for function in _current.endings.pop(name, []):
+            function()
 
 
 def living() -> list[_C.Group]:

@@ -16,17 +16,16 @@ from torch.optim import Optimizer
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
-from mcr_dl.groups import making
-from mcr_dl.runtime import changes, handles
-from mcr_dl.schedule import planning
+from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
+from mcr_dl.groups import default_group, making
+from mcr_dl.runtime import changes, handles, state
+from mcr_dl.schedule import checks, planning
 from mcr_dl.schedule.gradients import Parameter, Piece, guarded, pieces_of
-from mcr_dl.schedule.issue import Issuer, Partition
+from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.updates import Updates
+from mcr_dl.schedule.uses import Uses
 
 _log = logging.getLogger("mcr_dl")
-
-Limit = int | str | None
 
 
 class ByteScheduler(nn.Module):
@@ -41,10 +40,11 @@ class ByteScheduler(nn.Module):
 
     The first four steps reduce whole gradients and record times; then all ranks agree on medians, simulate the same
     plan from them, and keep it. Wherever gradients are used before ``step()`` (clipping, GradScaler), the use waits for
-    all of them. ``state_dict()`` of the model and of the optimizer, ``eval()`` and forward passes without gradients
-    wait for all updates; before any other use of the parameters after ``step()``, call ``synchronize()``.
+    all of them. ``state_dict()``, ``parameters()`` of this object, ``eval()``, forward passes without gradients and the
+    end of the job wait for all updates; before any other use of the parameters after ``step()``, call
+    ``synchronize()``.
 
-    Source: ByteScheduler (SOSP'19).
+    Source: ByteScheduler (SOSP'19); ``form="reduce_scatter"``: DeAR (ICDCS'23).
     """
 
     def __init__(
@@ -52,8 +52,9 @@ class ByteScheduler(nn.Module):
         module: nn.Module,
         optimizer: Optimizer,
         *,
-        partition: Limit = "auto",
-        credit: Limit = "auto",
+        partition: checks.Limit = "auto",
+        credit: checks.Limit = "auto",
+        form: str = "all_reduce",
         group: Any = None,
         backend: str | None = None,
         broadcast_buffers: bool = True,
@@ -62,35 +63,52 @@ class ByteScheduler(nn.Module):
 
         Args:
             module: an eager model on the CPU, with equal parameters on all ranks.
-            optimizer: any that updates each parameter by itself; LBFGS and closures are refused.
+            optimizer: any of torch.optim that updates each parameter by itself; LBFGS and closures are refused. Its
+                ``step`` belongs to this object until ``close()``.
             partition: bytes per operation at most, None for whole gradients, or "auto".
             credit: bytes in flight at most, None for no limit, or "auto". One partition is always in flight.
+            form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
+                order of the forward pass; "auto" limits stand for None there.
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations; the group's choice by default.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
 
-        Raises InvalidArgumentError on all ranks if their parameters differ, UnsupportedError for models on devices,
-        compiled models and optimizers that need all parameters at once.
+        Raises on all ranks InvalidArgumentError if models or arguments are wrong or differ between the ranks, and
+        UnsupportedError for models on devices, compiled models and optimizers that need all parameters at once.
         """
         super().__init__()
-        _check(module, optimizer)
+        self._outer = handles.core_group(group)
+        given = {"partition": partition, "credit": credit, "form": form, "backend": backend}
+        self._layers, owned = self._checked(module, optimizer, {**given, "broadcast_buffers": broadcast_buffers})
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        self._limits = _checked("partition", partition), _checked("credit", credit)
+        self._limits = checks.limit("partition", partition), checks.limit("credit", credit)
         self._backend = backend
-        self._outer = handles.core_group(group)
-        self._group = making.new_group(
-            self._outer.ranks, self._outer.timeout, self._outer.backends, use_local_synchronization=True
+        self._core = handles.core_group(
+            making.new_group(
+                self._outer.ranks, self._outer.timeout, self._outer.backends, use_local_synchronization=True
+            )
         )
-        self._core = handles.core_group(self._group)
-        self._layers, owned = pieces_of(module)
         self._pieces = [piece for layer in self._layers for piece in layer]
         self._values = [each for piece in self._pieces for each in piece.parameters]
         for index, piece in enumerate(self._pieces):
             piece.index = index
-        if not self._values:
-            raise InvalidArgumentError("ByteScheduler: expected a model with parameters that need gradients, got none")
         self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
+        self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
+        self._issuer = Issuer(self._transfers.start)
+        self._updates = Updates(optimizer)
+        self._optimizer = optimizer
+        self._reset(owned)
+        with torch.no_grad():
+            for tensor in [*module.parameters(), *module.buffers()]:
+                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._core)
+        self._hooks: list[Any] = []
+        self._install(owned)
+
+    # ---- start and end
+
+    def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
+        """The state before the first step."""
         self._synchronizes = True
         self._open = False  # a backward pass is running
         self._reads = 0
@@ -99,36 +117,54 @@ class ByteScheduler(nn.Module):
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
         self._use = Partition("the use of parameters", len(self._used))
         self._late: set[Piece] = set()  # not updated when this backward pass began
-        self._issuer = Issuer(self._reduce)
         self._times = planning.Times(len(self._pieces))
         self._clock = 0
         self._current: list[int] = []
         self._seen: dict[int, int] = {}  # layer -> when its forward pass began
         # Layers that a forward pass waits for when it begins: those without one of their own; all until that is known.
         self._entry = list(range(len(self._layers)))
+        layer_of = {
+            each.value: index for index, layer in enumerate(self._layers) for p in layer for each in p.parameters
+        }
+        self._uses = Uses(owned, layer_of)
         self.plan = planning.Plan(())
-        self._adopt(planning.Plan(()))
-        self._agree_on_the_model()
-        self._updates = Updates(optimizer)
-        self._optimizer = optimizer
-        self._hooks: list[Any] = []
-        self._install(owned)
+        self._adopt(self.plan)
 
-    # ---- start and end
-
-    def _agree_on_the_model(self) -> None:
-        mine = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in self._values]
-        decide: changes.Decide = lambda values: agreement.require_equal("ByteScheduler: parameters", values)  # noqa: E731
-        changes.agree(self._core, "ByteScheduler", mine, decide)
-        with torch.no_grad():
-            for tensor in [*self.module.parameters(), *self.module.buffers()]:
-                _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._group)
+    def _checked(
+        self, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
+    ) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
+        """The model's pieces; every rank raises if one of them has a problem, or other arguments."""
+        problem, found, parameters = None, None, []
+        try:
+            checks.model_and_optimizer(module, optimizer)
+            for name in ("partition", "credit"):
+                checks.limit(name, given[name])
+            checks.form(given["form"])
+            other = getattr(optimizer.step, "_scheduler", None)
+            if other is not None and other._hooks:
+                text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
+                raise InvalidArgumentError(text)
+            found = pieces_of(module)
+            each_piece = [piece for layer in found[0] for piece in layer]
+            values = [each for piece in each_piece for each in piece.parameters]
+            parameters = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in values]
+        except McrError as error:
+            problem = error
+        written = {name: repr(value) for name, value in given.items()}
+        changes.agree(self._outer, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
+        assert found is not None
+        _C.all_reduce(torch.zeros(1), group=self._outer, backend=given["backend"])  # refuses an unknown one
+        return found
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
         root = self.module
-        hooks = [root.register_forward_pre_hook(self._enter), root.register_forward_hook(self._leave)]
+        # Functions and not methods: a copy of the model would copy the methods' object.
+        hooks = [
+            root.register_forward_pre_hook(lambda module, _args: self._enter(module)),
+            root.register_forward_hook(lambda _module, _args, _result: self._leave()),
+        ]
         for module, layers in owned.items():
-            hooks.append(module.register_forward_pre_hook(lambda _m, _a, layers=layers: self._need(layers)))
+            hooks.append(self._gate(module, layers))
         for each in self._values:
             piece = self._piece_of[each.value]
             value: Any = each.value  # torch's functions that set hooks have no types
@@ -136,13 +172,35 @@ class ByteScheduler(nn.Module):
             hooks.append(
                 value.register_post_accumulate_grad_hook(lambda _, each=each, piece=piece: self._gradient(each, piece))
             )
-        optimizer, untyped = self._optimizer, cast(Any, root)
-        hooks.append(untyped.register_state_dict_pre_hook(lambda *_: self.synchronize()))
+        for module in root.modules():
+            untyped = cast(Any, module)
+            hooks.append(untyped.register_state_dict_pre_hook(lambda *_: self.synchronize()))
+            hooks.append(untyped.register_load_state_dict_pre_hook(lambda *_: self.synchronize()))
+        optimizer = self._optimizer
         hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.synchronize()))
         hooks.append(optimizer.register_load_state_dict_pre_hook(lambda _o, _s: self.synchronize()))
-        step: Callable[..., None] = lambda _optimizer, closure=None: self._step(closure)  # noqa: E731
+        original = optimizer.step
+
+        def step(_optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(closure) if self._hooks else original(closure)
+
+        cast(Any, step)._wrapped_by_lr_sched = True  # a learning-rate scheduler looks for it
+        cast(Any, step)._scheduler = self
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         self._hooks = hooks
+        state.current().before_end(self._core.name(), self._at_end)
+
+    def _gate(self, module: nn.Module, layers: list[int]) -> Any:
+        return module.register_forward_pre_hook(lambda _m, _a: self._need(layers))
+
+    def _at_end(self) -> None:
+        """The job or the group ends."""
+        if self._issuer.failed:  # which has been raised
+            return
+        try:
+            self.synchronize()
+        except Exception as error:
+            _log.warning("ByteScheduler: the updates of the last step were not made: %s", error)
 
     def close(self) -> None:
         """Finish all updates, and give the model and the optimizer back as they were: a collective over the group."""
@@ -150,13 +208,34 @@ class ByteScheduler(nn.Module):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._optimizer.__dict__.pop("step", None)
+        if not self._core._closed:
+            default_group.destroy_process_group(self._core)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
+        """Raises UnsupportedError: a group has no copy."""
+        text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy its `module`"
+        raise UnsupportedError(text)
 
     # ---- the forward pass
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward pass."""
+        if torch._C._dynamo.eval_frame.get_eval_frame_callback():
+            raise UnsupportedError(checks.COMPILED.format("the model"))
+        if self._steps == 0 and torch.is_grad_enabled():
+            with self._uses.recorded():
+                return self.module(*args, **kwargs)
         return self.module(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As in torch, after all updates."""
+        if getattr(self, "_hooks", None):
+            self.synchronize()
+        return super().named_parameters(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; does not wait for updates."""
+        self.module.zero_grad(set_to_none)
 
     def train(self, mode: bool = True) -> ByteScheduler:
         """As in torch; before evaluation all updates are made."""
@@ -164,7 +243,10 @@ class ByteScheduler(nn.Module):
             self.synchronize()
         return super().train(mode)
 
-    def _enter(self, _module: nn.Module, _args: Any) -> None:
+    def _enter(self, module: nn.Module) -> None:
+        if module is not self.module:  # a copy, with copies of its hooks
+            return
+        self._require_complete_backward()
         if not torch.is_grad_enabled() or not self.module.training:
             self.synchronize()
             return
@@ -175,12 +257,22 @@ class ByteScheduler(nn.Module):
                 for buffer in self.module.buffers():
                     _C.broadcast(buffer, self._outer.ranks[0], self._outer)
 
+    def _require_complete_backward(self) -> None:
+        """An exception in a backward pass leaves gradients that this rank never gave to the others."""
+        if self._open and torch._C._current_graph_task_id() == -1:
+            message = (
+                "ByteScheduler: the last backward pass did not end, and the other ranks wait for its gradients: "
+                "expected no exception in it; end the job, and continue from a checkpoint"
+            )
+            raise McrError(message)
+
     def _need(self, layers: list[int]) -> None:
         """The forward pass is about to use these layers."""
         self._update(layers)
         if self._steps <= planning.RECORDED and torch.is_grad_enabled() and not self._open:
+            now = time.perf_counter_ns()
             for layer in layers:
-                self._record_use(layer)
+                self._seen.setdefault(layer, now)
 
     def _update(self, layers: list[int]) -> None:
         for layer in layers:
@@ -188,12 +280,7 @@ class ByteScheduler(nn.Module):
                 if piece.due is not None:
                     self._finish(piece)
 
-    def _record_use(self, layer: int) -> None:
-        if layer not in self._times.first_use and self._steps == 0:
-            self._times.first_use.append(layer)
-        self._seen.setdefault(layer, time.perf_counter_ns())
-
-    def _leave(self, _module: nn.Module, _args: Any, _result: Any) -> None:
+    def _leave(self) -> None:
         self._clock = time.perf_counter_ns()
 
     # ---- the backward pass
@@ -273,7 +360,7 @@ class ByteScheduler(nn.Module):
             self._flags = torch.tensor(list(self._used), dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
-        if 1 <= self._steps <= planning.RECORDED:
+        if 1 <= self._steps <= planning.RECORDED and self._seen:
             self._record_step()
 
     def _record_step(self) -> None:
@@ -284,11 +371,6 @@ class ByteScheduler(nn.Module):
         self._times.ready.append(self._current)
         self._times.forward.append(forward)
         self._times.backward.append(time.perf_counter_ns() - self._clock)
-
-    def _reduce(self, partition: Partition) -> _C.Work:
-        assert partition.tensor is not None
-        op = torch.distributed.ReduceOp.MAX if partition is self._use else torch.distributed.ReduceOp.SUM
-        return _C.all_reduce(partition.tensor, op, self._group, True, backend=self._backend)
 
     # ---- waiting and updates
 
@@ -314,7 +396,7 @@ class ByteScheduler(nn.Module):
         with torch.no_grad():
             if piece.open:
                 for partition in piece.partitions:
-                    self._issuer.wait(partition)
+                    self._issuer.wait(partition.last)
                 if any(each.gradient is None for each in piece.parameters):
                     self._issuer.wait(self._use)
                 piece.take_results(lambda each: bool(self._flags[each.index]))
@@ -326,6 +408,7 @@ class ByteScheduler(nn.Module):
     def _step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:
             raise UnsupportedError("ByteScheduler: expected optimizer.step() without a closure, got one")
+        self._require_complete_backward()
         if self._open:
             raise McrError("ByteScheduler: expected optimizer.step() after the backward pass, got it inside")
         self._issuer.check()
@@ -341,6 +424,9 @@ class ByteScheduler(nn.Module):
             piece.due = due
         self._step_the_rest(due, fresh)
         self._steps += 1
+        if self._steps == 1:
+            self._times.first_use = self._uses.first_uses()
+            self._hooks += [self._gate(module, layers) for module, layers in self._uses.added.items()]
         if self._steps == planning.RECORDED + 1:
             self._make_plan()
         for hook in [*optimizer._optimizer_step_post_hooks.values()]:
@@ -358,9 +444,22 @@ class ByteScheduler(nn.Module):
         groups = []
         for kept, group in zip(due, self._optimizer.param_groups, strict=True):
             values = [value for value in group["params"] if value.grad is not None and value not in later]
+            self._require_known(values)
             if values:
                 groups.append({**kept, "params": values})
         self._updates.step(groups)
+
+    def _require_known(self, values: list[nn.Parameter]) -> None:
+        if all(value in self._piece_of for value in values):
+            return
+        unknown = {value for value in values if value not in self._piece_of}
+        for name, value in self.module.named_parameters():
+            if value in unknown:
+                message = (
+                    f"ByteScheduler: {name} has a gradient that was not reduced: expected that it needed gradients, or "
+                    "was in the model, when ByteScheduler was made; close() it then, and make a new one"
+                )
+                raise McrError(message)
 
     # ---- the plan
 
@@ -372,37 +471,28 @@ class ByteScheduler(nn.Module):
             parts = [part for piece in reversed(self._pieces) for part in piece.partitions]
         else:
             parts = [self._pieces[piece].partitions[index] for piece, index in plan.order]
-        self._order = [*parts, self._use]
+        by_use = [self._pieces[index] for index in plan.gathers] or self._pieces
+        gathers = self._transfers.halve(parts, [part for piece in by_use for part in piece.partitions])
+        self._order = [*parts, self._use, *gathers]
+        self._transfers.use = self._use
         self.plan = plan
 
     def _make_plan(self) -> None:
         self._finish_all()
         sizes = [piece.nbytes for piece in self._pieces]
         transfers = planning.time_transfers(
-            lambda tensor: _C.all_reduce(tensor, group=self._group, async_op=True, backend=self._backend), max(sizes)
+            lambda tensor: _C.all_reduce(tensor, group=self._core, async_op=True, backend=self._backend), max(sizes)
         )
         layers = [[piece.index for piece in layer] for layer in self._layers]
-        plan = planning.make(self._core, self._times, transfers, layers, sizes, self._limits)
+        plan = planning.make(self._core, self._times, transfers, layers, sizes, self._limits, self._transfers.halves)
         self._entry = [layer for layer in range(len(layers)) if layer not in self._times.first_use]
         self._adopt(plan)
         if self._core.rank() == 0:
             _log.info("ByteScheduler: %s", plan)
 
 
-def _check(module: object, optimizer: object) -> None:
-    if hasattr(module, "_orig_mod"):
-        raise UnsupportedError(
-            "ByteScheduler: expected an eager model, got a compiled one; compile its parts, or use DDP"
-        )
-    if not isinstance(module, nn.Module) or not isinstance(optimizer, Optimizer):
-        message = f"ByteScheduler: expected a module and its optimizer, got {module!r} and {optimizer!r}"
-        raise InvalidTypeError(message)
-
-
-def _checked(name: str, value: Limit) -> Limit:
-    if value is None or value == "auto":
-        return value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1024:
-        message = f"ByteScheduler: {name}: expected at least 1024 bytes, None or 'auto', got {value!r}"
-        raise InvalidArgumentError(message)
-    return value // 16 * 16  # whole elements of any type
+def _require_equal(values: list[Any]) -> None:
+    given = [arguments for arguments, _ in values]
+    for name in given[0]:
+        agreement.require_equal(f"ByteScheduler: {name}", [each[name] for each in given])
+    agreement.require_equal("ByteScheduler: parameters", [parameters for _, parameters in values])

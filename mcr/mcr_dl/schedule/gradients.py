@@ -61,7 +61,10 @@ class Piece:
     def cut(self, partition: int | None) -> None:
         """Make the partitions, of so many bytes each."""
         sizes = credit.cut(self.nbytes, partition)
-        self.partitions = [Partition(f"{self.name}[{index}]", nbytes) for index, nbytes in enumerate(sizes)]
+        each = self.parameters[0].value.element_size()
+        self.partitions = [
+            Partition(f"{self.name}[{index}]", nbytes, nbytes // each) for index, nbytes in enumerate(sizes)
+        ]
 
     def fill(self, size: int) -> list[tuple[Partition, torch.Tensor]]:
         """The memory of each partition, with the gradients divided by the number of ranks (as DDP does).

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,13 +19,61 @@ from mcr_dl.base.errors import McrError
 
 @dataclass(eq=False)
 class Partition:
-    """A part of a gradient. ``tensor``: its memory, once the gradient is ready."""
+    """A part of a gradient. ``tensor``: its memory, once the gradient is ready.
+
+    ``gather``: the second half of a partition that is reduced in two operations, ready when the first is complete.
+    ``shard``: what this rank brings to that second half.
+    """
 
     name: str
     nbytes: int
+    elements: int = 0
     tensor: torch.Tensor | None = None
     work: _C.Work | None = None
     complete: bool = False
+    gather: Partition | None = None
+    shard: torch.Tensor | None = None
+
+    @property
+    def last(self) -> Partition:
+        """What is complete when the whole partition is."""
+        return self.gather or self
+
+
+@dataclass
+class Transfers:
+    """Starts the operations of partitions. ``halves``: as reduce_scatter and all_gather, else as all_reduce.
+
+    ``use``: the partition that tells which parameters are in use.
+    """
+
+    group: _C.Group
+    backend: str | None
+    halves: bool
+    use: Partition | None = None
+
+    def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
+        """Give partitions that can be halved their second halves, which are returned in the order ``by_use``."""
+        if not self.halves:
+            return []
+        for each in partitions:
+            if each.elements % self.group.size() == 0:
+                each.gather = Partition(f"{each.name}, gathered", each.nbytes)
+        return [each.gather for each in by_use if each.gather is not None]
+
+    def start(self, partition: Partition) -> _C.Work:
+        """Start the operation of a partition that is ready."""
+        memory = partition.tensor
+        assert memory is not None
+        if partition is self.use:
+            return _C.all_reduce(memory, torch.distributed.ReduceOp.MAX, self.group, True, backend=self.backend)
+        if partition.gather is not None:
+            shard = partition.gather.shard = memory.new_empty(memory.numel() // self.group.size())
+            total = torch.distributed.ReduceOp.SUM
+            return _C.reduce_scatter_tensor(shard, memory, total, self.group, True, backend=self.backend)
+        if partition.shard is not None:
+            return _C.all_gather_into_tensor(memory, partition.shard, self.group, True, backend=self.backend)
+        return _C.all_reduce(memory, torch.distributed.ReduceOp.SUM, self.group, True, backend=self.backend)
 
 
 @dataclass(eq=False)
@@ -61,6 +111,11 @@ class Issuer:
             raise McrError(text) from self._failure
 
     @property
+    def failed(self) -> bool:
+        """Whether an operation has failed."""
+        return self._failure is not None
+
+    @property
     def idle(self) -> bool:
         """Whether every partition is complete."""
         return not self._queue and not self._flying
@@ -84,19 +139,25 @@ class Issuer:
         while not partition.complete:
             self.check()
             self.advance()
-            oldest = self._oldest()
+            oldest = self._oldest(partition)
             if oldest is not None:
                 self._wait_for(oldest)
-            elif not partition.complete and self._queue and self._queue[0].tensor is None:
-                message = (
-                    f"ByteScheduler: {partition.name} is not complete, and {self._queue[0].name} has no gradient yet: "
-                    "expected no use of gradients before the end of the backward pass"
-                )
-                raise McrError(message)
+            else:
+                time.sleep(0)  # another thread issues
 
-    def _oldest(self) -> Partition | None:
-        with self._counts:
-            return self._flying[0] if self._flying else None
+    def _oldest(self, partition: Partition) -> Partition | None:
+        """The oldest operation in flight; raises an error if there is none, and none can be issued."""
+        with self._counts:  # the state of one moment: other threads issue meanwhile
+            if self._flying:
+                return self._flying[0]
+            if partition.complete or (self._queue and self._queue[0].tensor is not None):
+                return None
+            missing = self._queue[0].name if self._queue else "it"
+        message = (
+            f"ByteScheduler: {partition.name} is not complete, and {missing} has no gradient yet: expected no use of "
+            "gradients before the end of the backward pass"
+        )
+        raise McrError(message)
 
     def _wait_for(self, partition: Partition) -> None:
         assert partition.work is not None
@@ -123,7 +184,7 @@ class Issuer:
             with self._counts:
                 self._flying.append(partition)
                 self._queue.popleft()
-            if self.credit is not None:
+            if self.credit is not None or partition.gather is not None:
                 work._on_done(partial(self._completed, partition, work))
 
     def _completed(self, partition: Partition, work: _C.Work) -> None:
@@ -134,7 +195,8 @@ class Issuer:
             return
         if partition.work is work:
             self._end(partition)
-            self.advance()
+            with suppress(Exception):  # which the next wait raises
+                self.advance()
 
     def _end(self, partition: Partition) -> None:
         with self._counts:
@@ -142,3 +204,5 @@ class Issuer:
                 partition.complete = True
                 self._used -= partition.nbytes
                 self._flying.remove(partition)
+                if partition.gather is not None:
+                    partition.gather.tensor = partition.tensor

@@ -32,6 +32,7 @@ class Plan:
 
     ``order``: (piece, index), as issued. ``partition`` and ``credit``: bytes; None: without limit. ``step_time`` and
     ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in program order.
+    ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own.
     """
 
     order: tuple[tuple[int, int], ...]
@@ -39,6 +40,7 @@ class Plan:
     credit: int | None = None
     step_time: int | None = None
     program_order: int | None = None
+    gathers: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """For the log."""
@@ -124,11 +126,13 @@ def make(
     layers: Sequence[Sequence[int]],
     sizes: Sequence[int],
     limits: tuple[int | str | None, int | str | None],
+    halves: bool = False,
 ) -> Plan:
     """The plan of all ranks: a collective over the group, after equal collectives.
 
     ``layers``: the pieces of each layer; ``sizes``: bytes of each piece. ``limits``: partition and credit in bytes,
-    None for no limit, or "auto" for the one with the shortest simulated step.
+    None for no limit, or "auto" for the one with the shortest simulated step. ``halves``: each partition is reduced by
+    reduce_scatter as soon as it is ready, and by all_gather in the order of the forward pass.
     """
     mine = {**times.medians(), "transfers": transfers, "sizes": list(sizes)}
     agreed = changes.agree(group, "ByteScheduler", mine, _medians)
@@ -142,6 +146,14 @@ def make(
         credit.Layer(agreed["ready"][piece], duration, sizes[piece])
         for piece, duration in zip(by_use, durations, strict=True)
     ]
+    if halves:
+        size, window = (None if limit == "auto" else limit for limit in limits)
+        partition, in_flight = (None if limit is None else int(limit) for limit in (size, window))
+        plain = credit.simulate(
+            simulated, _transfer(agreed["transfers"]), partition=partition, credit=in_flight, priorities=False
+        )
+        as_ready = tuple((by_use[layer], index) for layer, index in plain.order)
+        return Plan(as_ready, partition, in_flight, gathers=tuple(by_use))
     found = _settings(simulated, _transfer(agreed["transfers"]), agreed["backward"], limits)
     order = tuple((by_use[layer], index) for layer, index in found.timeline.order)
     return Plan(order, found.partition, found.credit, found.timeline.end, found.program_order)

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.schedule.gradients import Hyperparameters, Piece
 
-# An optimizer that uses all parameters at once cannot update them one after the other.
-_WHOLE = (torch.optim.LBFGS,)
 # Attributes of the original that its copy must not have: wrappers around its step, and functions around each step.
 _OWN = ("step", "zero_grad", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -21,10 +18,6 @@ class Updates:
     """Updates pieces as the optimizer would, and keeps its state in the optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Raises UnsupportedError for an optimizer that needs all parameters at once."""
-        if isinstance(optimizer, _WHOLE):
-            message = f"ByteScheduler: expected an optimizer that updates each parameter by itself, got {optimizer!r}"
-            raise UnsupportedError(message)
         self._optimizer = optimizer
         self._copy: Optimizer = object.__new__(type(optimizer))
         self._group_of: dict[torch.nn.Parameter, int] = {}

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ByteScheduler: its simulation against exhaustive searches, what overheads do to its settings, and steps in the lab.
+
+.venv/bin/python bench/bytescheduler.py             # the simulation alone, without ranks
+sudo .venv/bin/python bench/bytescheduler.py --lab  # also hosts with slow NICs: 2 and 4
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import script
+from markdown_text import table
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.examples import bytescheduler as example
+from mcr_dl.schedule.credit import Layer, Transfer, simulate
+from mcr_dl.testing.orders import best, best_of_whole, ready_times
+
+UNIT = Transfer(((1, 1),))
+SCALE = 10  # of the overhead models' units of time, which become integers
+LATENCY, PER_OPERATION = 10, 1  # in tenths of a unit
+PARTITIONS = (None, 32, 16, 8, 4, 2, 1)  # units of bytes
+CREDITS = (None, 8, 4, 2, 1)  # partitions
+SHAPES = ((2, 1), (4, 1))  # hosts, ranks on each
+# By layer in the order of the forward pass: units of bytes, units of time of the forward pass. The backward pass takes
+# twice as long.
+MODELS: dict[str, list[tuple[int, int]]] = {
+    "VGG-like": [(1, 4), (1, 5), (1, 6), (3, 6), (4, 3), (51, 1), (8, 1), (2, 1)],
+    "embedding first": [(24, 1), *[(6, 2)] * 6, (24, 2)],
+    "equal layers": [(4, 3)] * 12,
+}
+
+
+def exhaustive(values: tuple[int, ...], progress: Any) -> dict[str, Any]:
+    """All models of three layers with these times: the simulation against the best of all orders."""
+    different, gains, whole = 0, [], []
+    for times in progress.track(list(itertools.product(values, repeat=9)), description="exhaustive"):
+        forward, backward, nbytes = times[:3], times[3:6], times[6:]
+        ready = ready_times(backward)
+        layers = [Layer(*each) for each in zip(ready, forward, nbytes, strict=True)]
+        found = simulate(layers, UNIT, partition=1, credit=1).end
+        different += found != best(ready, nbytes, forward)
+        gains.append(simulate(layers, UNIT, priorities=False).end / found)
+        whole.append(simulate(layers, UNIT, credit=1).end / best_of_whole(ready, nbytes, forward))
+    return {
+        "values": list(values),
+        "models": len(gains),
+        "different": different,
+        "fifo_over_priority_mean": round(sum(gains) / len(gains), 4),
+        "fifo_over_priority_max": round(max(gains), 4),
+        "whole_not_optimal": sum(each > 1 for each in whole),
+        "whole_worst": round(max(whole), 4),
+    }
+
+
+def _layers(model: list[tuple[int, int]]) -> list[Layer]:
+    ready = ready_times([2 * SCALE * time for _, time in model])
+    return [Layer(when, SCALE * time, nbytes) for when, (nbytes, time) in zip(ready, model, strict=True)]
+
+
+def overheads(model: list[tuple[int, int]]) -> dict[str, Any]:
+    """Ends of one iteration in units of time: program order, every setting, and the optimum without overheads."""
+    layers = _layers(model)
+    sizes = sorted({nbytes for nbytes, _ in model} | {each for each in PARTITIONS if each})
+    costly = Transfer(tuple((size, SCALE * size + PER_OPERATION) for size in (*sizes, 1 << 20)), LATENCY)
+    free = Transfer(((1, SCALE),))
+    grid = []
+    for partition in PARTITIONS:
+        for multiple in CREDITS:
+            credit = None if multiple is None or partition is None else multiple * partition
+            if partition is None and multiple is not None:
+                continue
+            end = simulate(layers, costly, partition=partition, credit=credit).end / SCALE
+            grid.append([partition, credit, end])
+    lowest = min(grid, key=lambda row: row[2])
+    return {
+        "layers": [list(layer) for layer in model],
+        "program_order": simulate(layers, costly, priorities=False).end / SCALE,
+        "whole_with_priorities": grid[0][2],
+        "best": lowest,
+        "without_overheads": simulate(layers, free, partition=1, credit=1).end / SCALE,
+        "grid": grid,
+    }
+
+
+def in_the_lab(hosts: int, ranks: int, rates: tuple[int, ...], backend: str, steps: int) -> dict[str, Any]:
+    """Step times on hosts of the lab."""
+    from lab import Lab
+
+    with tempfile.TemporaryDirectory() as folder, Lab(hosts, ranks, rates) as lab:
+        output = Path(folder) / "steps.png"
+        program = [sys.executable, "-m", "mcr_dl.examples.bytescheduler", "--no-chart", "--chart", str(output)]
+        command = [*program, "--steps", str(steps), "--backend", backend]
+        result = lab.start(command, {"MCR_DL_TUNING_TABLE": "none"}).wait(580, 5)
+        if not result.ok:
+            raise SystemExit(result.text())
+        found: dict[str, Any] = json.loads(output.with_suffix(".json").read_text())
+    return {"hosts": hosts, "ranks_per_host": ranks, "nics": list(rates), **found}
+
+
+def report(document: dict[str, Any]) -> str:
+    """The Markdown text."""
+    lines = [
+        "# ByteScheduler",
+        "",
+        f"`bench/bytescheduler.py` on {document['date']}: {document['machine']}. What the figures mean: "
+        "[scheduling](../scheduling.md).",
+        "",
+        "## Simulation against exhaustive searches",
+        "",
+        *_exhaustive_text(document["exhaustive"]),
+        "## Overheads",
+        "",
+        "Ends of one iteration by simulation, in units of time: a unit of bytes takes one, each operation 0.1 more, "
+        "and the latency is 1. The best partition and credit (units of bytes) differ from model to model, so they are "
+        "chosen by simulation. *Optimum*: unit partitions without overheads. The layers are in the JSON file.",
+        "",
+    ]
+    rows = []
+    for name, found in document["overheads"].items():
+        partition, credit, end = found["best"]
+        plain = found["program_order"]
+        chosen = f"{'whole' if partition is None else partition} / {'unlimited' if credit is None else credit}"
+        rows.append([name, f"{plain:.1f}", f"{found['whole_with_priorities']:.1f}", f"{end:.1f}", chosen])
+        rows[-1] += [f"{found['without_overheads']:.1f}", f"{plain / end:.2f}"]
+    header = ["model", "program order", "priorities, whole", "best", "partition / credit", "optimum", "gain"]
+    lines += table(header, rows)
+    for steps in document["steps"]:
+        lines += _steps_text(steps)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _exhaustive_text(found: dict[str, Any]) -> list[str]:
+    return [
+        f"All {found['models']:,} models of three layers whose times and sizes are "
+        f"{', '.join(map(str, found['values']))}, with partitions and a credit of one unit and no overheads (the "
+        f"assumptions of SOSP'19, section 3): the simulated iteration differs from the best of all orders in "
+        f"{found['different']}. Program order takes {found['fifo_over_priority_mean']:.3f} times as long on average, "
+        f"{found['fifo_over_priority_max']:.3f} times at most. With whole gradients, which nothing interrupts, "
+        f"priorities are not the best order in {found['whole_not_optimal']:,} models ({found['whole_worst']:.2f} times "
+        "as long at most).",
+        "",
+    ]
+
+
+def _steps_text(steps: dict[str, Any]) -> list[str]:
+    rates = ", ".join(map(str, steps["nics"]))
+    lines = [
+        f"## {steps['hosts']} hosts, {steps['ranks_per_host']} rank on each",
+        "",
+        f"[The lab](../lab.md), NICs of {rates} Mbit/s, {steps['backend']}; one thread a rank; medians of turns of "
+        f"{steps['turn']} steps that alternate. Speed is over the faster DDP, by turns (quartiles).",
+        "",
+    ]
+    for row in steps["models"]:
+        lines += [
+            f"{row['model']}: {row['bytes'] / 1e6:.1f} MB of gradients, batch {' x '.join(map(str, row['batch']))}; "
+            f"one all_reduce of all takes {row['communication_ms']:.0f} ms; lower bound of a step "
+            f"{example.bound(row):.0f} ms; plan: {row['plan']}.",
+            "",
+        ]
+        cells = []
+        for name, values in row["turns"].items():
+            middle, low, high = example.ratios(row["turns"], name)
+            cells.append([name, f"{sorted(values)[len(values) // 2]:.1f}", f"{middle:.2f} ({low:.2f} to {high:.2f})"])
+        lines += table(["way", "ms per step", "speed"], cells)
+    return lines
+
+
+def main() -> None:
+    """Run the parts, and write the report."""
+    options = script.parser(__doc__, reports=True)
+    options.add_argument("--lab", action="store_true", help="also run training steps in the lab; needs root")
+    options.add_argument("--nics", type=int, nargs="+", default=[1000], help="Mbit/s of each host's NICs (1000)")
+    options.add_argument("--backend", default="gloo", help="of the steps in the lab (gloo)")
+    options.add_argument("--steps", type=int, default=40, help="measured steps of each way (40)")
+    options.add_argument("--values", type=int, nargs="+", default=[1, 2, 3], help="times in the exhaustive set (1 2 3)")
+    options.add_argument("--keep", type=Path, metavar="JSON", help="take the steps of this earlier report")
+    given = script.parse(options, values=[1, 2], steps=5)
+    console = Console(stderr=True)
+    with bars(console, ["{task.description}"]) as progress:
+        found = exhaustive(tuple(given.values), progress)
+    document = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "exhaustive": found,
+        "overheads": {name: overheads(model) for name, model in MODELS.items()},
+        "steps": json.loads(given.keep.read_text())["steps"] if given.keep else [],
+    }
+    if found["different"]:
+        raise SystemExit(f"the simulation differs from the best order in {found['different']} models")
+    for hosts, ranks in SHAPES if given.lab else ():
+        document["steps"].append(in_the_lab(hosts, ranks, tuple(given.nics), given.backend, given.steps))
+    script.publish(given, "bytescheduler", document, report(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step times of data-parallel training: hooks, DistributedDataParallel, DeAR's form and ByteScheduler.
+
+    python -m mcr_dl.examples.bytescheduler --nproc 2
+    torchrun --nproc-per-node 2 -m mcr_dl.examples.bytescheduler
+
+For each of three models, one program holds a copy for each way of training; the copies take turns of some steps, so
+that a disturbance of the machine affects all of them. On one host there is no network to wait for, and the ranks share
+its cores: the lab (docs/lab.md) shows what slower networks do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
+from rich.table import Table
+
+import mcr_dl as dist
+from mcr_dl.base.documents import write_rows
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.examples import bytescheduler_models as models
+from mcr_dl.examples import program, report
+
+TURN = 5  # steps
+
+
+@dataclass
+class Options(program.Options):
+    """The command line."""
+
+    models: tuple[str, ...] = tuple(models.MODELS)
+    backend: str | None = None
+
+
+def measure(model: str, steps: int, group: Any, progress: Any) -> dict[str, Any]:
+    """Step times of all ways with one model: milliseconds by turn."""
+    trainers = {name: models.Trainer(model, wrap, group) for name, wrap in models.ways(group).items()}
+    rounds = max(4, steps // TURN)
+    task = progress.add_task(model, total=(rounds + 1) * len(trainers))
+    for trainer in trainers.values():
+        trainer.turn(models.WARM_UP)
+        progress.update(task, advance=1)
+    times: dict[str, list[float]] = {name: [] for name in trainers}
+    names = list(trainers)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in [*names[first:], *names[:first]]:
+            times[name].append(round(1e3 * trainers[name].turn(TURN), 3))
+            progress.update(task, advance=1)
+    return {
+        "model": model,
+        "bytes": trainers[models.DDP].nbytes,
+        "batch": list(trainers[models.DDP].shape),
+        "plan": str(trainers[models.SCHEDULED].model.plan),
+        "communication_ms": round(_communication(trainers[models.DDP].nbytes, group), 3),
+        "turns": times,
+    }
+
+
+def _communication(nbytes: int, group: Any) -> float:
+    """Milliseconds of one all_reduce of all gradients."""
+    gradient, seconds = torch.zeros(nbytes // 4), []
+    for _ in range(6):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        dist.all_reduce(gradient, group=group)
+        seconds.append(time.perf_counter() - begin)
+    return 1e3 * median(seconds[1:])
+
+
+def ratios(turns: dict[str, list[float]], name: str) -> tuple[float, float, float]:
+    """Median and quartiles of a way's speed over DDP's, by turns: above 1, it is faster than the faster DDP."""
+    best = min((models.DDP, models.BUCKETS), key=lambda each: median(turns[each]))
+    values = [other / own for own, other in zip(turns[name], turns[best], strict=True)]
+    low, middle, high = quantiles(values, n=4)
+    return middle, low, high
+
+
+def bound(row: dict[str, Any]) -> float:
+    """Milliseconds that no schedule can beat: the computation alone, or the communication alone."""
+    return float(max(median(row["turns"][models.COMPUTE]), row["communication_ms"]))
+
+
+def table(row: dict[str, Any]) -> Table:
+    """The results of one model."""
+    title = (
+        f"\n{row['model']}: {row['bytes'] / 1e6:.1f} MB of gradients, one all_reduce of them "
+        f"{row['communication_ms']:.1f} ms, lower bound of a step {bound(row):.1f} ms"
+    )
+    result = Table(title=title, title_justify="left")
+    for name in ("way", "ms per step", "speed over the faster DDP (quartiles)"):
+        result.add_column(name, justify="left" if name == "way" else "right")
+    for name, values in row["turns"].items():
+        middle, low, high = ratios(row["turns"], name)
+        result.add_row(name, f"{median(values):.1f}", f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    return result
+
+
+def draw(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """A bar for each way and model, and the lower bound as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(rows), figsize=(4.2 * len(rows), 4), squeeze=False)
+    for place, row in zip(axes[0], rows, strict=True):
+        names = list(row["turns"])
+        values = [median(row["turns"][name]) for name in names]
+        place.barh(
+            names[::-1], values[::-1], color=["#3a8f5c" if n == models.SCHEDULED else "#3572b0" for n in names][::-1]
+        )
+        place.axvline(bound(row), color="#333333", linestyle=":", linewidth=1)
+        place.set_title(f"{row['model']}, {row['bytes'] / 1e6:.1f} MB", loc="left", fontsize=11)
+        place.set_xlabel("ms per step, median; dotted: lower bound")
+        place.spines[["top", "right"]].set_visible(False)
+        if place is not axes[0][0]:
+            place.set_yticklabels([])
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def run(options: Options) -> int:
+    """One rank. Returns the exit status."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    console = report.console(quiet=rank != 0)
+    torch.set_num_threads(program.threads())
+    group = dist.new_group(backend=options.backend)
+    console.say(f"MCR-DL: data-parallel training on {ranks} ranks\n", style="bold")
+    columns: list[str | ProgressColumn] = [
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
+    if options.trace is not None:
+        dist.configure(enabled=True)
+    with bars(console, columns) as progress:
+        rows = [measure(model, options.steps, group, progress) for model in options.models]
+    if options.trace is not None:
+        program.save_trace(options.trace, console)
+    if rank == 0:
+        _show(console, rows, ranks, options)
+    dist.barrier()
+    return 0
+
+
+def _show(console: Console, rows: Sequence[dict[str, Any]], ranks: int, options: Options) -> None:
+    for row in rows:
+        console.print(table(row))
+        console.say(f"The plan of ByteScheduler: {row['plan']}.")
+    backend = options.backend or ",".join(dist.get_backends())
+    document = {"ranks": ranks, "threads": torch.get_num_threads(), "backend": backend, "turn": TURN, "models": rows}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    write_rows(options.json, document)
+    console.say(f"Figures: {options.json}")
+    if options.chart is not None:
+        draw(rows, f"Step times on {ranks} ranks, {backend}", options.chart)
+        console.say(f"Chart: {options.chart}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = program.parser("mcr_dl.examples.bytescheduler", __doc__.split("\n", maxsplit=1)[0], steps=40)
+    result.add_argument("--models", nargs="+", choices=list(models.MODELS), default=list(models.MODELS))
+    result.add_argument("--backend", metavar="NAME", help="a backend, or several with commas (default: all of the job)")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program. Returns the exit status."""
+    given = program.parse(_parser(), argv, positive=())
+    return program.main(run, Options(**program.common(given), models=tuple(given.models), backend=given.backend))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
