@@ -135,6 +135,8 @@ _FUNCTIONS = (
     "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]:",
     "def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., "
     "hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]:",
+    "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, policies: list[str], "
+    "chunks: list[int], in_flight: int = ...) -> dict[str, Any]:",
 )
 
 # module.cc binds the classes by hand; test_api.py compares their members with these.
