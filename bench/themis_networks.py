@@ -113,7 +113,9 @@ class Workload:
 WORKLOADS = (
     Workload("ResNet-152 gradients", 2 * 60_192_808, "60.2 million parameters"),
     Workload("GNMT gradients", 2 * 278_000_000, "278 million parameters (from memory)"),
-    Workload("DLRM MLP gradients", 3_191_808, "the sample workload in the authors' repository, one call for all layers"),
+    Workload(
+        "DLRM MLP gradients", 3_191_808, "the sample workload in the authors' repository, one call for all layers"
+    ),
     Workload(
         "Transformer-1T activations",
         2 * 16 * 2048 * 25600,

@@ -119,8 +119,8 @@ def _latencies(found: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## With Table 2's latencies",
         "",
-        "64 chunks; means over the six topologies and 100, 250, 500 and 1000 MB. With one step in flight, 64 chunks are",
-        "too many: the authors' simulator has 50.6 %, 55.6 % and 1.15 x, 58.6 % and 1.20 x there.",
+        "64 chunks; means over the six topologies and 100, 250, 500 and 1000 MB. With one step in flight, 64 chunks",
+        "are too many: the authors' simulator has 50.6 %, 55.6 % and 1.15 x, 58.6 % and 1.20 x there.",
         "",
         *table([*header, "other: baseline %", "other: FIFO %, x", "other: SCF %, x"], rows),
         "Speed-up of SCF at 100 / 250 / 500 / 1000 MB:",
@@ -211,8 +211,8 @@ def _figure_10(found: list[dict[str, Any]]) -> list[str]:
         "",
         "![Utilization by number of chunks](../images/themis-chunks.png)",
         "",
-        "Utilization in % of 100 MB, mean of 3D-SW_SW_SW_hetero and 4D-Ring_FC_Ring_SW: baseline / FIFO / SCF. The paper",
-        "gives FIFO / SCF for 4 and 512 chunks, and has headers of packets, which this model has not.",
+        "Utilization in % of 100 MB, mean of 3D-SW_SW_SW_hetero and 4D-Ring_FC_Ring_SW: baseline / FIFO / SCF. The",
+        "paper gives FIFO / SCF for 4 and 512 chunks, and has headers of packets, which this model has not.",
         "",
         *table(["chunks", "bandwidth only, 1 in flight", "latencies, 64 in flight", "paper"], rows),
     ]
@@ -251,7 +251,13 @@ def _figure_12(found: list[dict[str, Any]]) -> list[str]:
 
 def _machines(found: list[dict[str, Any]]) -> list[str]:
     rows = [
-        [row["machine"], "yes" if row["spare"] else "no", f"{row['bound']:.3f}", f"{row[SCF]:.3f}", f"{row['auto']:.3f}"]
+        [
+            row["machine"],
+            "yes" if row["spare"] else "no",
+            f"{row['bound']:.3f}",
+            f"{row[SCF]:.3f}",
+            f"{row['auto']:.3f}",
+        ]
         for row in found
     ]
     return [
@@ -259,13 +265,13 @@ def _machines(found: list[dict[str, Any]]) -> list[str]:
         "",
         "1000 MB, bandwidth only, against the baseline with its best number of chunks. Rates are vendors' figures from",
         "memory, in GB/s of one GPU in one direction, in the table; none was measured. Spare: an outer dimension has",
-        "more bandwidth than the hierarchical order can use (BW 1 < size 1 x BW 2). Bound: the most that any orders can",
-        "gain.",
+        "more bandwidth than the hierarchical order can use (BW 1 < size 1 x BW 2). Bound: the most that any orders",
+        "can gain.",
         "",
         *table(["machine", "spare", "bound x", "SCF, 64 chunks x", "auto x"], rows),
-        "On boxes with NVLink inside and one NIC per GPU outside there is nothing to gain: NVLink is the bottleneck of",
-        "neither order. Near the balance, Themis with 64 chunks even loses, and `auto` stays with the baseline or takes",
-        "another number of chunks.",
+        "On boxes with NVLink inside and one NIC per GPU outside there is nothing to gain: the NICs are the bottleneck",
+        "in every order, least of all in the hierarchical one. Near the balance, Themis with 64 chunks loses, and",
+        "`auto` takes the baseline or another number of chunks.",
         "",
     ]
 
@@ -275,8 +281,9 @@ def _planning(found: dict[str, float]) -> list[str]:
         "## Time to plan",
         "",
         "An all_reduce of 512 chunks on the four-dimensional topologies, 1 and 8 in flight, all policies: median",
-        f"{found['plan_ms']} ms, slowest case {found['slowest_plan_ms']} ms. `auto`, which tries {{baseline, FIFO, SCF}}",
-        f"with 18 numbers of chunks: {found['auto_ms']} ms. In Python, including the plan's steps; plans are memoised.",
+        f"{found['plan_ms']} ms of processor time, slowest case {found['slowest_plan_ms']} ms. `auto`, which tries",
+        f"baseline, FIFO and SCF with 18 numbers of chunks: {found['auto_ms']} ms. Called from Python, without the list",
+        "of steps, which is made when it is read. Plans are memoised.",
         "",
     ]
 

@@ -193,6 +193,31 @@ def test_damaged_topologies(folder: Path, content: bytes) -> None:
     _use_topology(folder, content)
 
 
+# ---- networks
+
+NETWORK = {
+    "dimensions": [
+        {"kind": "ring", "size": 4, "gbps": 400, "latency_us": 0.5, "links": 2},
+        {"kind": "switch", "size": 8, "gbps": 12.5, "latency_us": 2, "links": 1},
+    ]
+}
+
+
+@fuzz(200)
+@given(document=edited(NETWORK))
+def test_networks(folder: Path, document: Any) -> None:
+    """A network on which a call has a plan, or an error of one line."""
+    path = folder / "network.json"
+    path.write_bytes(_bytes(document))
+    try:
+        found = plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8)
+    except InvalidArgumentError as error:
+        assert "\n" not in str(error)
+        return
+    assert found.makespan > 0
+    assert 0 < found.utilization <= 1
+
+
 # ---- traces
 
 GROUP = RecordedGroup("default", 0, 0, (0, 1))

@@ -135,8 +135,6 @@ _FUNCTIONS = (
     "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]:",
     "def simulate(model: CostModel, jobs: list[Job], groups: list[list[int]], together: bool = ..., "
     "hosts: list[int] = ..., order: str = ..., in_order: bool = ...) -> dict[str, Any]:",
-    "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, policies: list[str], "
-    "chunks: list[int], in_flight: int = ...) -> dict[str, Any]:",
 )
 
 # module.cc binds the classes by hand; test_api.py compares their members with these.
@@ -279,6 +277,16 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "per_mib: int = ..., latency: int = ..., demands: list[tuple[int, int]] = ..., "
         "points: list[tuple[int, int]] = ...) -> None:",
         "@staticmethod def median(models: list[CostModel]) -> CostModel:",
+    ),
+    "ThemisPlan": (
+        "def __init__(self, network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, "
+        "policies: list[str], chunks: list[int], in_flight: int = ...) -> None:",
+        "@property def policy(self) -> str:",
+        "@property def chunks(self) -> int:",
+        "@property def orders(self) -> list[list[int]]:",
+        "def steps(self) -> list[tuple[int, int, int, int, int, int]]:",
+        "@property def work(self) -> list[int]:",
+        "@property def makespan(self) -> int:",
     ),
     "Job": (
         "def __init__(self, schedule: Schedule | None, rank: int = ..., parts: list[tuple[str, int]] = ..., "

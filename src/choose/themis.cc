@@ -21,11 +21,12 @@ __extension__ using Wide = __int128;  // for products of bytes, sizes and times
 constexpr int64_t kSecond = 1'000'000'000'000;  // ps
 constexpr int64_t kMostBytes = int64_t{1} << 50, kMostBandwidth = int64_t{1} << 50;
 constexpr int64_t kMostLatency = kSecond;
-constexpr int kMostRanks = 1 << 24;
+constexpr int kMostRanks = 1 << 24, kMostSize = 1 << 16;
 constexpr int kThreshold = 16;  // part of a chunk: with a smaller difference of loads, the order is the baseline's
 
 constexpr int kFraction = 16;  // bits of a time, as in simulate()
-constexpr Wide kMostUnits = Wide{1} << 40;
+constexpr Wide kMostUnits = Wide{1} << 39;
+constexpr Wide kMostTime = Wide{1} << 62;  // ps
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "themis: " + text); }
 
@@ -47,10 +48,10 @@ int64_t hops(const Dimension& one, bool exchange) {
   return std::bit_width(static_cast<unsigned>(one.size - 1));
 }
 
-// How often a chunk crosses a rank's links in an exchange, times the size: on a ring, blocks pass through other ranks.
-int64_t crossings(const Dimension& one) {
+// A rank's bytes in a dimension, in units of a block: of an exchange on a ring, blocks pass through other ranks.
+int64_t blocks(const Dimension& one, bool exchange) {
   const int64_t size = one.size;
-  if (one.kind != Dimension::Kind::Ring) return size - 1;
+  if (!exchange || one.kind != Dimension::Kind::Ring) return size - 1;
   return both_ways(one) ? size * size / 4 : size * (size - 1) / 2;
 }
 
@@ -62,14 +63,12 @@ class Times {
     const std::size_t sets = std::size_t{1} << network.size();
     for (const auto& one : network) latencies_.push_back(divide_up(one.latency * hops(one, exchanges(request)), unit_));
     for (std::size_t before = 0; before < sets; ++before) {
-      Wide shrunk = chunks;
-      for (std::size_t k = 0; k < network.size(); ++k) {
-        if (!exchanges(request) && (before >> k & 1) != 0) shrunk *= network[k].size;
-      }
-      for (std::size_t k = 0; k < network.size(); ++k) work_.push_back(divide_up(bytes_of(k), shrunk * per_unit(k)));
+      const Wide parts = Wide{shrunk(before)} * chunks;
+      for (std::size_t k = 0; k < network.size(); ++k) work_.push_back(divide_up(bytes_of(k), parts * per_unit(k)));
     }
   }
 
+  std::span<const Dimension> network() const { return network_; }
   std::size_t dimensions() const { return network_.size(); }
   int64_t unit() const { return unit_; }
   int chunks() const { return chunks_; }
@@ -78,24 +77,32 @@ class Times {
   /// Of a reduce_scatter of a chunk after those of the dimensions in the set `before`; an all_gather takes as long
   /// before those of `before`.
   int64_t work(std::size_t before, std::size_t dimension) const { return work_[before * network_.size() + dimension]; }
+  /// By how much a chunk is smaller after the reduce_scatters of a set of dimensions.
+  int64_t shrunk(std::size_t before) const {
+    int64_t product = 1;
+    for (std::size_t k = 0; k < network_.size(); ++k) {
+      if (!exchanges(request_) && (before >> k & 1) != 0) product *= network_[k].size;
+    }
+    return product;
+  }
 
  private:
   // The bytes that a rank sends in a dimension for the whole data, times the dimension's size, times a second.
   Wide bytes_of(std::size_t k) const {
-    const int64_t times = exchanges(request_) ? crossings(network_[k]) : network_[k].size - 1;
-    return Wide{request_.bytes} * times * kSecond;
+    return Wide{request_.bytes} * blocks(network_[k], exchanges(request_)) * kSecond;
   }
   Wide per_unit(std::size_t k) const { return Wide{network_[k].size} * network_[k].bandwidth * unit_; }
 
   static int64_t unit_of(std::span<const Dimension> network, const Request& request) {
     Wide most = 0;
+    const bool exchange = exchanges(request);
     for (const auto& one : network) {
-      const Wide sent = Wide{request.bytes} * (exchanges(request) ? crossings(one) : one.size - 1) * kSecond;
-      most += 2 * (sent / (Wide{one.size} * one.bandwidth) +
-                   Wide{one.latency} * hops(one, exchanges(request)) * kMostChunks);
+      const Wide sent = Wide{request.bytes} * blocks(one, exchange) * kSecond / (Wide{one.size} * one.bandwidth);
+      most += 2 * (sent + Wide{one.latency} * hops(one, exchange) * kMostChunks);
     }
+    if (most >= kMostTime) refuse("expected a call that takes less than 50 days, got less bandwidth");
     int64_t unit = 1;
-    while (most / unit >= kMostUnits - 4 * kMostChunks * static_cast<int64_t>(kMostDimensions)) unit *= 2;  // roundings
+    while (most / unit >= kMostUnits) unit *= 2;
     return unit;
   }
 
@@ -123,22 +130,53 @@ std::size_t divided_by(const Times& times, const Order& order, std::size_t index
   return set;
 }
 
+// The loads of Algorithm 1, exact, so that equal loads are equal at every size: multiples of a chunk's bytes, divided
+// by all sizes and by the dimension's bandwidth.
+class Loads {
+ public:
+  Loads(std::span<const Dimension> network, bool exchange) : network_(network), sums_(network.size(), 0) {
+    int64_t ranks = 1;
+    for (const auto& one : network) ranks *= one.size;
+    for (const auto& one : network) {
+      whole_.push_back(blocks(one, exchange) * (ranks / one.size));
+    }
+  }
+
+  bool less(std::size_t one, std::size_t other) const {
+    return Wide{sums_[one]} * network_[other].bandwidth < Wide{sums_[other]} * network_[one].bandwidth;
+  }
+  /// Whether all are equal but for the time that a sixteenth of a chunk takes in the least loaded dimension.
+  bool balanced() const {
+    std::size_t least = 0, most = 0;
+    for (std::size_t k = 1; k < sums_.size(); ++k) {
+      if (less(k, least)) least = k;
+      if (less(most, k)) most = k;
+    }
+    const Wide slow = network_[least].bandwidth, fast = network_[most].bandwidth;
+    return (sums_[most] * slow - sums_[least] * fast) * kThreshold < whole_[least] * fast;
+  }
+  /// Adds a chunk that is `shrunk` times smaller in this dimension.
+  void add(std::size_t dimension, int64_t shrunk) { sums_[dimension] += whole_[dimension] / shrunk; }
+
+ private:
+  std::span<const Dimension> network_;
+  std::vector<int64_t> sums_, whole_;
+};
+
 // Algorithm 1 of the paper. Loads begin at 0, as in the authors' code: fixed delays make no difference for the mean of
 // the paper's topologies.
 std::vector<Order> themis_orders(const Times& times) {
   const Order usual = baseline(times);
-  std::vector<int64_t> loads(times.dimensions(), 0);
+  Loads loads(times.network(), exchanges(times.request()));
   std::vector<Order> orders;
   for (int chunk = 0; chunk < times.chunks(); ++chunk) {
     Order order = usual;
-    const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
-    const auto smallest = static_cast<std::size_t>(least - loads.begin());
-    if ((*most - *least) * kThreshold >= times.work(0, smallest)) {
+    if (!loads.balanced()) {
       std::stable_sort(order.begin(), order.end(), [&](uint8_t one, uint8_t other) {
-        return gathers(times) ? loads[one] > loads[other] : loads[one] < loads[other];
+        return gathers(times) ? loads.less(other, one) : loads.less(one, other);
       });
     }
-    for (std::size_t i = 0; i < order.size(); ++i) loads[order[i]] += times.work(divided_by(times, order, i), order[i]);
+    for (std::size_t i = 0; i < order.size(); ++i) loads.add(order[i], times.shrunk(divided_by(times, order, i)));
     orders.push_back(std::move(order));
   }
   return orders;
@@ -337,7 +375,7 @@ void check(std::span<const Dimension> network, const Request& request, int chunk
   int64_t ranks = 1;
   for (std::size_t k = 0; k < network.size(); ++k) {
     const std::string where = "dimension " + std::to_string(k + 1) + ": ";
-    check_range(where + "size", network[k].size, 2, kMostRanks);
+    check_range(where + "size", network[k].size, 2, kMostSize);
     check_range(where + "bandwidth", network[k].bandwidth, 1, kMostBandwidth);
     check_range(where + "latency", network[k].latency, 0, kMostLatency);
     check_range(where + "links", network[k].links, 1, kMostRanks);

@@ -262,6 +262,20 @@ TEST(figure_5) {
   CHECK(found.work == std::vector<int64_t>{13 * kMs / 2, 7 * kMs});
 }
 
+// Equal loads are equal at every size, and the same dimensions have the same order.
+TEST(plans_do_not_depend_on_the_size) {
+  const Network network = {{Kind::Ring, 4, 3000 * kGbps, 0},
+                           {Kind::FullyConnected, 8, 1400 * kGbps, 0},
+                           {Kind::Ring, 4, 1200 * kGbps, 0},
+                           {Kind::Switch, 8, 800 * kGbps, 0}};
+  for (const auto op : kServed) {
+    const auto orders = plan(network, {op, 1'000'000'000, 1}, Policy::Scf, 64).orders;
+    for (const int64_t bytes : {1000, 777'777, 123'456'789}) {
+      CHECK(plan(network, {op, bytes, 1}, Policy::Scf, 64).orders == orders);
+    }
+  }
+}
+
 TEST(orders_of_every_length_have_a_place_for_each_slice) {
   const std::vector<std::vector<int>> shapes = {{2, 3}, {4, 2}, {2, 3, 2}, {3, 2, 4}, {2, 3, 2, 2}, {2, 2, 2, 3}};
   for (const auto& sizes : shapes) {
@@ -358,5 +372,6 @@ TEST(networks_and_requests_without_a_meaning) {
   CHECK(check::has(problem({good}, {Op::all_reduce, 0, 1}, 1), "bytes"));
   CHECK(check::has(problem({good}, {Op::all_reduce, 1, 0}, 1), "in flight"));
   CHECK(check::has(problem({good}, request, 513), "chunks"));
-  CHECK(problem({{Kind::Switch, 1 << 20, 1, int64_t{1} << 39}}, {Op::all_reduce, int64_t{1} << 50, 1}, 512).empty());
+  CHECK(check::has(problem({{Kind::Switch, 4, 1, 0}}, {Op::all_reduce, int64_t{1} << 50, 1}, 1), "less than 50 days"));
+  CHECK(problem({{Kind::Ring, 1 << 16, 1 << 30, 1 << 20}}, {Op::all_to_all, int64_t{1} << 35, 1}, 512).empty());
 }

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("mcr_dl", "mcr_dl.passes", "mcr_dl.trace", "mcr_dl.deepspeed", "mcr_dl.fully_sharded", "mcr_dl.schedule.themis")
+MODULES = (
+    "mcr_dl",
+    "mcr_dl.passes",
+    "mcr_dl.trace",
+    "mcr_dl.deepspeed",
+    "mcr_dl.fully_sharded",
+    "mcr_dl.schedule.themis",
+)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -16,7 +16,7 @@ Kind = Literal["switch", "ring", "fully_connected"]
 
 _BYTES_PER_GBIT = 125_000_000
 _PS_PER_US = 1_000_000
-_MOST_RANKS = 1 << 24
+_MOST = 1 << 16
 _SCHEMA = {
     "type": "object",
     "required": ["dimensions"],
@@ -32,10 +32,10 @@ _SCHEMA = {
                 "additionalProperties": False,
                 "properties": {
                     "kind": {"enum": list(get_args(Kind))},
-                    "size": {"type": "integer", "minimum": 2, "maximum": _MOST_RANKS},
+                    "size": {"type": "integer", "minimum": 2, "maximum": _MOST},
                     "gbps": {"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000},
                     "latency_us": {"type": "number", "minimum": 0, "maximum": 1_000_000},
-                    "links": {"type": "integer", "minimum": 1, "maximum": _MOST_RANKS},
+                    "links": {"type": "integer", "minimum": 1, "maximum": _MOST},
                 },
             },
         }

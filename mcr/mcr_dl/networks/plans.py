@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from mcr_dl import _C
@@ -58,7 +58,6 @@ class Plan:
         chunks: the number of chunks.
         orders: of each chunk, its dimensions, from 1, in the order in which it goes through them. Of an all_reduce,
             those of the reduce_scatters; the all_gathers follow in reverse.
-        steps: all steps in the order in which every rank issues them.
         makespan: picoseconds.
         utilization: the bytes that a rank sends, by what it could send over all dimensions in that time (Themis,
             section 3).
@@ -70,9 +69,14 @@ class Plan:
     policy: str
     chunks: int
     orders: tuple[tuple[int, ...], ...]
-    steps: tuple[Step, ...]
     makespan: int
     utilization: float
+    _found: _C.ThemisPlan = field(repr=False, compare=False)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, in the order in which every rank issues them."""
+        return tuple(Step(chunk, index, k + 1, *times) for chunk, index, k, *times in self._found.steps())
 
     @property
     def makespan_us(self) -> float:
@@ -125,18 +129,18 @@ def best(
 ) -> Plan:
     """The plan with the shortest makespan over some policies and numbers of chunks. Memoised."""
     rows = [each.row for each in network.dimensions]
-    found = _C.themis_plan(rows, operation, nbytes, list(policies), list(chunks), in_flight)
-    sent = [work * row[2] for work, row in zip(found["work"], rows, strict=True)]
+    found = _C.ThemisPlan(rows, operation, nbytes, list(policies), list(chunks), in_flight)
+    sent = [work * row[2] for work, row in zip(found.work, rows, strict=True)]
     return Plan(
         operation=operation,
         nbytes=nbytes,
         in_flight=in_flight,
-        policy=found["policy"],
-        chunks=found["chunks"],
-        orders=tuple(_numbered(order) for order in found["orders"]),
-        steps=tuple(Step(chunk, index, k + 1, *times) for chunk, index, k, *times in found["steps"]),
-        makespan=found["makespan"],
-        utilization=sum(sent) / (sum(row[2] for row in rows) * found["makespan"]),
+        policy=found.policy,
+        chunks=found.chunks,
+        orders=tuple(_numbered(order) for order in found.orders),
+        makespan=found.makespan,
+        utilization=sum(sent) / (sum(row[2] for row in rows) * found.makespan),
+        _found=found,
     )
 
 

@@ -22,9 +22,9 @@ _MOST_CHUNKS = 8  # with a colour of their own
 
 
 def _name(plan: Plan, step: Step) -> str:
-    """``1`` for the reduce_scatter, exchange or all_gather of chunk 1; in an all_reduce the gathers are ``1′``."""
+    """``1`` for the reduce_scatter, exchange or all_gather of chunk 1; in an all_reduce the gathers are ``1*``."""
     gathers = plan.operation == "all_reduce" and step.index >= len(plan.orders[step.chunk])
-    return f"{step.chunk + 1}{'′' if gathers else ''}"
+    return f"{step.chunk + 1}{'*' if gathers else ''}"
 
 
 def _rows(plan: Plan) -> list[tuple[Step, int]]:
@@ -55,7 +55,7 @@ def draw(axes: Axes, plan: Plan, end: int, title: str) -> None:
             height * 0.86,
             left=left,
             color=shade[step.chunk % _MOST_CHUNKS],
-            alpha=0.45 if name.endswith("′") else 0.85,
+            alpha=0.45 if name.endswith("*") else 0.85,
             edgecolor="white",
             linewidth=0.5,
         )

@@ -51,7 +51,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=checked(arguments.count(1)), metavar="N", help=text)
     text = "steps that run at once in a dimension (1)"
     parser.add_argument("--in-flight", type=checked(arguments.count(1)), default=1, metavar="N", help=text)
-    parser.add_argument("--plot", type=checked(arguments.plot), metavar="FILE.png", help="draw the baseline and the plan")
+    parser.add_argument(
+        "--plot", type=checked(arguments.plot), metavar="FILE.png", help="draw the baseline and the plan"
+    )
     text = "write the plan as JSON, without FILE to the standard output"
     file = checked(arguments.json_file)
     parser.add_argument("--json", nargs="?", const=arguments.STDOUT, type=file, metavar="FILE", help=text)

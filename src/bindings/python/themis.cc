@@ -27,40 +27,46 @@ std::vector<themis::Dimension> network_of(const std::vector<NetworkRow>& rows) {
   return network;
 }
 
-py::dict planned(const std::vector<NetworkRow>& rows, const std::string& op, int64_t nbytes,
-                 const std::vector<std::string>& names, const Numbers& chunks, int in_flight) {
+themis::Plan planned(const std::vector<NetworkRow>& rows, const std::string& op, int64_t nbytes,
+                     const std::vector<std::string>& names, const Numbers& chunks, int in_flight) {
   const auto network = network_of(rows);
-  const themis::Request request{named<Op>(kOps, op), nbytes, in_flight};
   std::vector<themis::Policy> policies;
   for (const auto& name : names) policies.push_back(named<themis::Policy>(themis::kPolicies, name));
-  themis::Plan found;
-  {
-    const py::gil_scoped_release released;
-    found = best(network, request, policies, chunks);
-  }
+  const themis::Request request{named<Op>(kOps, op), nbytes, in_flight};
+  const py::gil_scoped_release released;
+  return best(network, request, policies, chunks);
+}
+
+std::vector<Numbers> orders_of(const themis::Plan& plan) {
   std::vector<Numbers> orders;
-  for (const auto& order : found.orders) orders.emplace_back(order.begin(), order.end());
-  py::list steps;
-  for (const auto& step : found.steps) {
-    steps.append(py::make_tuple(static_cast<int>(step.chunk), static_cast<int>(step.index),
-                                static_cast<int>(step.dimension), step.ready, step.start, step.end));
-  }
-  py::dict result;
-  result["policy"] = std::string(themis::kPolicies.at(static_cast<std::size_t>(found.policy)));
-  result["chunks"] = found.chunks;
-  result["orders"] = orders;
-  result["steps"] = steps;
-  result["work"] = found.work;
-  result["makespan"] = found.makespan;
-  return result;
+  for (const auto& order : plan.orders) orders.emplace_back(order.begin(), order.end());
+  return orders;
+}
+
+using StepRow = std::tuple<int, int, int, int64_t, int64_t, int64_t>;
+
+std::vector<StepRow> steps_of(const themis::Plan& plan) {
+  std::vector<StepRow> rows;
+  for (const auto& one : plan.steps)
+    rows.emplace_back(one.chunk, one.index, one.dimension, one.ready, one.start, one.end);
+  return rows;
 }
 
 }  // namespace
 
 void add_themis(py::module_& module) {
-  module.def("themis_plan", &planned, py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("policies"),
-             py::arg("chunks"), py::arg("in_flight") = 1,
-             "The plan with the shortest makespan; times in picoseconds; dimensions count from 0.");
+  py::class_<themis::Plan>(module, "ThemisPlan")
+      .def(py::init(&planned), py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("policies"),
+           py::arg("chunks"), py::arg("in_flight") = 1)
+      .def_property_readonly("policy",
+                             [](const themis::Plan& self) {
+                               return std::string(themis::kPolicies.at(static_cast<std::size_t>(self.policy)));
+                             })
+      .def_readonly("chunks", &themis::Plan::chunks)
+      .def_property_readonly("orders", &orders_of)
+      .def("steps", &steps_of)
+      .def_readonly("work", &themis::Plan::work)
+      .def_readonly("makespan", &themis::Plan::makespan);
 }
 
 }  // namespace mcr::python
