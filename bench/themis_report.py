@@ -283,7 +283,8 @@ def _planning(found: dict[str, float]) -> list[str]:
         "An all_reduce of 512 chunks on the four-dimensional topologies, 1 and 8 in flight, all policies: median",
         f"{found['plan_ms']} ms of processor time, slowest case {found['slowest_plan_ms']} ms. `auto`, which tries",
         f"baseline, FIFO and SCF with 18 numbers of chunks: {found['auto_ms']} ms. Called from Python, without the",
-        "list of steps, which is made when it is read. Plans are memoised.",
+        "list of steps, which is made when it is read. Plans are memoised. The general simulator of schedules takes",
+        f"{found['general_ms']} ms for one plan, and finds the same makespan.",
         "",
     ]
 
