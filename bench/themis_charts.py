@@ -103,7 +103,8 @@ def _workloads(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set_title(f"{work}, {own[0]['bytes'] / MB:,.1f} MB", fontsize=9)
         axes.tick_params(axis="x", labelsize=6)
     panels[0, 0].set_ylabel("time by the baseline's")
-    panels[0, 0].legend(fontsize=8)
+    panels[0, 0].set_ylim(0, 1.3)
+    panels[0, 0].legend(fontsize=8, ncols=4, loc="upper center")
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 

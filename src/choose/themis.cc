@@ -163,8 +163,7 @@ class Loads {
   std::vector<int64_t> sums_, whole_;
 };
 
-// Algorithm 1 of the paper. Loads begin at 0, as in the authors' code: fixed delays make no difference for the mean of
-// the paper's topologies.
+// Algorithm 1 of the paper. Loads begin at 0, as in the authors' code, and not with the dimensions' fixed delays.
 std::vector<Order> themis_orders(const Times& times) {
   const Order usual = baseline(times);
   Loads loads(times.network(), exchanges(times.request()));
