@@ -78,7 +78,8 @@ def _bandwidth_only(found: dict[str, Any]) -> list[str]:
         "",
         "An all_reduce in 64 chunks, one step in flight in each dimension, no latencies. The figures hardly depend on",
         f"the size (only where steps end at once). Paper, mean over sizes: {paper} %, {PAPER_FIFO:g} x (FIFO),",
-        f"{PAPER.speedup:g} x (SCF), at most {PAPER_MOST:g} x; here at most {most:.2f} x. Bound: what the best mix of orders gains, by a linear program.",
+        f"{PAPER.speedup:g} x (SCF), at most {PAPER_MOST:g} x; here at most {most:.2f} x. Bound: what the best mix of",
+        "orders gains, by a linear program.",
         "",
         *table(
             [
