@@ -77,8 +77,8 @@ def _show(network: Network, found: list[tuple[Plan, Plan]], console: Console) ->
     from rich.table import Table as Grid
 
     first = found[0][0]
-    title = f"{first.operation} on {network.name}; {first.in_flight} in flight in each dimension"
-    grid = Grid(title=title, title_justify="left")
+    console.say(f"{first.operation} on {network.name}; {first.in_flight} in flight in each dimension")
+    grid = Grid()
     for name in ("bytes", "baseline", "chunks", "plan", "policy", "chunks", "utilization", "gain"):
         grid.add_column(name, justify="left" if name == "policy" else "right")
     for plan, baseline in found:
