@@ -22,6 +22,8 @@ from harness import Pools
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.base import documents
 from mcr_dl.commands.console import Console
+from mcr_dl.networks.network import Network
+from mcr_dl.networks.plans import plan
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.runtime import dimensions
 from mcr_dl.tables import choice, table
@@ -191,6 +193,28 @@ def test_topologies(folder: Path, document: Any) -> None:
 def test_damaged_topologies(folder: Path, content: bytes) -> None:
     """Lost, changed and repeated bytes."""
     _use_topology(folder, content)
+
+
+# ---- networks
+
+NETWORK = {
+    "dimensions": [
+        {"kind": "ring", "size": 4, "gbps": 400, "latency_us": 0.5, "links": 2},
+        {"kind": "switch", "size": 8, "gbps": 12.5, "latency_us": 2, "links": 1},
+    ]
+}
+
+
+@fuzz(200)
+@given(document=edited(NETWORK))
+def test_networks(folder: Path, document: Any) -> None:
+    """A network on which a call has a plan, or an InvalidArgumentError."""
+    path = folder / "network.json"
+    path.write_bytes(_bytes(document))
+    with suppress(InvalidArgumentError):
+        found = plan(Network.read(path), "all_reduce", 1 << 20, policy="themis-scf", chunks=8)
+        assert found.makespan > 0
+        assert 0 < found.utilization <= 1
 
 
 # ---- traces

@@ -282,6 +282,16 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "points: list[tuple[int, int]] = ...) -> None:",
         "@staticmethod def median(models: list[CostModel]) -> CostModel:",
     ),
+    "ThemisPlan": (
+        "def __init__(self, network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, "
+        "policies: list[str], chunks: list[int], in_flight: int = ...) -> None:",
+        "@property def policy(self) -> str:",
+        "@property def chunks(self) -> int:",
+        "@property def orders(self) -> list[list[int]]:",
+        "def steps(self) -> list[tuple[int, int, int, int, int, int]]:",
+        "@property def work(self) -> list[int]:",
+        "@property def makespan(self) -> int:",
+    ),
     "Job": (
         "def __init__(self, schedule: Schedule | None, rank: int = ..., parts: list[tuple[str, int]] = ..., "
         "codec: str = ..., release: int = ..., after: list[int] = ..., waits: list[int] = ..., priority: int = ..., "

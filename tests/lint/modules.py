@@ -32,6 +32,7 @@ LAYERS = (
     "tables",  # tuning tables, and what `auto` knows of them
     "libraries",  # one descriptor per library, and the list of backends
     "commands",  # what all commands share: arguments, the console, formats
+    "networks",  # networks of several dimensions, and plans of collectives on them
     "watch",  # late ranks, desyncs, dumps
     "runtime",  # the job's state, handles, communicators and core groups, changes that all ranks make
     "records",  # the log's records and their statistics

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("mcr_dl", "mcr_dl.passes", "mcr_dl.schedule", "mcr_dl.trace", "mcr_dl.deepspeed", "mcr_dl.fully_sharded")
+MODULES = (
+    "mcr_dl",
+    "mcr_dl.passes",
+    "mcr_dl.schedule",
+    "mcr_dl.schedule.themis",
+    "mcr_dl.trace",
+    "mcr_dl.deepspeed",
+    "mcr_dl.fully_sharded",
+)
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

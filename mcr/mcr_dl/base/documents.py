@@ -19,6 +19,7 @@ MIB = 1 << 20
 DEPTH = 64
 """Lists and objects inside each other, at most."""
 _LINE = 118
+_LONGEST = 200  # characters of a fault
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,3 +152,18 @@ def read_bytes(path: str | os.PathLike[str], what: str, *, limit: int, make: str
 def read(path: str | os.PathLike[str], what: str, *, limit: int, make: str = "", again: str = "") -> Any:
     """Read the JSON document in a file: ``read_bytes``, then ``parse``."""
     return parse(read_bytes(path, what, limit=limit, make=make), what, limit=limit, again=again)
+
+
+def check(document: Any, schema: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return the document if it conforms to a JSON schema. Raises InvalidArgumentError with the path of the wrong part,
+    in one line that begins with ``what``.
+    """
+    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs without such files need not pay
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(Draft202012Validator(schema).iter_errors(document))
+    if fault is not None:
+        message = fault.message if len(fault.message) <= _LONGEST else f"{fault.message[: _LONGEST - 3]}..."
+        raise InvalidArgumentError(f"{what}: {fault.json_path}: {message}")
+    found: dict[str, Any] = document
+    return found

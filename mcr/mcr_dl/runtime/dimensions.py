@@ -6,17 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
 
 VARIABLE = "MCR_DL_TOPOLOGY"
 FORMAT = "mcr-dl topology"
@@ -55,23 +51,9 @@ _SCHEMA = {
 }
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    from jsonschema import Draft202012Validator  # takes 0.1 s, which programs without such a file need not pay
-
-    return Draft202012Validator(_SCHEMA)
-
-
 def check(document: Any, what: str) -> dict[str, Any]:
     """Return the document if it is a valid topology. Raises InvalidArgumentError with the path of the wrong part."""
-    from jsonschema.exceptions import best_match
-
-    fault = best_match(_validator().iter_errors(document))
-    if fault is not None:
-        message = fault.message if len(fault.message) <= 200 else f"{fault.message[:197]}..."
-        raise InvalidArgumentError(f"{what}: {fault.json_path}: {message}")
-    found: dict[str, Any] = document
-    return found
+    return documents.check(document, _SCHEMA, what)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-tune show | plot | diff``: shows, draws and compares tuning tables."""
+"""``mcr-tune show | plot | diff | simulate``: shows, draws and compares tuning tables, and simulates networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.host import host
 from mcr_dl.tables.table import Table
-from mcr_dl.tuning import diff, plot, show
+from mcr_dl.tuning import diff, plot, show, simulate
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         added = views.add_parser(name, help=text, description=text)
         if name in ("show", "plot"):
             added.add_argument("--table", metavar="FILE", help="the table (this machine's in the user's cache)")
-        if name != "plot":
+        if name in ("show", "diff"):
             arguments.add_json(added)
         return added
 
@@ -37,6 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     compared = view("diff", "What differs between two tables.")
     compared.add_argument("a", metavar="A")
     compared.add_argument("b", metavar="B")
+    simulate.add(view(simulate.NAME, "How long a collective takes on a network of several dimensions."))
 
 
 def _read(path: str | None) -> Table:
@@ -49,7 +50,7 @@ def _read(path: str | None) -> Table:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Show, draw or compare; returns the exit code."""
+    """Show, draw, compare or simulate; returns the exit code."""
     console = Console()
     if given.view == "show":
         table = _read(given.table)
@@ -62,6 +63,8 @@ def run(given: argparse.Namespace) -> int:
         table = _read(given.table)
         plot.plot(table, file, given.ops, table.scale(ranks=given.n))
         console.say(f"wrote {file}")
+    elif given.view == simulate.NAME:
+        return simulate.run(given)
     else:
         a, b = tables.read(given.a), tables.read(given.b)
         if not arguments.write_json(given.json, lambda: diff.document(a, b)):

@@ -22,6 +22,7 @@
 #include "bindings/python/names.h"
 #include "bindings/python/passes.h"
 #include "bindings/python/signature.h"
+#include "bindings/python/themis.h"
 #include "bindings/python/tuning.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/watch.h"
@@ -318,6 +319,7 @@ PYBIND11_MODULE(_C, module) {
     add_group(module);
     add_tables(module);
     add_costs(module);
+    add_themis(module);
     add_tuning(module);
     add_passes(module);
     add_log(module);

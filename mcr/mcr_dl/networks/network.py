@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks of several dimensions, as ``mcr-tune simulate --topology`` reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from mcr_dl.base import documents
+
+__all__ = ["Dimension", "Kind", "Network"]
+
+Kind = Literal["switch", "ring", "fully_connected"]
+
+_BYTES_PER_GBIT = 125_000_000
+_PS_PER_US = 1_000_000
+_MOST = 1 << 16
+_SCHEMA = {
+    "type": "object",
+    "required": ["dimensions"],
+    "additionalProperties": False,
+    "properties": {
+        "dimensions": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 8,
+            "items": {
+                "type": "object",
+                "required": ["kind", "size", "gbps", "latency_us", "links"],
+                "additionalProperties": False,
+                "properties": {
+                    "kind": {"enum": list(get_args(Kind))},
+                    "size": {"type": "integer", "minimum": 2, "maximum": _MOST},
+                    "gbps": {"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000},
+                    "latency_us": {"type": "number", "minimum": 0, "maximum": 1_000_000},
+                    "links": {"type": "integer", "minimum": 1, "maximum": _MOST},
+                },
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of a network: how many ranks communicate in it, and how fast.
+
+    Attributes:
+        kind: the links between the ranks of a line, which decide the algorithm (Themis, Table 1): ``ring``: ring;
+            ``fully_connected``: direct; ``switch``: halving and doubling.
+        size: ranks of a line, two or more.
+        gbps: 10^9 bits per second of one rank in one direction, over all its links.
+        latency_us: microseconds of one step of the algorithm.
+        links: links of one rank. On a ring, an all_to_all uses one direction with one link, else both.
+    """
+
+    kind: Kind
+    size: int
+    gbps: float
+    latency_us: float = 0.0
+    links: int = 1
+
+    @property
+    def row(self) -> tuple[str, int, int, int, int]:
+        """Whole numbers for the core: bytes per second and picoseconds, equal on all ranks."""
+        bandwidth = max(1, round(self.gbps * _BYTES_PER_GBIT))
+        return self.kind, self.size, bandwidth, round(self.latency_us * _PS_PER_US), self.links
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network's dimensions, dimension 1 first. Rank numbers count along dimension 1 first."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        product = 1
+        for each in self.dimensions:
+            product *= each.size
+        return product
+
+    @property
+    def name(self) -> str:
+        """``16 x 64: switch 1200 Gb/s, switch 800 Gb/s``."""
+        sizes = " x ".join(str(each.size) for each in self.dimensions)
+        return f"{sizes}: " + ", ".join(f"{each.kind} {each.gbps:g} Gb/s" for each in self.dimensions)
+
+    @classmethod
+    def of(cls, dimensions: Iterable[Dimension]) -> Network:
+        """A network with these dimensions."""
+        return cls(tuple(dimensions))
+
+    @classmethod
+    def from_document(cls, document: Any, what: str = "topology") -> Network:
+        """A network from a topology file's content.
+
+        Raises InvalidArgumentError, in one line that begins with ``what``, for anything else.
+        """
+        rows = documents.check(document, _SCHEMA, what)["dimensions"]
+        return cls.of(
+            Dimension(each["kind"], int(each["size"]), each["gbps"], each["latency_us"], int(each["links"]))
+            for each in rows
+        )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Network:
+        """Read a topology file: ``{"dimensions": [{"kind", "size", "gbps", "latency_us", "links"}, ...]}``.
+
+        Raises InvalidArgumentError for a file that cannot be read or is not a topology.
+        """
+        what = f"topology {os.fspath(path)}"
+        return cls.from_document(documents.read(path, what, limit=documents.MIB), what)

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "algorithms/ordered.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+
+#include "algorithms/layout.h"
+#include "base/error.h"
+
+namespace mcr {
+
+namespace {
+
+using Ids = Schedule::Ids;
+using Order = std::vector<uint8_t>;
+
+// One chunk on its way: the memory of its steps so far, the last one's being the data.
+struct Chunk {
+  int64_t offset = 0, count = 0;  // elements: of the whole data, or of each block of it
+  Order order = {};
+  std::vector<Buffer> levels = {};
+  Ids after = {};
+};
+
+// Builds the schedule of one rank.
+class Ordered {
+ public:
+  Ordered(const Call& call, std::span<const int> sizes, Schedule& schedule)
+      : call_(call),
+        sizes_(sizes),
+        schedule_(schedule),
+        ranks_(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>())) {}
+
+  void build(const ChunkOrders& given) {
+    cut(given.orders);
+    for (const auto& [number, index] : given.issues) {
+      auto& chunk = chunks_.at(number);
+      if (chunk.count != 0) step(chunk, index);
+    }
+    if (call_.op == Op::all_reduce) finish_rest();
+  }
+
+ private:
+  Buffer part(const Buffer& whole, int64_t offset, int64_t count) const {
+    return slice(whole, call_.dtype, offset, count);
+  }
+  Buffer scratch(int64_t count) { return {schedule_.scratch(count * size_of(call_.dtype)), count}; }
+
+  // Equal chunks: of an all_reduce in units that all ranks can share, the rest apart; else of each rank's block.
+  void cut(const std::vector<Order>& orders) {
+    const int64_t whole = call_.op == Op::all_gather ? call_.in.count : call_.out.count;
+    const int64_t unit = call_.op == Op::all_reduce ? ranks_ : 1;
+    const int64_t units = whole / unit, number = static_cast<int64_t>(orders.size());
+    for (int64_t i = 0; i < number; ++i) {
+      const int64_t start = units * i / number, end = units * (i + 1) / number;
+      chunks_.push_back({start * unit, (end - start) * unit, orders[static_cast<std::size_t>(i)]});
+    }
+  }
+
+  void step(Chunk& chunk, std::size_t index) {
+    if (chunk.levels.empty()) begin(chunk);
+    const std::size_t dimensions = chunk.order.size();
+    const bool back = index >= dimensions;
+    const auto k = back ? chunk.order[2 * dimensions - 1 - index] : chunk.order[index];
+    if (back) {
+      const Buffer shard = chunk.levels.back();
+      chunk.levels.pop_back();
+      issue(chunk, Op::all_gather, k, shard, chunk.levels.back());
+    } else if (call_.op == Op::all_gather) {
+      const Buffer piece = chunk.levels.back();
+      chunk.levels.push_back(scratch(piece.count * sizes_[k]));
+      issue(chunk, Op::all_gather, k, piece, chunk.levels.back());
+      if (index + 1 == dimensions) unpack(chunk);
+    } else {
+      const Buffer whole = chunk.levels.back();
+      const bool last = call_.op == Op::reduce_scatter && index + 1 == dimensions;
+      chunk.levels.push_back(last ? part(call_.out, chunk.offset, chunk.count) : scratch(whole.count / sizes_[k]));
+      issue(chunk, Op::reduce_scatter, k, whole, chunk.levels.back());
+    }
+  }
+
+  void begin(Chunk& chunk) {
+    if (call_.op == Op::reduce_scatter) return pack(chunk);
+    const Buffer& from = call_.op == Op::all_gather ? call_.in : call_.out;
+    chunk.levels.push_back(part(from, chunk.offset, chunk.count));
+  }
+
+  void issue(Chunk& chunk, Op op, uint8_t dimension, Buffer in, Buffer out) {
+    Call call;
+    call.op = op;
+    call.dtype = call_.dtype;
+    call.red = call_.red;
+    call.in = in;
+    call.out = out;
+    call.priority = call_.priority;
+    call.timeout = call_.timeout;
+    const auto tasks = schedule_.tasks();
+    const auto waits = [&](Schedule::Id id) { return tasks[id].late || tasks[id].kind == Task::Kind::Issue; };
+    if (std::ranges::none_of(chunk.after, waits)) chunk.after.push_back(schedule_.wait([](bool) { return true; }));
+    chunk.after = {schedule_.issue(call, chunk.after, dimension)};
+  }
+
+  // Copies the chunk's part of each rank's block between a buffer of blocks and one in the order of its places.
+  Ids rearrange(const Chunk& chunk, const Order& order, const Buffer& blocks, const Buffer& placed, bool packs) {
+    const auto& places = schedule_.make_object<std::vector<int>>(slice_places(sizes_, order));
+    const int64_t element = size_of(call_.dtype);
+    const int64_t block = blocks.count / ranks_ * element, bytes = chunk.count * element;
+    auto* const in_blocks = static_cast<std::byte*>(blocks.data) + chunk.offset * element;
+    auto* const in_places = static_cast<std::byte*>(placed.data);
+    const auto run = [&places, in_blocks, in_places, block, bytes, packs](Schedule&) {
+      for (std::size_t rank = 0; rank < places.size(); ++rank) {
+        auto* const of_rank = in_blocks + static_cast<int64_t>(rank) * block;
+        auto* const place = in_places + places[rank] * bytes;
+        std::memcpy(packs ? place : of_rank, packs ? of_rank : place, static_cast<std::size_t>(bytes));
+      }
+    };
+    const Buffer size{nullptr, placed.count};  // for the cost model
+    return {schedule_.copy_by(packs ? placed : size, packs ? size : placed, call_.dtype, run, chunk.after)};
+  }
+
+  void pack(Chunk& chunk) {
+    chunk.levels.push_back(scratch(chunk.count * ranks_));
+    chunk.after = rearrange(chunk, chunk.order, call_.in, chunk.levels.back(), true);
+  }
+  void unpack(Chunk& chunk) {
+    const Order reversed(chunk.order.rbegin(), chunk.order.rend());
+    chunk.after = rearrange(chunk, reversed, call_.out, chunk.levels.back(), false);
+  }
+
+  // The elements of an all_reduce that the ranks cannot share equally, filled up with zeros.
+  void finish_rest() {
+    const int64_t rest = call_.out.count % ranks_;
+    if (rest == 0) return;
+    const Buffer own = part(call_.out, call_.out.count - rest, rest), filled = scratch(ranks_);
+    std::memset(filled.data, 0, static_cast<std::size_t>(ranks_ * size_of(call_.dtype)));
+    Chunk chunk{call_.out.count - rest, ranks_, Order(sizes_.size())};
+    std::iota(chunk.order.begin(), chunk.order.end(), uint8_t{0});
+    chunk.levels.push_back(filled);
+    chunk.after = {schedule_.copy(part(filled, 0, rest), own, call_.dtype)};
+    for (std::size_t index = 0; index < 2 * sizes_.size(); ++index) step(chunk, index);
+    schedule_.copy(own, part(filled, 0, rest), call_.dtype, chunk.after);
+  }
+
+  const Call& call_;
+  const std::span<const int> sizes_;
+  Schedule& schedule_;
+  const int64_t ranks_;
+  std::vector<Chunk> chunks_;
+};
+
+}  // namespace
+
+std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension) {
+  int stride = 1;
+  for (std::size_t k = 0; k < dimension; ++k) stride *= sizes[k];
+  const int first = rank - rank / stride % sizes[dimension] * stride;
+  std::vector<int> line;
+  for (int i = 0; i < sizes[dimension]; ++i) line.push_back(first + i * stride);
+  return line;
+}
+
+bool has_ordered(const Call& call) {
+  if (call.vectored) return false;
+  if (call.op == Op::all_gather) return true;
+  if (call.op != Op::all_reduce && call.op != Op::reduce_scatter) return false;
+  return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
+}
+
+void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule) {
+  if (!has_ordered(call)) throw Error(ErrorCode::Unsupported, std::string(row(call.op).name) + ": no ordered form");
+  Ordered(call, sizes, schedule).build(chunks);
+}
+
+}  // namespace mcr

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives over a grid of ranks, in chunks that go through the grid's dimensions in orders of their own.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "algorithms/schedule.h"
+
+namespace mcr {
+
+/// The chunks of a call, equal on all ranks. A function of the topology and of what all ranks know of the call.
+struct ChunkOrders {
+  std::vector<std::vector<uint8_t>> orders;          // of each chunk, its dimensions; of an all_reduce the first half
+  std::vector<std::pair<uint16_t, uint8_t>> issues;  // chunk, index of its step: the order in which all are issued
+};
+
+/// The group ranks that differ from `rank` only in one dimension, by their coordinate in it. Rank numbers count along
+/// dimension 0 first.
+std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension);
+
+/// Whether ordered() has a form of the call. A function of the operation, type and reduction. Vectored calls and
+/// reductions that cannot be done in steps (AVG, PREMUL_SUM) have none.
+bool has_ordered(const Call& call);
+
+/// Adds the tasks of an all_reduce, reduce_scatter or all_gather: Issues whose part is the dimension on whose
+/// communicator, of the ranks of grid_line(), they are issued; copies, and memory. All Issues are late, so that one
+/// executor can keep them in order. All ranks have the same tasks.
+void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule);
+
+}  // namespace mcr

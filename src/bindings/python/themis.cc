@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/themis.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings/python/names.h"
+#include "choose/themis.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using NetworkRow = std::tuple<std::string, int, int64_t, int64_t, int>;  // kind, size, bandwidth, latency, links
+using Numbers = std::vector<int>;
+
+std::vector<themis::Dimension> network_of(const std::vector<NetworkRow>& rows) {
+  std::vector<themis::Dimension> network;
+  for (const auto& [kind, size, bandwidth, latency, links] : rows) {
+    network.push_back({named<themis::Dimension::Kind>(themis::kKinds, kind), size, bandwidth, latency, links});
+  }
+  return network;
+}
+
+themis::Plan planned(const std::vector<NetworkRow>& rows, const std::string& op, int64_t nbytes,
+                     const std::vector<std::string>& names, const Numbers& chunks, int in_flight) {
+  const auto network = network_of(rows);
+  std::vector<themis::Policy> policies;
+  for (const auto& name : names) policies.push_back(named<themis::Policy>(themis::kPolicies, name));
+  const themis::Request request{named<Op>(kOps, op), nbytes, in_flight};
+  const py::gil_scoped_release released;
+  return best(network, request, policies, chunks);
+}
+
+std::vector<Numbers> orders_of(const themis::Plan& plan) {
+  std::vector<Numbers> orders;
+  for (const auto& order : plan.orders) orders.emplace_back(order.begin(), order.end());
+  return orders;
+}
+
+using StepRow = std::tuple<int, int, int, int64_t, int64_t, int64_t>;
+
+std::vector<StepRow> steps_of(const themis::Plan& plan) {
+  std::vector<StepRow> rows;
+  for (const auto& one : plan.steps)
+    rows.emplace_back(one.chunk, one.index, one.dimension, one.ready, one.start, one.end);
+  return rows;
+}
+
+}  // namespace
+
+void add_themis(py::module_& module) {
+  py::class_<themis::Plan>(module, "ThemisPlan")
+      .def(py::init(&planned), py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("policies"),
+           py::arg("chunks"), py::arg("in_flight") = 1)
+      .def_property_readonly("policy",
+                             [](const themis::Plan& self) {
+                               return std::string(themis::kPolicies.at(static_cast<std::size_t>(self.policy)));
+                             })
+      .def_readonly("chunks", &themis::Plan::chunks)
+      .def_property_readonly("orders", &orders_of)
+      .def("steps", &steps_of)
+      .def_readonly("work", &themis::Plan::work)
+      .def_readonly("makespan", &themis::Plan::makespan);
+}
+
+}  // namespace mcr::python

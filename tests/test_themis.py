@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of collectives on networks of several dimensions: the paper's figures, the command, its errors.
+
+tests/cpp/themis_test.cc compares random plans with the general simulator and with the operations' meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.networks import plans, timeline
+from mcr_dl.schedule.themis import Dimension, Network, plan
+from mcr_dl.tuning import cli
+
+MB = 1_000_000
+PAPER = (
+    ("switch 16 1200, switch 64 800", 63.9, 96.8),
+    ("switch 16 800, switch 8 800, switch 8 800", 35.5, 96.0),
+    ("switch 16 1600, switch 8 800, switch 8 400", 60.9, 98.8),
+    ("fully_connected 8 1400, ring 16 800, switch 8 400", 61.5, 95.7),
+    ("ring 4 2000, switch 4 1600, switch 8 800, switch 8 400", 55.5, 96.4),
+    ("ring 4 3000, fully_connected 8 1400, ring 4 1200, switch 8 800", 62.4, 95.2),
+)
+"""Table 2 without latencies; utilizations of baseline and SCF in the authors' simulator."""
+FIGURE_5 = "switch 4 384, switch 4 192"
+GOOD = {"kind": "switch", "size": 4, "gbps": 200, "latency_us": 0.5, "links": 1}
+
+
+def _network(text: str, latency: float = 0.0) -> Network:
+    rows = [row.split() for row in text.split(", ")]
+    return Network.of(Dimension(kind, int(size), float(gbps), latency) for kind, size, gbps in rows)  # type: ignore[arg-type]
+
+
+def _file(folder: Path, dimensions: Any) -> str:
+    path = folder / "topology.json"
+    path.write_text(json.dumps({"dimensions": dimensions}))
+    return str(path)
+
+
+def _document(text: str) -> list[dict[str, Any]]:
+    return [
+        {"kind": each.kind, "size": each.size, "gbps": each.gbps, "latency_us": each.latency_us, "links": each.links}
+        for each in _network(text).dimensions
+    ]
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert cli.main(["simulate", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of an error; the exit code is 2."""
+    try:
+        code: Any = cli.main(["simulate", *words])
+    except SystemExit as stop:
+        code = stop.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+# ---- plans
+
+
+@pytest.mark.parametrize(("policy", "units"), [("baseline", 8), ("themis-scf", 7), ("themis-fifo", 8)])
+def test_figure_5(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, units: int) -> None:
+    """A unit is a millisecond here."""
+    file = _file(tmp_path, _document(FIGURE_5))
+    words = ("--topology", file, "--op", "all_reduce", "--bytes", str(256 * MB), "--policy", policy, "--chunks", "4")
+    found = _printed(capsys, *words, "--in-flight", "1")
+    assert found["makespan_us"] == 1000 * units
+    assert found["policy"] == policy
+    assert found["chunks"] == 4
+    assert found["utilization"] == pytest.approx(20 / 3 / units, abs=1e-6)
+    assert found["orders"] == ([[1, 2]] * 4 if policy == "baseline" else [[1, 2], [2, 1], [1, 2], [1, 2]])
+
+
+def test_the_papers_topologies() -> None:
+    """Bandwidth only, 64 chunks: near the authors' simulator, and their means in the bounds of docs/results."""
+    used: dict[str, list[float]] = {"baseline": [], "themis-fifo": [], "themis-scf": []}
+    gains = []
+    for text, base, scf in PAPER:
+        found = {policy: plan(_network(text), "all_reduce", 1000 * MB, policy=policy) for policy in used}
+        for policy, each in found.items():
+            used[policy].append(100 * each.utilization)
+        assert 100 * found["baseline"].utilization == pytest.approx(base, abs=0.2)
+        assert 100 * found["themis-scf"].utilization == pytest.approx(scf, abs=3)
+        gains.append(found["baseline"].makespan / found["themis-scf"].makespan)
+    assert statistics.mean(used["baseline"]) == pytest.approx(56.6, abs=0.5)
+    assert statistics.mean(used["themis-fifo"]) == pytest.approx(87, abs=2)
+    assert statistics.mean(used["themis-scf"]) >= 94
+    assert 1.70 <= statistics.mean(gains) <= 1.80
+    assert max(gains) == pytest.approx(2.7, abs=0.1)
+
+
+def test_auto_is_never_below_the_best_baseline() -> None:
+    """Also not with a number of chunks that auto does not try by itself."""
+    random.seed(7)
+    for _ in range(60):
+        text = ", ".join(
+            f"{random.choice(('switch', 'ring', 'fully_connected'))} {random.choice((2, 4, 8, 16))} "
+            f"{random.choice((50, 100, 400, 900))}"
+            for _ in range(random.randint(1, 4))
+        )
+        network = _network(text, random.choice((0.0, 0.7, 5.0)))
+        nbytes, depth = random.choice((1, 10, 100, 1000)) * MB, random.choice((1, 4, 16))
+        operation, odd = random.choice(plans.OPERATIONS), random.randint(1, 512)
+        found = plan(network, operation, nbytes, chunks=odd, in_flight=depth)
+        base = plans.best(network, operation, nbytes, ("baseline",), (*plans.CHUNKS, odd), depth)
+        assert found.makespan <= base.makespan
+
+
+def test_steps() -> None:
+    """Each chunk goes through all dimensions in its order, there and back, and steps are in the order of the issue."""
+    found = plan(_network(PAPER[4][0], 0.7), "all_reduce", 10 * MB, policy="themis-scf", chunks=16, in_flight=2)
+    assert len(found.steps) == 16 * 8
+    assert [step.start for step in found.steps] == sorted(step.start for step in found.steps)
+    for chunk, order in enumerate(found.orders):
+        own = sorted((step for step in found.steps if step.chunk == chunk), key=lambda step: step.index)
+        assert [step.dimension for step in own] == [*order, *reversed(order)]
+        assert [step.ready for step in own] == [0, *(step.end for step in own[:-1])]
+    assert found.makespan == max(step.end for step in found.steps)
+    with pytest.raises(InvalidArgumentError, match="chunks: expected 1 to 512, got 513"):
+        plan(_network(FIGURE_5), "all_reduce", MB, chunks=513)
+    with pytest.raises(InvalidArgumentError, match="policy: expected one of"):
+        plan(_network(FIGURE_5), "all_reduce", MB, policy="best")
+
+
+# ---- the command
+
+
+def test_the_same_plan_in_every_process(tmp_path: Path) -> None:
+    """Ranks derive the plan themselves."""
+    file = _file(tmp_path, _document(PAPER[5][0]))
+    words = ["-m", "mcr_dl.tuning", "simulate", "--topology", file, "--bytes", "100M", "--in-flight", "3", "--json"]
+    printed = [
+        subprocess.run(
+            [sys.executable, *words], capture_output=True, check=True, timeout=120, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1]
+    assert json.loads(printed[0])["policy"] == "themis-scf"
+
+
+def test_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table with a row for each size; JSON has a list."""
+    words = ("--topology", _file(tmp_path, _document(PAPER[0][0])), "--sizes", "1M,64M", "--op", "reduce_scatter")
+    assert cli.main(["simulate", *words]) == 0
+    text = capsys.readouterr().out
+    assert "reduce_scatter on 16 x 64: switch 1200 Gb/s, switch 800 Gb/s" in text
+    assert [line for line in text.splitlines() if "64M" in line and "themis-" in line]
+    assert [each["bytes"] for each in _printed(capsys, *words)] == [1 << 20, 64 << 20]
+    file = tmp_path / "plans.json"
+    assert cli.main(["simulate", *words, "--json", str(file)]) == 0
+    assert len(json.loads(file.read_text())) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_pictures(tmp_path: Path, depth: int) -> None:
+    """A timeline of the baseline and the plan."""
+    picture = tmp_path / "plan.png"
+    words = ("--topology", _file(tmp_path, _document(FIGURE_5)), "--bytes", "1M", "--in-flight", str(depth))
+    assert cli.main(["simulate", *words, "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = plan(_network(FIGURE_5), "all_reduce", 256 * MB, policy="themis-scf", chunks=4, in_flight=depth)
+    boxes = [each for each in timeline.figure([("plan", found)]).axes[0].patches if each.get_width() > 0]  # type: ignore[attr-defined]
+    assert len(boxes) == 16
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "text"),
+    [
+        ([], "$.dimensions: "),
+        ([GOOD, {**GOOD, "size": 1}], "$.dimensions[1].size: 1 is less than the minimum of 2"),
+        ([{**GOOD, "size": 2.5}], "$.dimensions[0].size: 2.5 is not of type 'integer'"),
+        (
+            [{**GOOD, "kind": "mesh"}],
+            "$.dimensions[0].kind: 'mesh' is not one of ['switch', 'ring',",
+        ),
+        ([{**GOOD, "gbps": 0}], "$.dimensions[0].gbps"),
+        ([{**GOOD, "gbps": -1}], "$.dimensions[0].gbps"),
+        ([{**GOOD, "gbps": "fast"}], "$.dimensions[0].gbps: 'fast' is not of type 'number'"),
+        ([{**GOOD, "latency_us": -0.1}], "$.dimensions[0].latency_us"),
+        ([{**GOOD, "links": 0}], "$.dimensions[0].links"),
+        ([{**GOOD, "rail": 1}], "'rail' was unexpected"),
+        *(([{key: value for key, value in GOOD.items() if key != name}], f"'{name}' is a required") for name in GOOD),
+        ([{**GOOD, "size": 1 << 16}] * 3, "ranks: expected 2 to 16777216"),
+        ("switch", "$.dimensions: 'switch' is not of type 'array'"),
+    ],
+)
+def test_wrong_topologies(tmp_path: Path, capsys: pytest.CaptureFixture[str], dimensions: object, text: str) -> None:
+    """One line that names the wrong part."""
+    assert text in _refused(capsys, "--topology", _file(tmp_path, dimensions), "--bytes", "1M")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--bytes", "1M", "--policy", "themis"), "expected one of baseline, themis-fifo, themis-scf, auto"),
+        (("--bytes", "1M", "--op", "broadcast"), "expected one of all_reduce, reduce_scatter, all_gather, all_to_all"),
+        (("--bytes", "-1"), "--bytes: size: expected bytes"),
+        (("--bytes", "1M", "--chunks", "0"), "--chunks: expected a whole number from 1 on"),
+        (("--bytes", "1M", "--chunks", "1000"), "chunks: expected 1 to 512, got 1000"),
+        (("--bytes", "1M", "--in-flight", "9999"), "steps in flight: expected 1 to 1024, got 9999"),
+        (("--bytes", "1M", "--sizes", "1M"), "not allowed with argument"),
+        ((), "one of the arguments --bytes --sizes is required"),
+        (("--sizes", "1M", "--plot", "x.png"), "--plot: expected --bytes"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], text: str) -> None:
+    """One line that names the option."""
+    assert text in _refused(capsys, "--topology", _file(tmp_path, [GOOD]), *words)
+
+
+def test_no_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No file, no JSON, none named."""
+    assert "no such file" in _refused(capsys, "--topology", str(tmp_path / "none.json"), "--bytes", "1M")
+    (tmp_path / "text.json").write_text("dimensions")
+    assert "complete JSON document" in _refused(capsys, "--topology", str(tmp_path / "text.json"), "--bytes", "1M")
+    assert "--topology" in _refused(capsys, "--bytes", "1M")
