@@ -17,7 +17,7 @@ namespace {
 __extension__ using Wide = __int128;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kLeast = 64;  // evaluations of a chain, and for each call below
+constexpr uint32_t kLeast = 512;  // evaluations of a chain, and for each call below
 constexpr uint32_t kLeastPerCall = 8;
 constexpr int64_t kCoolest = 1024, kWarmest = 32;  // a chain accepts plans worse by 1 / this with probability 1/2
 

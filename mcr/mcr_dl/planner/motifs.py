@@ -10,14 +10,14 @@ of times.
 
 Memory: operations on one tensor (``all_reduce``, ``reduce``, ``broadcast``) work in place on one span of elements. The
 others have one block for each rank; a rank's own block of an ``all_gather`` is its input, and that of a
-``reduce_scatter`` its output. Motifs use the caller's memory in place, so the parts of an ``all_reduce`` need no scratch.
+``reduce_scatter`` its output. The parts of an ``all_reduce`` work on its tensor, so they need no other memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from mcr_dl.base.errors import InvalidArgumentError
@@ -97,7 +97,7 @@ def cut(span: Span, parts: int) -> tuple[Span, ...]:
     begin, end = span
     whole, rest = divmod(end - begin, parts)
     ends = list(accumulate((whole + (part < rest) for part in range(parts)), initial=begin))
-    return tuple(zip(ends[:-1], ends[1:], strict=True))
+    return tuple(pairwise(ends))
 
 
 # ---- rules
@@ -150,7 +150,7 @@ def tree(fan_in: int) -> Rule:
 
 
 def spline(peers: int) -> Rule:
-    """Cut an all_to_all into motifs in which each rank sends to ``peers`` others, rank i to those from i + c * peers on.
+    """Cut an all_to_all into motifs: in motif c, rank i sends to the ``peers`` ranks from i + c * peers on.
 
     The windows rotate with the rank, so that no rank receives from more than ``peers`` ranks at a time. Source:
     "splined all-to-all".
