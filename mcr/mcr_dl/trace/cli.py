@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mcr_dl.base import documents
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.trace import _plan
+from mcr_dl.trace._capture import capture
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
@@ -93,6 +95,12 @@ def _diagnose(given: argparse.Namespace) -> None:
         _say(dump.told(dumps))
 
 
+def _capture_graph(given: argparse.Namespace) -> None:
+    graph = capture(read_all(given.traces))
+    documents.write_rows(given.output, graph.document())
+    _say(f"{given.output}: {len(graph.calls)} calls per iteration; now: mcr-trace plan {given.output}")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = arguments.command(_PROGRAM, "Look at the traces that mcr_dl.trace.save has written.")
@@ -121,6 +129,8 @@ def parser() -> argparse.ArgumentParser:
     text = "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR."
     for report in (summary, add("diagnose", _diagnose, text, place="DUMPS")):
         arguments.add_json(report)
+    text = "A training iteration as a graph for the command plan, from at least three iterations."
+    add("capture", _capture_graph, text, "JSON")
     text = "Plans of a training iteration's calls, before and after a search: docs/syndicate.md."
     _plan.add_options(add("plan", _plan.run, text, place="FILE"))
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
