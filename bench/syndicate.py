@@ -25,12 +25,13 @@ sys.path.insert(0, str(script.ROOT / "tests"))
 import plan_graphs
 
 UNIT = plan_graphs.UNIT
-BEST, MEAN, SECONDS = 0.004, 0.001, 10.0  # the targets
+BEST, MEAN, SECONDS = 0.004, 0.001, 9.0  # the targets
 
 TEXT = """\
 # SYNDICATE's planner
 
-`bench/syndicate.py` on {date}: {machine}. All times of plans are simulated; nothing here was run on a network. What the
+`bench/syndicate.py` on {date}: {machine}, load average {load}. All times of plans are simulated; nothing here was run
+on a network. Seconds, and results of searches that a budget ended, depend on the machine; all else does not. What the
 planner does is in [SYNDICATE](../syndicate.md).
 
 ## The paper's example
@@ -143,6 +144,7 @@ def measure(instances: int, calls: int, sizes: list[int], budget: float) -> dict
     return {
         "date": str(date.today()),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "load": round(os.getloadavg()[0], 1),
         "example": example(),
         "calls": calls,
         "options": 3,
@@ -189,7 +191,7 @@ def markdown(document: dict[str, Any]) -> str:
     strict = sorted(row["strict"] / min(row["chains"]) for row in rows)
     own, other = document["evaluation"]["list scheduler"], document["evaluation"]["simulate"]
     return TEXT.format(
-        **{name: document[name] for name in ("date", "machine", "calls", "options")},
+        **{name: document[name] for name in ("date", "machine", "load", "calls", "options")},
         instances=len(rows),
         plans=document["options"] ** document["calls"],
         example="\n".join(

@@ -184,6 +184,7 @@ PlanSearch PlanSearch::run(const PlanGraph& graph, const Settings& settings) {
     }
     chain.walk(std::move(start), deadline);
     result.chains.push_back(chain.cost());
+    result.plans.push_back(chain.best());
     result.evaluations += chain.evaluations();
     result.complete = result.complete && !chain.timed_out();
     if (number != 0 && chain.cost() >= result.cost) continue;
@@ -213,6 +214,7 @@ PlanSearch PlanSearch::all(const PlanGraph& graph, uint32_t unrolled, uint64_t m
   }
   result.evaluations = count;
   result.chains = {result.cost};
+  result.plans = {result.plan};
   return result;
 }
 

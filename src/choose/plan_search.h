@@ -24,8 +24,9 @@ struct PlanSearch {
   };
 
   ExecutionPlan plan = {};
-  int64_t cost = 0;                  // ns for one iteration
-  std::vector<int64_t> chains = {};  // the best cost of each
+  int64_t cost = 0;                       // ns for one iteration
+  std::vector<int64_t> chains = {};       // the best cost of each
+  std::vector<ExecutionPlan> plans = {};  // and its plan
   uint64_t evaluations = 0;
   bool complete = true;  // false: the budget ended it
 

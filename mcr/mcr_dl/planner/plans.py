@@ -8,7 +8,7 @@ issued after those before it, as an executor would that keeps one order on all c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
@@ -159,7 +159,7 @@ class Planner:
         levels: bool = True,
         start: Plan | None = None,
     ) -> Search:
-        """The best plan of several Markov chains, or program order if no plan is better by replay.
+        """The best plan of several Markov chains by replay, or program order if none is better.
 
         Args:
             chains: how many, one after the other.
@@ -172,10 +172,11 @@ class Planner:
         starts = [] if start is None else [_C.ExecutionPlan(list(start.chosen))]
         limit = 0 if budget is None else max(1, round(budget * 1e9))
         found = self.core.search(chains, seed, 2, evaluations, limit, levels, starts)
-        plan = self._plan("search", found["options"], found["levels"], "critical", found["cost"])
-        plain = self.program_order()
-        if plain.iteration <= plan.iteration:
-            plan = Plan("search", plain.chosen, plain.order, plain.cost, plain.iteration)
+        plan = self.program_order()
+        for (chosen, its_levels), cost in zip(found["plans"], found["chains"], strict=True):
+            other = self._plan("search", chosen, its_levels, "critical", cost)
+            plan = other if other.iteration < plan.iteration else plan
+        plan = replace(plan, name="search")
         return Search(plan, tuple(found["chains"]), found["evaluations"], found["complete"])
 
     def brute_force(self, most: int = 1 << 20) -> Plan:

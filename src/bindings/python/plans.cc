@@ -50,8 +50,12 @@ ExecutionPlan make_plan(const std::vector<uint32_t>& options, const std::vector<
 
 py::dict found(const PlanSearch& result) {
   py::dict found;
+  using Row = std::pair<std::vector<uint32_t>, std::vector<int>>;
+  std::vector<Row> plans;
+  for (const auto& one : result.plans)
+    plans.emplace_back(one.options, std::vector<int>(one.levels.begin(), one.levels.end()));
   found["options"] = result.plan.options;
-  found["levels"] = std::vector<int>(result.plan.levels.begin(), result.plan.levels.end());
+  found["plans"] = plans;
   found["cost"] = result.cost;
   found["chains"] = result.chains;
   found["evaluations"] = result.evaluations;
