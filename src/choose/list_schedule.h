@@ -3,7 +3,7 @@
 //
 // simulate() walks the engine's schedules and gives the same times where both apply, which the tests check. The search
 // does not use it, for two reasons: it evaluates a plan once per step, and simulate(), which shares bandwidth and
-// matches ranks, takes 30 to 40 times as long; and simulate() has no order that all channels share
+// matches ranks, takes 20 to 40 times as long; and simulate() has no order that all channels share
 // (PlanOrder::Sequence).
 #pragma once
 
