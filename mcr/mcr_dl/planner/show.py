@@ -60,7 +60,7 @@ def show(planner: Planner, plans: Sequence[Plan], console: Console | None = None
         console.say("The calls stay as they are.")
 
 
-def _draw(axes: Axes, planner: Planner, plan: Plan, colour: dict[str, str], iterations: int) -> int:
+def _draw(axes: Axes, planner: Planner, plan: Plan, colour: dict[str, str], iterations: int) -> None:
     lanes = {name: place for place, name in enumerate(reversed(planner.channels))}
     play = planner.play(plan, iterations)
     last = max(end for iteration in play for node in iteration for _, _, end in node)
@@ -70,21 +70,20 @@ def _draw(axes: Axes, planner: Planner, plan: Plan, colour: dict[str, str], iter
             for motif, (_, start, end) in enumerate(play[iteration][place]):
                 lane = pieces[motif].channel if pieces else node.lane
                 shade = colour[node.key] if pieces else _COMPUTE
-                axes.barh(
-                    lanes[lane], end - start, left=start, height=0.7, color=shade, edgecolor="white",
-                    linewidth=0.6, hatch="//" if iteration % 2 else None,
-                )  # fmt: skip
+                bar: dict[str, Any] = {"height": 0.7, "color": shade, "edgecolor": "white", "linewidth": 0.8}
+                axes.barh(lanes[lane], end - start, left=start, alpha=0.45 if iteration % 2 else 1.0, **bar)
                 if (end - start) / last >= _LEAST_LABEL:
-                    axes.text((start + end) / 2, lanes[lane], node.key, ha="center", va="center", fontsize=7.5)
+                    ink = "white" if pieces and iteration % 2 == 0 else INK
+                    middle = ((start + end) / 2, lanes[lane])
+                    axes.text(*middle, node.key, ha="center", va="center", fontsize=8, color=ink)
+    axes.set_ylim(-0.5, len(lanes) - 0.5)
     axes.set_yticks(list(lanes.values()), list(lanes))
-    axes.set_title(f"{plan.name}: {time_text(plan.iteration / 1000)} per iteration", loc="left", fontsize=9.5)
-    return last
 
 
 def figure_of(
     planner: Planner, plans: Sequence[Plan], iterations: int = 2, unit: tuple[int, str] | None = None
 ) -> Figure:
-    """The timelines of plans below each other as a matplotlib figure; hatched: every second iteration.
+    """The timelines of plans below each other as a matplotlib figure; pale: every second iteration.
 
     ``unit``: ns and the name of the time axis's unit.
     """
@@ -98,9 +97,11 @@ def figure_of(
         height = 0.7 + len(plans) * (0.75 + 0.42 * len(planner.channels))
         figure = Figure(figsize=(9.5, height), dpi=130, layout="constrained")
         grid: Any = figure.subplots(len(plans), 1, sharex=True, squeeze=False)
+        scale, name = unit or (1_000_000, "ms")
         for axes, plan in zip(grid[:, 0], plans, strict=True):
             _draw(axes, planner, plan, colour, iterations)
-        scale, name = unit or (1_000_000, "ms")
+            time = time_text(plan.iteration / 1000) if unit is None else f"{plan.iteration / scale:g} {name}"
+            axes.set_title(f"{plan.name}: {time} per iteration", loc="left", fontsize=9.5)
         grid[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))
         grid[-1, 0].set_xlabel(name, color=INK)
     return figure
