@@ -13,7 +13,7 @@ import pytest
 import plan_graphs
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.planner import document, graph, options
+from mcr_dl.planner import document, graph, motifs, options
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.trace import cli
@@ -39,11 +39,11 @@ def _random_rows(seed: int) -> tuple[list[int], list[Any]]:
     for node in range(chance.randrange(1, 9)):
         after = [(each, 0) for each in range(node) if chance.random() < 0.3]
         after += [(each, 1) for each in range(9) if chance.random() < 0.1]
-        motifs = [
+        parts = [
             (chance.randrange(0, 50), chance.randrange(5), [each for each in range(motif) if chance.random() < 0.4])
             for motif in range(chance.randrange(1, 4))
         ]
-        rows.append((f"node {node}", after, [motifs], True))
+        rows.append((f"node {node}", after, [parts], True))
     count = len(rows)
     return masks, [(name, [each for each in after if each[0] < count], ways, call) for name, after, ways, call in rows]
 
@@ -57,10 +57,10 @@ def _remaining(rows: list[Any], iterations: int) -> dict[tuple[int, int, int], i
             follow += [(iteration + 1, each) for each, row in enumerate(rows) if (node, 1) in row[1]]
             later = [found[where[0], where[1], motif] for where in follow if where[0] < iterations
                      for motif in range(len(rows[where[1]][2][0]))]  # fmt: skip
-            motifs = rows[node][2][0]
-            for motif in reversed(range(len(motifs))):
-                inner = [found[iteration, node, each] for each, row in enumerate(motifs) if motif in row[2]]
-                found[iteration, node, motif] = motifs[motif][0] + max([*later, *inner], default=0)
+            parts = rows[node][2][0]
+            for motif in reversed(range(len(parts))):
+                inner = [found[iteration, node, each] for each, row in enumerate(parts) if motif in row[2]]
+                found[iteration, node, motif] = parts[motif][0] + max([*later, *inner], default=0)
     return found
 
 
@@ -72,11 +72,11 @@ def _simulated(masks: list[int], rows: list[Any], iterations: int, order: str) -
     remaining = _remaining(rows, iterations)
     jobs = []
     for iteration in range(iterations):
-        for node, (_, after, (motifs,), _) in enumerate(rows):
+        for node, (_, after, (parts,), _) in enumerate(rows):
             before = [(iteration - back, each) for each, back in after if iteration >= back]
             earlier = [numbers[where[0], where[1], motif] for where in before
                        for motif in range(len(rows[where[1]][2][0]))]  # fmt: skip
-            for motif, (time, channel, inner) in enumerate(motifs):
+            for motif, (time, channel, inner) in enumerate(parts):
                 numbers[iteration, node, motif] = len(jobs)
                 waits = earlier + [numbers[iteration, node, each] for each in inner]
                 demands = [(resource, 0) for bit, resource in enumerate(resources) if masks[channel] >> bit & 1]
@@ -178,6 +178,39 @@ def test_options_have_the_models_costs() -> None:
     assert ways["ring on one"] == 2 * 401_000
     assert ways["tree 2 on one"] == 2 * 2 * 401_000  # two levels, up and down
     assert not [name for name in ways if "spline" in name]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "all_gather", "reduce_scatter", "broadcast"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_channels_share_the_bytes_of_a_call(op: str, ranks: int) -> None:
+    """The motifs of an option move over all channels together what the call moves, and no channel is left out."""
+    call = Call(op, 101, "float32", ranks)
+    channels = (Channel("one", ("one",)), Channel("two", ("two",)))
+    ways = options.of_call(call, channels, Graph(channels, (), COSTS).model())
+    forms = {name: motifs.steps(form) for name, form in options.expressions(call)}
+    for way in ways:
+        name, _, where = way.name.rpartition(" on ")
+        if name.startswith("tree"):
+            continue
+        moved: dict[str, int] = {}
+        for (motif, _), piece in zip(forms[name], way.pieces, strict=True):
+            moved[piece.channel] = moved.get(piece.channel, 0) + sum(count for _, _, count in motifs.transfers(motif))
+        assert sum(moved.values()) == sum(count for _, _, count in motifs.transfers(motifs.call(op, 101, ranks))), (
+            way.name
+        )
+        assert set(moved) == {channel for channel in ("one", "two") if channel in where}, way.name
+
+
+def test_pure_data_parallelism_keeps_program_order() -> None:
+    """Where calls depend on each other and there is one channel, no plan is better, and program order is returned."""
+    nodes: list[Node] = []
+    for layer in range(6):
+        after = (f"compute {layer - 1}",) if layer else tuple(f"reduce {each}@-1" for each in range(6))
+        nodes.append(Node(f"compute {layer}", after, time=500))
+        nodes.append(Node(f"reduce {layer}", (f"compute {layer}",), options=(plan_graphs.fixed("ring", "net", 700),)))
+    planner = Planner(Graph((Channel("net", ("net",)),), tuple(nodes)))
+    plain, found = planner.program_order(), planner.search(chains=3).plan
+    assert (found.chosen, found.order, found.iteration) == (plain.chosen, plain.order, plain.iteration)
 
 
 def test_splines_pay_where_many_senders_slow_a_rank_down() -> None:

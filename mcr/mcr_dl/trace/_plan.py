@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 from mcr_dl.commands import arguments
+from mcr_dl.commands.console import Console
 from mcr_dl.planner import document, show
 from mcr_dl.planner.graph import read
 from mcr_dl.planner.plans import Plan, Planner, Search
@@ -42,7 +43,10 @@ def report(plans: list[Plan], search: Search) -> dict[str, Any]:
 def run(given: argparse.Namespace) -> None:
     """Plan the graph in a file, and show, draw and write what was asked for."""
     planner = Planner(read(given.file))
-    search = planner.search(seed=given.seed, budget=given.budget)
+    with Console(stderr=True).status(
+        f"searching plans of {len(planner.graph.calls)} calls, {given.budget:g} s at most"
+    ):
+        search = planner.search(seed=given.seed, budget=given.budget)
     plans = [planner.program_order(), planner.greedy(), planner.critical_path(), search.plan]
     if not arguments.write_json(given.json, lambda: report(plans, search)):
         show.show(planner, plans)
