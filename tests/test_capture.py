@@ -71,6 +71,15 @@ def test_calls_outside_the_algebra_stay_as_they_are() -> None:
     assert Planner(found).search(chains=1).plan.iteration == 100
 
 
+def test_equal_calls_are_one_iteration_if_their_number_is_given() -> None:
+    records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
+    found = [_capture.capture([_trace(records)], calls) for calls in (None, 2)]
+    assert [len(each.calls) for each in found] == [1, 2]
+    assert [node.time for node in found[1].nodes if node.time is not None] == [70, 50]
+    with pytest.raises(InvalidArgumentError, match="expected at least 9 calls, got 8"):
+        _capture.capture([_trace(records)], 9)
+
+
 def test_a_program_that_does_not_repeat_itself_is_refused() -> None:
     records = [_record("all_reduce", 100 * place, 100 * place + 9, in_count=place) for place in range(6)]
     with pytest.raises(InvalidArgumentError, match="expected calls that repeat themselves"):

@@ -53,10 +53,12 @@ def period(signatures: Sequence[tuple[Any, ...]]) -> int:
     raise InvalidArgumentError(f"capture: {message}: log more iterations, or without the calls before and after them")
 
 
-def iterations(records: Sequence[Record]) -> list[list[Record]]:
-    """The calls of the last iterations, oldest first."""
+def iterations(records: Sequence[Record], calls: int | None) -> list[list[Record]]:
+    """The calls of the last iterations, oldest first; of ``calls`` each, or of as few as possible."""
     signatures = list(map(signature, records))
-    length = period(signatures)
+    length = period(signatures) if calls is None else calls
+    if length > len(records):
+        raise InvalidArgumentError(f"capture: expected at least {length} calls, got {len(records)}")
     found = [list(records[-length:])]
     while len(found) < _MOST and len(records) >= length * (len(found) + 1):
         end = len(records) - length * len(found)
@@ -91,11 +93,11 @@ def _events(found: Sequence[Sequence[Record]], place: int) -> tuple[list[Event],
     return [event for _, _, event in spans], gaps
 
 
-def _times(traces: Sequence[Trace], found: Sequence[Sequence[Record]]) -> list[int]:
+def _times(traces: Sequence[Trace], found: Sequence[Sequence[Record]], calls: int) -> list[int]:
     """ns of each call of an iteration: the shortest of all ranks, the median over the iterations."""
     ranks = [found]
     for trace in traces[1:]:
-        others = iterations(_finished(trace))
+        others = iterations(_finished(trace), calls)
         same = [signature(record)[1:] for record in others[-1]] == [signature(record)[1:] for record in found[-1]]
         ranks += [others] if same else []
     depth = min(map(len, ranks))
@@ -145,20 +147,23 @@ def _costs(records: Sequence[Record], times: Sequence[int]) -> tuple[dict[str, A
     )
 
 
-def capture(traces: Sequence[Trace]) -> Graph:
+def capture(traces: Sequence[Trace], calls: int | None = None) -> Graph:
     """The graph of an iteration. Its channels are the backends of the trace, with the costs that were measured there.
+
+    ``calls``: of an iteration; None: as few as repeat themselves, which are too few if an iteration consists of equal
+    calls, such as DDP's all_reduces of buckets of one size.
 
     Raises InvalidArgumentError if the calls do not repeat themselves in three iterations at least: the last one has no
     end, and another one is needed for waits of calls of the iteration before.
     """
-    found = iterations(_finished(traces[0]))
+    found = iterations(_finished(traces[0]), calls)
     if len(found) < 3:
         raise InvalidArgumentError(f"capture: expected three equal iterations at least, got {len(found)}: log more")
     inner = [_events(found, place) for place in range(1, len(found) - 1)]
     events = list(Counter(tuple(each) for each, _ in inner).most_common(1)[0][0])
     gaps = [each for known, each in inner if known == events]
     compute = [statistics.median_low(column) for column in zip(*gaps, strict=True)]
-    times = _times(traces, found)
+    times = _times(traces, found, len(found[-1]))
     waited = {event.call for event in events if event.wait}
     nodes: list[Node] = []
     last, pending = f"compute {len(events) - 1}{BACK}", []

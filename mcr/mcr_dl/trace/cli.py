@@ -96,7 +96,7 @@ def _diagnose(given: argparse.Namespace) -> None:
 
 
 def _capture_graph(given: argparse.Namespace) -> None:
-    graph = capture(read_all(given.traces))
+    graph = capture(read_all(given.traces), given.calls)
     documents.write_rows(given.output, graph.document())
     _say(f"{given.output}: {len(graph.calls)} calls per iteration; now: mcr-trace plan {given.output}")
 
@@ -130,7 +130,9 @@ def parser() -> argparse.ArgumentParser:
     for report in (summary, add("diagnose", _diagnose, text, place="DUMPS")):
         arguments.add_json(report)
     text = "A training iteration as a graph for the command plan, from at least three iterations."
-    add("capture", _capture_graph, text, "JSON")
+    capturing = add("capture", _capture_graph, text, "JSON")
+    text = "calls of an iteration (as few as repeat themselves)"
+    capturing.add_argument("--calls", type=arguments.checked(arguments.count(1)), metavar="N", help=text)
     text = "Plans of a training iteration's calls, before and after a search: docs/syndicate.md."
     _plan.add_options(add("plan", _plan.run, text, place="FILE"))
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
