@@ -280,6 +280,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def add_cost(self, kind: str, name: str = ..., op: str = ..., types: str = ..., alpha: int = ..., "
         "per_mib: int = ..., latency: int = ..., demands: list[tuple[int, int]] = ..., "
         "points: list[tuple[int, int]] = ...) -> None:",
+        "def issue_cost(self, name: str, op: str, types: str, nbytes: int) -> tuple[int, list[str]] | None:",
         "@staticmethod def median(models: list[CostModel]) -> CostModel:",
     ),
     "ThemisPlan": (
@@ -296,6 +297,20 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def __init__(self, schedule: Schedule | None, rank: int = ..., parts: list[tuple[str, int]] = ..., "
         "codec: str = ..., release: int = ..., after: list[int] = ..., waits: list[int] = ..., priority: int = ..., "
         "work: int = ..., demands: list[tuple[int, int]] = ...) -> None:",
+    ),
+    "ExecutionPlan": (
+        "def __init__(self, options: list[int], levels: list[int] = ..., order: str = ..., "
+        "sequence: list[tuple[int, int, int]] = ...) -> None:",
+    ),
+    "PlanGraph": (
+        "def __init__(self, channels: list[int], nodes: list[tuple[str, list[tuple[int, int]], "
+        "list[list[tuple[int, int, list[int]]]], bool]]) -> None:",
+        "def play(self, plan: ExecutionPlan, iterations: int) -> list[list[list[tuple[int, int, int]]]]:",
+        "def cost(self, plan: ExecutionPlan, unrolled: int = ...) -> int:",
+        "def fastest(self) -> list[int]:",
+        "def search(self, chains: int = ..., seed: int = ..., unrolled: int = ..., most: int = ..., budget: int = ..., "
+        "levels: bool = ..., starts: list[ExecutionPlan] = ...) -> dict[str, Any]:",
+        "def all(self, unrolled: int = ..., most: int = ...) -> dict[str, Any]:",
     ),
 }
 

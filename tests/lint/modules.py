@@ -37,6 +37,7 @@ LAYERS = (
     "runtime",  # the job's state, handles, communicators and core groups, changes that all ranks make
     "records",  # the log's records and their statistics
     "passes",
+    "planner",  # motifs, and plans of a step's calls
     "trace",
     "measure",  # cases with checked results, times of candidates, the first measurement of a machine
     "groups",  # start and end of the job, its groups in mcr_dl and in torch, collectives on objects

@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mcr_dl.base import documents
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
+from mcr_dl.trace import _plan
+from mcr_dl.trace._capture import capture
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
@@ -92,6 +95,12 @@ def _diagnose(given: argparse.Namespace) -> None:
         _say(dump.told(dumps))
 
 
+def _capture_graph(given: argparse.Namespace) -> None:
+    graph = capture(read_all(given.traces), given.calls)
+    documents.write_rows(given.output, graph.document())
+    _say(f"{given.output}: {len(graph.calls)} calls per iteration; now: mcr-trace plan {given.output}")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     result = arguments.command(_PROGRAM, "Look at the traces that mcr_dl.trace.save has written.")
@@ -106,7 +115,8 @@ def parser() -> argparse.ArgumentParser:
         place: str = "TRACES",
     ) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-        given = "the folder, or the .json name, that save() was given" if place == "TRACES" else "the folder"
+        named = {"TRACES": "the folder, or the .json name, that save() was given", "FILE": "a graph as JSON"}
+        given = named.get(place, "the folder")
         command.add_argument(place.lower(), metavar=place, help=given)
         if output is not None:
             command.add_argument("-o", "--output", type=kind, required=True, metavar=output)
@@ -119,6 +129,12 @@ def parser() -> argparse.ArgumentParser:
     text = "The cause of a failure, from the dumps in MCR_DL_DUMP_DIR."
     for report in (summary, add("diagnose", _diagnose, text, place="DUMPS")):
         arguments.add_json(report)
+    text = "A training iteration as a graph for the command plan, from at least three iterations."
+    capturing = add("capture", _capture_graph, text, "JSON")
+    text = "calls of an iteration (as few as repeat themselves)"
+    capturing.add_argument("--calls", type=arguments.checked(arguments.count(1)), metavar="N", help=text)
+    text = "Plans of a training iteration's calls, before and after a search: docs/syndicate.md."
+    _plan.add_options(add("plan", _plan.run, text, place="FILE"))
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
     export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
     return result

@@ -7,6 +7,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -197,6 +198,20 @@ Cost cost_of(int64_t alpha, int64_t per_mib, int64_t latency, const Demands& dem
   return cost;
 }
 
+// The time of one Issue and the resources that it uses; nothing if the model has no such cost.
+std::optional<std::pair<int64_t, std::vector<std::string>>> issue_cost(const CostModel& model, const std::string& name,
+                                                                       const std::string& op, const std::string& types,
+                                                                       int64_t nbytes) {
+  for (const auto each : {named<DTypeClass>(kDTypeClasses, types), DTypeClass::Any}) {
+    const auto found = model.costs().find({Task::Kind::Issue, named<Op>(kOps, op), false, each, name});
+    if (found == model.costs().end()) continue;
+    std::vector<std::string> resources;
+    for (const auto& demand : found->second.demands) resources.push_back(model.resources()[demand.resource].name);
+    return std::pair{found->second.at(nbytes), resources};
+  }
+  return std::nullopt;
+}
+
 void add_model(py::module_& module) {
   py::class_<CostModel>(module, "CostModel")
       .def(py::init<>())
@@ -220,6 +235,8 @@ void add_model(py::module_& module) {
           py::arg("kind"), py::arg("name") = "", py::arg("op") = "barrier", py::arg("types") = "any",
           py::arg("alpha") = 0, py::arg("per_mib") = 0, py::arg("latency") = 0, py::arg("demands") = Demands(),
           py::arg("points") = Samples())
+      .def("issue_cost", &issue_cost, py::arg("name"), py::arg("op"), py::arg("types"), py::arg("nbytes"),
+           "Nanoseconds and resources of a call; None if the model lacks its cost.")
       .def_static(
           "median",
           [](const std::vector<const CostModel*>& given) {

@@ -21,6 +21,7 @@
 #include "bindings/python/log.h"
 #include "bindings/python/names.h"
 #include "bindings/python/passes.h"
+#include "bindings/python/plans.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/themis.h"
 #include "bindings/python/tuning.h"
@@ -320,6 +321,7 @@ PYBIND11_MODULE(_C, module) {
     add_tables(module);
     add_costs(module);
     add_themis(module);
+    add_plans(module);
     add_tuning(module);
     add_passes(module);
     add_log(module);

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training iteration as a graph of computation and calls, with the channels that the calls may use; its JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
+
+FORMAT, VERSION = "mcr-dl graph", 1
+LARGEST = 64 * documents.MIB
+BACK = "@-1"  # behind the key of a node: of the previous iteration
+MOST_OPTIONS = 256
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A candidate that works on its own. Channels that share a resource never work at the same time.
+
+    ``incast``: thousandths by which a motif takes longer for each rank beyond the first that sends to one rank.
+    """
+
+    name: str
+    resources: tuple[str, ...]
+    incast: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A motif with its channel and time in ns. ``after``: pieces of the same option, all of them earlier."""
+
+    channel: str
+    time: int
+    after: tuple[int, ...] = ()
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to do a call."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a captured call does. ``count``: elements of the tensor, or of each rank's block."""
+
+    op: str
+    count: int
+    dtype: str
+    ranks: int
+    root: int = 0
+
+
+@dataclass(frozen=True)
+class Node:
+    """A computation of ``time`` ns on a thread or stream (``lane``), or a call, which has ``options`` or is a ``call``.
+
+    ``after``: keys of nodes that must end before it, earlier ones or, with ``@-1`` behind them, of the previous
+    iteration.
+    """
+
+    key: str
+    after: tuple[str, ...] = ()
+    time: int | None = None
+    lane: str = "compute"
+    options: tuple[Option, ...] = ()
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One iteration, in program order."""
+
+    channels: tuple[Channel, ...]
+    nodes: tuple[Node, ...]
+    costs: tuple[dict[str, Any], ...] = field(default=())  # arguments of CostModel.add_cost, with the channel's name
+
+    @property
+    def calls(self) -> list[Node]:
+        """The nodes that a plan decides on."""
+        return [node for node in self.nodes if node.time is None]
+
+    def model(self) -> _C.CostModel:
+        """The costs of calls on the channels."""
+        model = _C.CostModel()
+        for cost in self.costs:
+            points = [(nbytes, time) for nbytes, time in cost.get("points", [])]
+            numbers = {name: cost[name] for name in ("alpha", "per_mib") if name in cost}
+            model.add_cost("issue", cost["channel"], cost["op"], points=points, **numbers)
+        return model
+
+    def document(self) -> dict[str, Any]:
+        """The graph in JSON's types."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "channels": [vars(channel) for channel in self.channels],
+            "costs": list(self.costs),
+            "nodes": [_node_document(node) for node in self.nodes],
+        }
+
+    def hash(self) -> str:
+        """SHA-256 of the document, by which a plan names its graph."""
+        return hash_of(self.document())
+
+
+def hash_of(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a document; equal contents have equal hashes."""
+    return hashlib.sha256(documents.dumps(document).encode()).hexdigest()
+
+
+def _node_document(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = {"key": node.key, "after": list(node.after)}
+    if node.time is not None:
+        return {**found, "time": node.time, "lane": node.lane}
+    if node.call is not None:
+        return {**found, "call": vars(node.call)}
+    options = [{"name": each.name, "pieces": [vars(piece) for piece in each.pieces]} for each in node.options]
+    return {**found, "options": options}
+
+
+# ---- reading
+
+
+def _fields(value: Any, where: str, required: Mapping[str, type], optional: Mapping[str, type]) -> dict[str, Any]:
+    """The fields of an object. Raises ValueError, naming the first one that is missing, unknown or of another type."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: expected an object, got a {type(value).__name__}")
+    for name in required:
+        if name not in value:
+            raise ValueError(f"{where}: expected the field {name!r}, got none")
+    known = {**required, **optional}
+    for name, each in value.items():
+        if name not in known:
+            raise ValueError(f"{where}: expected fields among {', '.join(known)}, got {name[:40]!r}")
+        if type(each) is not known[name]:
+            raise ValueError(f"{where}.{name}: expected a {known[name].__name__}, got a {type(each).__name__}")
+    return dict(value)
+
+
+def _texts(values: Sequence[Any], where: str) -> tuple[str, ...]:
+    if not all(isinstance(each, str) for each in values):
+        raise ValueError(f"{where}: expected strings")
+    return tuple(values)
+
+
+def _channel(value: Any, where: str) -> Channel:
+    found = _fields(value, where, {"name": str, "resources": list}, {"incast": int})
+    return Channel(found["name"], _texts(found["resources"], where), found.get("incast", 0))
+
+
+def _piece(value: Any, where: str) -> Piece:
+    found = _fields(value, where, {"channel": str, "time": int}, {"after": list, "what": str})
+    after = found.get("after", [])
+    if not all(type(each) is int for each in after):
+        raise ValueError(f"{where}.after: expected whole numbers")
+    return Piece(found["channel"], found["time"], tuple(after), found.get("what", ""))
+
+
+def _option(value: Any, where: str) -> Option:
+    found = _fields(value, where, {"name": str, "pieces": list}, {})
+    return Option(found["name"], tuple(_piece(each, f"{where}.pieces") for each in found["pieces"]))
+
+
+def _node(value: Any, where: str) -> Node:
+    optional = {"after": list, "time": int, "lane": str, "options": list, "call": dict}
+    found = _fields(value, where, {"key": str}, optional)
+    where = f"{where} ({found['key'][:40]!r})"
+    if sum(name in found for name in ("time", "options", "call")) != 1:
+        raise ValueError(f"{where}: expected one of time, options and call")
+    options = tuple(_option(each, f"{where}.options") for each in found.get("options", []))
+    call = None
+    if "call" in found:
+        numbers = {"count": int, "ranks": int}
+        call = Call(**_fields(found["call"], f"{where}.call", {"op": str, **numbers, "dtype": str}, {"root": int}))
+    after = _texts(found.get("after", []), f"{where}.after")
+    return Node(found["key"], after, found.get("time"), found.get("lane", "compute"), options, call)
+
+
+def _cost(value: Any, where: str) -> dict[str, Any]:
+    found = _fields(value, where, {"channel": str, "op": str}, {"alpha": int, "per_mib": int, "points": list})
+    for point in found.get("points", []):
+        if not isinstance(point, list) or [type(each) for each in point] != [int, int]:
+            raise ValueError(f"{where}.points: expected pairs of bytes and ns")
+    return found
+
+
+def of_document(document: Any) -> Graph:
+    """The graph of a JSON document. Raises ValueError, naming the place of the first error."""
+    known = {"channels": list, "nodes": list, "format": str, "version": int}
+    found = _fields(document, "graph", known, {"costs": list})
+    if (found["format"], found["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"expected {FORMAT!r} of version {VERSION}, got {found['format'][:40]!r} {found['version']}")
+    graph = Graph(
+        tuple(_channel(each, f"channels[{place}]") for place, each in enumerate(found["channels"])),
+        tuple(_node(each, f"nodes[{place}]") for place, each in enumerate(found["nodes"])),
+        tuple(_cost(each, f"costs[{place}]") for place, each in enumerate(found.get("costs", []))),
+    )
+    _check_names(graph)
+    return graph
+
+
+def _check_names(graph: Graph) -> None:
+    channels = {channel.name for channel in graph.channels}
+    if len(channels) != len(graph.channels) or not channels:
+        raise ValueError("channels: expected at least one, and different names")
+    earlier: set[str] = set()
+    keys = {node.key for node in graph.nodes}
+    for node in graph.nodes:
+        if node.key in earlier or BACK in node.key:
+            raise ValueError(f"nodes: expected each key once, without {BACK}, got {node.key[:40]!r}")
+        for before in node.after:
+            if before not in earlier and not (before.endswith(BACK) and before.removesuffix(BACK) in keys):
+                message = f"expected the key of an earlier node, or of any with {BACK} behind it"
+                raise ValueError(f"{node.key[:40]!r}.after: {message}, got {before[:40]!r}")
+        used = {piece.channel for option in node.options for piece in option.pieces}
+        if unknown := used - channels:
+            raise ValueError(f"{node.key[:40]!r}: expected channels of the graph, got {sorted(unknown)[0][:40]!r}")
+        if len(node.options) > MOST_OPTIONS:
+            raise ValueError(f"{node.key[:40]!r}: expected at most {MOST_OPTIONS} options, got {len(node.options)}")
+        earlier.add(node.key)
+
+
+def read(path: str | os.PathLike[str]) -> Graph:
+    """Read a graph. Raises InvalidArgumentError, in one line with the file's name."""
+    document = documents.read(path, f"{path}: expected a graph of a training iteration", limit=LARGEST)
+    try:
+        return of_document(document)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{path}: {error}") from error

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture: the iteration of a program from its log, as a graph that can be planned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.planner import graph
+from mcr_dl.planner.plans import Planner
+from mcr_dl.records.log import Record, RecordedGroup
+from mcr_dl.trace import Trace, _capture, _files, cli
+from mcr_dl.trace._clock import WALL, Clock
+
+GROUP = RecordedGroup("world", 0, 0, (0, 1))
+
+
+def _record(op: str, issue: int, end: int, **more: Any) -> Record:
+    fields = dict.fromkeys(Record._fields)
+    defaults = {
+        "number": 1, "seq": 1, "group": GROUP, "op": op, "vectored": False, "peer": False, "dtype": "float32",
+        "backend": "mpi", "asynchronous": False, "in_count": 64, "out_count": 64, "in_splits": (), "out_splits": (),
+        "truncated": False, "nbytes": 256, "fused": False, "issue": issue, "start": issue, "end": end, "waited": 0,
+        "state": "completed", "thread": 1, "priority": 0,
+    }  # fmt: skip
+    return Record(**{**fields, **defaults, **more})
+
+
+def _program(count: int, waits: bool = True) -> list[Record]:
+    """An asynchronous call, 40 ns of computation, a blocking call, 30 ns, the wait, 20 ns."""
+    found = [_record("broadcast", 0, 5, root=0)]
+    for start in range(1000, 1000 + 200 * count, 200):
+        wait = {"wait_begin": start + 90, "wait_end": start + 120} if waits else {}
+        end = start + 120 if waits else start + 85
+        found.append(_record("all_reduce", start, end, asynchronous=True, start=start + 10, **wait))
+        found.append(_record("all_to_all", start + 50, start + 60))
+    return found
+
+
+def _trace(records: list[Record]) -> Trace:
+    return Trace(0, 1, Clock(0, None, WALL, 0, 0), records, [], 0, 0)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_iteration_is_found_between_others(waits: bool) -> None:
+    found = _capture.capture([_trace(_program(5, waits))])
+    assert [(node.key, node.time) for node in found.nodes] == [
+        ("all_reduce 0", None),
+        ("compute 0", 40),
+        ("all_to_all 1", None),
+        ("compute 1", 30 if waits else 25),
+        ("compute 2", 80 if waits else 115),
+    ]
+    after = {node.key: set(node.after) for node in found.nodes}
+    assert after["all_reduce 0"] == {"compute 2@-1"}
+    assert after["compute 1"] == {"compute 0", "all_to_all 1"}
+    assert after["compute 2"] == {"compute 1", "all_reduce 0"}
+    assert [cost["points"] for cost in found.costs] == [[[256, 110 if waits else 75]], [[256, 10]]]
+    # Both calls use one channel, which does one call at a time: the all_to_all waits for the end of the all_reduce.
+    assert Planner(found).program_order().iteration == (110 + 10 + 30 + 80 if waits else 75 + 10 + 25 + 115)
+
+
+def test_calls_outside_the_algebra_stay_as_they_are() -> None:
+    records = [_record("barrier", start, start + 10, in_count=0, out_count=0) for start in range(0, 500, 100)]
+    found = _capture.capture([_trace(records)])
+    assert found.calls[0].options[0].pieces[0].time == 10
+    assert Planner(found).search(chains=1).plan.iteration == 100
+
+
+def test_equal_calls_are_one_iteration_if_their_number_is_given() -> None:
+    records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
+    found = [_capture.capture([_trace(records)], calls) for calls in (None, 2)]
+    assert [len(each.calls) for each in found] == [1, 2]
+    assert [node.time for node in found[1].nodes if node.time is not None] == [70, 50]
+    with pytest.raises(InvalidArgumentError, match="expected at least 9 calls, got 8"):
+        _capture.capture([_trace(records)], 9)
+
+
+def test_a_program_that_does_not_repeat_itself_is_refused() -> None:
+    records = [_record("all_reduce", 100 * place, 100 * place + 9, in_count=place) for place in range(6)]
+    with pytest.raises(InvalidArgumentError, match="expected calls that repeat themselves"):
+        _capture.capture([_trace(records)])
+    with pytest.raises(InvalidArgumentError, match="three equal iterations at least, got 2"):
+        _capture.capture([_trace(_program(2)[1:])])
+
+
+def test_the_command_writes_a_graph(tmp_path: Path) -> None:
+    _files.write(_trace(_program(4)), tmp_path)
+    assert cli.main(["capture", str(tmp_path), "-o", str(tmp_path / "graph.json")]) == 0
+    assert len(graph.read(tmp_path / "graph.json").calls) == 2
+    assert cli.main(["plan", str(tmp_path / "graph.json"), "--json", str(tmp_path / "report.json")]) == 0
+    assert len(json.loads((tmp_path / "report.json").read_text())["plans"]) == 4
