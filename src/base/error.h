@@ -20,7 +20,7 @@ enum class ErrorCode {
   Backend,          // the communication library reported a failure
   Timeout,
   PeerLost,  // the process of another rank has ended
-  Desync,  // ranks of a group have made different calls, or calls in different orders
+  Desync,    // ranks of a group have made different calls, or calls in different orders
 };
 
 /// The call that an error is about, so that the reason can be looked up: the group's label and the call's number in it.

@@ -2,8 +2,9 @@
 """A job with a fault on rank 1: faulty.py BACKEND PHASE FAULT.
 
 PHASE is the state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one),
-``future`` (an asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank that gets an exception prints it and exits with 3. For
-measurements, the times of the fault, of the call that meets it, and of its exception are printed too.
+``future`` (an asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank
+that gets an exception prints it and exits with 3. For measurements, the times of the fault, of the call that meets it,
+and of its exception are printed too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,17 @@ as the store may never answer. docs/reliability.md lists the guarantees.
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
-from mcr_dl.watch._watch import Groups, close, compare, compare_last, explain, leave_together, start, stop, watch_processes
+from mcr_dl.watch._watch import (
+    Groups,
+    close,
+    compare,
+    compare_last,
+    explain,
+    leave_together,
+    start,
+    stop,
+    watch_processes,
+)
 
 __all__ = [
     "Groups",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from mcr_dl import _C
@@ -109,7 +110,7 @@ class Losses:
         for lost, why in list(self._untold.items()):
             alarm = Alarm(self._rank, "lost", "", why, lost=lost)
             with contextlib.suppress(*StoreError):
-                self._exchange.ask(lambda alarm=alarm: self._raise_alarm(alarm), _TRIES * _PAUSE)
+                self._exchange.ask(partial(self._raise_alarm, alarm), _TRIES * _PAUSE)
 
     def _raise_alarm(self, alarm: Alarm) -> None:
         for _ in range(_TRIES):

@@ -217,8 +217,9 @@ class Watch:
 
     def _lost(self, label: str) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
-        ranks = next((each["ranks"] for each in _C.positions() if each["label"] == label), [])
-        self._losses.await_end(ranks)
+        position = next((each for each in _C.positions() if each["label"] == label), None)
+        if position is not None:
+            self._losses.await_end(position["ranks"])
         return _C.lost(label)
 
     def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
