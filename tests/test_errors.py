@@ -122,6 +122,7 @@ def test_classes() -> None:
         "BackendUnavailableError",
         "BackendError",
         "CollectiveTimeoutError",
+        "PeerLostError",
     }
     assert all(issubclass(cls, DistBackendError) and issubclass(cls, RuntimeError) for cls in own.values())
     assert issubclass(mcr_dl.InvalidArgumentError, ValueError)

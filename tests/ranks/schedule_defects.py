@@ -281,7 +281,7 @@ def exception_in_the_backward_pass() -> None:
     with life("mcr"):
         model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
         optimizer = _sgd(model)
-        group = mcr_dl.new_group(backend="gloo", timeout=2)
+        group = mcr_dl.new_group(backend="gloo", timeout=5)
         scheduler = ByteScheduler(model, optimizer, group=group)
         scheduler(torch.ones(2, 64)).sum().backward()
         optimizer.step()
@@ -297,7 +297,7 @@ def exception_in_the_backward_pass() -> None:
                 optimizer.step()
             with pytest.raises(McrError, match="the last backward pass did not end"):
                 scheduler(torch.ones(2, 64))
-            time.sleep(3)
+            time.sleep(6)
         else:
             scheduler(torch.ones(2, 64)).sum().backward()
             optimizer.step()
