@@ -55,8 +55,8 @@ REFUSED = [
     ("mcr-bench", f"-n {MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     ("mcr-tune", f"-n 2,{MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     # Misspelt subcommands and options, and removed ones.
-    ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff)"),
-    ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff)"),
+    ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate)"),
+    ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
     ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),
     ("mcr-trace", "sumary traces", "invalid choice: sumary (choose from merge, summary"),

@@ -40,8 +40,8 @@ class ByteScheduler(nn.Module):
 
     The first four steps reduce whole gradients and record times; then all ranks agree on medians, simulate the same
     plan from them, and keep it. Wherever gradients are used before ``step()`` (clipping, GradScaler), the use waits for
-    all of them. ``state_dict()``, ``parameters()`` of this object, ``eval()``, forward passes without gradients and the
-    end of the job wait for all updates; before any other use of the parameters after ``step()``, call
+    all of them. ``state_dict()``, ``parameters()`` of this object, ``model.eval()``, forward passes without gradients
+    and the end of the job wait for all updates; before any other use of the parameters after ``step()``, call
     ``synchronize()``.
 
     Source: ByteScheduler (SOSP'19); ``form="reduce_scatter"``: DeAR (ICDCS'23).
