@@ -9,12 +9,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import jobs
+import plan_graphs
 import tables as made
 from harness import launchers
 from harness.nursery import Nursery
@@ -25,6 +27,8 @@ from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report as examples
 from mcr_dl.measure.cases import Case
 from mcr_dl.measure.timing import Statistics
+from mcr_dl.planner.plans import Planner
+from mcr_dl.planner.show import show as show_plans
 from mcr_dl.tables import table
 from mcr_dl.tables.table import Exclusion
 from mcr_dl.testing import calls, kit
@@ -191,6 +195,17 @@ def faults(text: str, folder: Path) -> None:
     script.show({("gloo", "idle", "kill"): [script.Outcome(text)]})
 
 
+def planned(text: str, folder: Path) -> None:
+    del folder
+    graph = plan_graphs.paper()
+    nodes = tuple(replace(node, key=text) if node.key == "a" else node for node in graph.nodes)
+    planner = Planner(replace(graph, nodes=nodes))
+    before = planner.program_order()
+    after = planner.search(seed=0, budget=10.0).plan
+    assert before.chosen != after.chosen
+    show_plans(planner, [before, after])
+
+
 # By the file that prints: all files with a console of mcr_dl.commands.console are here or in the next list.
 def failed_cases(text: str, folder: Path) -> None:
     del folder
@@ -212,15 +227,21 @@ REPORTS: dict[str, list[Callable[[str, Path], None]]] = {
     "mcr/mcr_dl/examples/report.py": [example_choice, example_lines, example_table, example_verdict],
     "mcr/mcr_dl/info.py": [states],
     "mcr/mcr_dl/testing/cli.py": [failed_cases],
+    "mcr/mcr_dl/planner/show.py": [planned],
     "bench/lab/suite.py": [lab_problem],
     "bench/lab/figures_rank.py": [lab_rows],
     "bench/faults.py": [faults],
 }
 # Files with their own tests below, or without other texts.
 OTHERS = {
+    "mcr/mcr_dl/examples/bytescheduler.py",
     "mcr/mcr_dl/examples/program.py",
+    "mcr/mcr_dl/trace/_plan.py",
+    "mcr/mcr_dl/tuning/simulate.py",
+    "bench/bytescheduler.py",
     "bench/lab/cli.py",
     "bench/late_issues.py",
+    "bench/one_rank.py",
     "bench/overhead.py",
     "bench/soak.py",
     "bench/versions.py",
