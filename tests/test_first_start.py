@@ -54,21 +54,26 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert "shm" in files.read(path).scales[0].candidates
 
 
-def test_a_table_of_another_machine(tmp_path: Path) -> None:
-    """A later start warns if all sizes that it compares differ from the table, in one direction."""
-    _start(tmp_path, 2, "gloo,shm")
-    (path,) = tmp_path.rglob("*.json")
-    table = files.read(path)
-    (scale,) = table.scales
-
-    def times(sample: Sample, factor: float) -> Sample:
-        return replace(sample, min_us=sample.min_us * (factor if sample.bytes > 1 << 17 else 1000))
-
-    for factor, warned in ((1000, True), (0.001, False)):
-        curves = [replace(each, samples=tuple(times(one, factor) for one in each.samples)) for each in scale.curves]
-        files.write(replace(table, scales=(replace(scale, curves=tuple(curves)),)), path)
-        _, text = _start(tmp_path, 2, "gloo,shm")
-        assert (text.count("measure it with mcr-tune") == 1) is warned, text
+@pytest.mark.parametrize(("large_us", "warned"), [(1e6, True), (1e-3, False)])
+def test_a_table_of_another_machine(tmp_path: Path, large_us: float, warned: bool) -> None:
+    """A start warns if all sizes that it compares differ from the table, in one direction."""
+    samples = {4 << 10: 1e6, 1 << 20: large_us}
+    curves = [
+        Curve(
+            "all_reduce",
+            "float",
+            "float32",
+            name,
+            tuple(Sample(size, 9, us * factor, us * factor, us * factor) for size, us in samples.items()),
+        )
+        for name, factor in (("shm", 1), ("gloo", 2))
+    ]
+    table = Table(files.now(), host(), software({}), {}, (Scale(2, 1, 2, "cpu", files.now(), tuple(curves)),))
+    path = tmp_path / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
+    files.write(table, path)
+    facts, text = _start(tmp_path, 2, "gloo,shm")
+    assert facts[0]["source"] == str(path)
+    assert ("all_reduce of 1048576 bytes on shm takes" in text) is warned, text
 
 
 def test_other_scales_join(tmp_path: Path) -> None:
