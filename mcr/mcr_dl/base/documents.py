@@ -71,7 +71,9 @@ def parse(text: str | bytes, what: str, *, limit: int = MIB, again: str = "") ->
         raise InvalidArgumentError(message) from error
     except json.JSONDecodeError as error:
         got = f"{error.msg.lower()} in column {error.colno}"
-        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+        rest = text[error.pos :].strip()  # of a number or a word, if the file ends in it
+        inside = error.msg != "Extra data" and "\n" not in rest and text.rstrip()[-1:] not in ("]", "}")
+        if not rest or error.msg.startswith("Unterminated") or inside:
             got = "the end of the file (truncated)"
         message = f"{what}: line {error.lineno}: expected a complete JSON document, got {got}{advice}"
         raise InvalidArgumentError(message) from error
