@@ -22,8 +22,8 @@ MANY = 3  # operations in one list or condition
 
 # Files with other programs' names for operations.
 VOCABULARIES = {"_param.py", "upstream.py", "backend.py"}
-# The operations that a model of the paper covers, not a choice from the table.
-MODELS = {("networks", "plans.py")}
+# The operations that an algorithm of a paper covers; the traits of the table do not say so.
+MODELS = {("networks", "plans.py"), ("planner", "motifs.py"), ("choose", "themis.cc")}
 # MPICH's switches.
 SWITCHES = {"mpi_algorithms.cc"}
 
@@ -53,7 +53,7 @@ def test_no_second_list_in_python(file: Path) -> None:
 @pytest.mark.parametrize("file", sorted((ROOT / "src").rglob("*.cc")), ids=lambda file: file.name)
 def test_no_second_list_in_cpp(file: Path) -> None:
     """No condition and no shared case of a switch names several operations."""
-    if file.name in SWITCHES:
+    if file.name in SWITCHES or file.parts[-2:] in MODELS:
         return
     statements = re.split(r"[;{}]", re.sub(r"//.*", "", file.read_text()))
     named = [sorted(set(re.findall(r"(?<!\w)Op::(\w+)", statement))) for statement in statements]
