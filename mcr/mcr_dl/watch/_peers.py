@@ -19,6 +19,7 @@ from typing import Any
 
 _REAPED = 0.05  # seconds for the parent to collect the exit status, which the kernel reports only then
 _PAUSE = 0.005
+_LAST = 2.0  # seconds for the report on a process that has just ended
 _CLOSING = 0.15  # seconds from the end of a process's connections until its end has been reported
 
 # linux/pidfd.h, since Linux 6.15: ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT
@@ -77,8 +78,9 @@ class Peers:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread: at the end of the interpreter it must not be inside the core."""
         os.write(self._stop[1], b"\0")
+        self._thread.join(_LAST)
 
     def running(self) -> set[int]:
         """The ranks whose processes have not ended."""

@@ -204,15 +204,15 @@ void add_watch(py::module_& module) {
   module.def("activities", activities);
   module.def("pending", pending, py::arg("most") = 1000);
   module.def("overdue", overdue, py::arg("grace"));
-  module.def("expire", [](const std::shared_ptr<Work>& work, const std::string& text) {
-    return unlocked([&] { return work->expire(ErrorCode::Timeout, text); });
-  });
-  module.def("fail_lost", [](const std::shared_ptr<Work>& work, const std::string& text) {
-    return unlocked([&] { return work->expire(ErrorCode::PeerLost, text); });
-  });
-  module.def("lose", [](int rank, const std::string& text) { unlocked([&] { Position::lose(rank, text); }); });
+  module.def(
+      "expire",
+      [](const std::shared_ptr<Work>& work, const std::string& text, bool lost) {
+        return unlocked([&] { return work->expire(lost ? ErrorCode::PeerLost : ErrorCode::Timeout, text); });
+      },
+      py::arg("work"), py::arg("text"), py::arg("lost") = false);
+  module.def("lose", [](int rank, const std::string& text) { Position::lose(rank, text); });
   module.def("lost", [](const std::string& label) {
-    const auto* text = unlocked([&] { return Position::lost(label); });
+    const auto* text = Position::lost(label);
     return text == nullptr ? std::nullopt : std::optional(*text);
   });
   module.def("stop_desync", [](const std::string& text) { Stop::request(ErrorCode::Desync, text); });
