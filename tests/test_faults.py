@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import jobs
-from harness.nursery import Nursery
+from harness.nursery import Child, Nursery
 from mcr_dl.trace.cli import main as mcr_trace
 
 INTERRUPTED = 130
@@ -61,18 +61,24 @@ def mapped() -> set[str]:
 TOGETHER = [("idle", [*jobs.LOST]), ("collective", [*jobs.LOST]), *(("storm", [fault]) for fault in jobs.LOST)]
 
 
+def _survivors(nursery: Nursery, ranks: list[Child], error: str, fault: str) -> list[Child]:
+    """The ranks other than rank 1, which have ended with the error and say what happened to rank 1."""
+    survivors = [ranks[0], ranks[2]]
+    jobs.end(nursery, survivors)
+    for rank in survivors:
+        assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
+        assert re.search(error, rank.text), rank.text
+        assert re.search(jobs.LOST[fault], rank.text), rank.text
+    return survivors
+
+
 @backends
 @pytest.mark.parametrize(("phase", "faults"), TOGETHER)
 def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list[str]) -> None:
     """The other ranks raise, or end inside the library, and name the rank and what happened to it."""
     started = {fault: jobs.start(nursery, "faulty", [backend, phase, fault], 3) for fault in faults}
     for fault, ranks in started.items():
-        survivors = [ranks[0], ranks[2]]
-        jobs.end(nursery, survivors)
-        for rank in survivors:
-            assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
-            assert re.search(rf"{RAISED}: {backend}\.\w+ \(group '", rank.text), rank.text
-            assert re.search(jobs.LOST[fault], rank.text), rank.text
+        for rank in _survivors(nursery, ranks, rf"{RAISED}: {backend}\.\w+ \(group '", fault):
             if phase == "collective" and "Timeout" in rank.text:
                 assert re.search("1000 ?ms", rank.text), rank.text
 
@@ -87,12 +93,7 @@ def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: li
         for fault in (["kill", "raise"] if phase == "collective" else ["kill"])
     ]
     for fault, ranks in started:
-        survivors = [ranks[0], ranks[2]]
-        jobs.end(nursery, survivors)
-        for rank in survivors:
-            assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
-            assert re.search(rf"PeerLostError: {backend}\.all_reduce \(group '", rank.text), rank.text
-            assert re.search(jobs.LOST[fault], rank.text), rank.text
+        _survivors(nursery, ranks, rf"PeerLostError: {backend}\.all_reduce \(group '", fault)
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop", "raise"])

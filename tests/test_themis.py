@@ -210,7 +210,7 @@ def test_wrong_topologies(tmp_path: Path, capsys: pytest.CaptureFixture[str], di
     ("words", "text"),
     [
         (("--bytes", "1M", "--policy", "themis"), "expected one of baseline, themis-fifo, themis-scf, auto"),
-        (("--bytes", "1M", "--op", "broadcast"), "expected one of all_reduce, reduce_scatter, all_gather, all_to_all"),
+        (("--bytes", "1M", "--op", "broadcast"), "expected one of all_reduce, all_gather, reduce_scatter, all_to_all"),
         (("--bytes", "-1"), "--bytes: size: expected bytes"),
         (("--bytes", "1M", "--chunks", "0"), "--chunks: expected a whole number from 1 on"),
         (("--bytes", "1M", "--chunks", "1000"), "chunks: expected 1 to 512, got 1000"),

@@ -26,11 +26,6 @@ struct Move {
   int64_t bytes;
 };
 
-Ids joined(Ids one, const Ids& other) {
-  one.insert(one.end(), other.begin(), other.end());
-  return one;
-}
-
 // Builds the schedule of one rank. Blocks "in line order" are those of the first line's ranks, of the second's, ...
 class Hierarchy {
  public:
@@ -87,33 +82,13 @@ class Hierarchy {
 
   // ---- tasks
 
-  Call call_of(Op op, Buffer in, Buffer out, int root) const {
-    Call call;
-    call.op = op;
-    call.dtype = call_.dtype;
-    call.red = call_.red;
-    call.in = in;
-    call.out = out;
-    call.root = root;
-    call.priority = call_.priority;
-    call.timeout = call_.timeout;
-    return call;
-  }
-
-  // A predecessor for what does not depend on an Issue, but must be late.
-  Ids late(const Ids& after) {
-    const auto tasks = schedule_.tasks();
-    const auto waits = [&](Schedule::Id id) { return tasks[id].late || tasks[id].kind == Task::Kind::Issue; };
-    if (std::ranges::any_of(after, waits)) return after;
-    return joined({schedule_.wait([](bool) { return true; })}, after);
-  }
   Ids issue(const Call& call, Part part, const Ids& after) {
-    return {schedule_.issue(call, part == Part::kFirst ? after : late(after), part)};
+    return {schedule_.issue(call, part == Part::kFirst ? after : schedule_.late_after(after), part)};
   }
 
   // In the rank's line. A line of one rank has no communicator.
   Ids within(Part part, Op op, Buffer in, Buffer out, int root, const Ids& after) {
-    if (length() > 1) return issue(call_of(op, in, out, root), part, after);
+    if (length() > 1) return issue(step_of(call_, op, in, out, root), part, after);
     if (in.data == nullptr) return after;
     return {schedule_.copy(out, in, call_.dtype, after)};
   }
@@ -121,7 +96,7 @@ class Hierarchy {
     return within(part, op, {}, data, root, after);
   }
   Ids across(Op op, Buffer in, Buffer out, const Ids& after) {
-    return issue(call_of(op, in, out, root_line_), Part::kOuter, after);
+    return issue(step_of(call_, op, in, out, root_line_), Part::kOuter, after);
   }
 
   // Across uneven lines: blocks of different sizes on the sides that have one block per line.
@@ -138,7 +113,7 @@ class Hierarchy {
     };
     auto& lists = schedule_.make_object<Lists>();
     lists = {in_counts, displs(in_counts), out_counts, displs(out_counts)};
-    auto call = call_of(op, in, out, root_line_);
+    auto call = step_of(call_, op, in, out, root_line_);
     call.vectored = true;
     call.in_counts = lists.in_counts, call.in_displs = lists.in_displs;
     call.out_counts = lists.out_counts, call.out_displs = lists.out_displs;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algorithms/ordered.h"
 
-#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "algorithms/layout.h"
 #include "base/error.h"
@@ -89,18 +89,8 @@ class Ordered {
   }
 
   void issue(Chunk& chunk, Op op, uint8_t dimension, Buffer in, Buffer out) {
-    Call call;
-    call.op = op;
-    call.dtype = call_.dtype;
-    call.red = call_.red;
-    call.in = in;
-    call.out = out;
-    call.priority = call_.priority;
-    call.timeout = call_.timeout;
-    const auto tasks = schedule_.tasks();
-    const auto waits = [&](Schedule::Id id) { return tasks[id].late || tasks[id].kind == Task::Kind::Issue; };
-    if (std::ranges::none_of(chunk.after, waits)) chunk.after.push_back(schedule_.wait([](bool) { return true; }));
-    chunk.after = {schedule_.issue(call, chunk.after, dimension)};
+    const auto after = schedule_.late_after(std::move(chunk.after));
+    chunk.after = {schedule_.issue(step_of(call_, op, in, out), after, dimension)};
   }
 
   // Copies the chunk's part of each rank's block between a buffer of blocks and one in the order of its places.

@@ -70,6 +70,12 @@ bool Schedule::run_step(const Task& task) {
   return step.run(step.function, *this);
 }
 
+Schedule::Ids Schedule::late_after(Ids after) {
+  const auto waits = [&](Id id) { return tasks_[id].late || tasks_[id].kind == Task::Kind::Issue; };
+  if (std::ranges::none_of(after, waits)) after.push_back(wait([](bool) { return true; }));
+  return after;
+}
+
 void Schedule::compute(Id id) {
   const Task& task = tasks_[id];
   const Call& call = task.call;

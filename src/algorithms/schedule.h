@@ -100,6 +100,10 @@ class Schedule {
                step([poll = std::move(function)](Schedule& run) { return poll(run.hurried_); }));
   }
 
+  /// Predecessors that make an Issue late, as it is on other ranks: these, and if none of them is late, a Wait that
+  /// ends at once.
+  Ids late_after(Ids after);
+
   /// Sets the call of an Issue that has not been issued, for example to sizes that an earlier task found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }
 

@@ -57,6 +57,20 @@ struct Call {
   std::chrono::milliseconds timeout{0};
 };
 
+/// A step of a collective on other buffers: with its type, reduction, priority and timeout.
+inline Call step_of(const Call& whole, Op op, Buffer in, Buffer out, int root = 0) {
+  Call call;
+  call.op = op;
+  call.dtype = whole.dtype;
+  call.red = whole.red;
+  call.in = in;
+  call.out = out;
+  call.root = root;
+  call.priority = whole.priority;
+  call.timeout = whole.timeout;
+  return call;
+}
+
 /// The size, in bytes, by which tables are indexed: the tensor's; for gathers, scatters and their reducing forms the
 /// size of all ranks' data; for exchanges the size of one rank's data. -1 where ranks may see different counts:
 /// vectored calls other than all_gather and reduce_scatter, unless the caller gives a hint.

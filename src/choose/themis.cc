@@ -381,8 +381,7 @@ void check(std::span<const Dimension> network, const Request& request, int chunk
     ranks *= network[k].size;
     check_range("ranks", ranks, 2, kMostRanks);
   }
-  constexpr Op kServed[] = {Op::all_reduce, Op::reduce_scatter, Op::all_gather, Op::all_to_all};
-  if (std::find(std::begin(kServed), std::end(kServed), request.op) == std::end(kServed)) {
+  if (!row(request.op).is(kCuttable) || row(request.op).is(kRooted)) {
     refuse("expected all_reduce, reduce_scatter, all_gather or all_to_all, got " + std::string(row(request.op).name));
   }
   check_range("bytes", request.bytes, 1, kMostBytes);

@@ -105,7 +105,6 @@ void Group::disconnect(std::string_view name) {
 void Group::close() {
   closed_ = true;
   for (const auto& stage : stage_groups_) stage->close();
-  version_ = next_version();
   {
     const std::lock_guard lock(mutex_);
     named_.clear();
@@ -113,13 +112,7 @@ void Group::close() {
   slots_.clear();
 }
 
-uint64_t Group::next_version() {
-  static std::atomic<uint64_t> last{0};
-  return ++last;
-}
-
 void Group::tune(Tuning tuning) {
-  version_ = next_version();
   for (const auto& cost : tuning.costs) compare(cost.candidate);
   for (const auto& rule : tuning.rules) compare(rule.candidate);
   selector_.reset(slots_, std::move(tuning));

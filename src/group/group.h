@@ -84,8 +84,6 @@ class Group : public std::enable_shared_from_this<Group> {
   /// The candidate with that name, in any spelling, or null. A striped backend has one for every share. From any
   /// thread.
   Slot* find(std::string_view name);
-  /// Changes when candidates are added or removed; not 0, and different in every group.
-  uint64_t version() const noexcept { return version_.load(std::memory_order_relaxed); }
   /// The candidates of `auto`.
   std::list<Slot>& slots() { return slots_; }
   const GroupSpec& spec() const { return spec_; }
@@ -113,7 +111,6 @@ class Group : public std::enable_shared_from_this<Group> {
   void add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
            const StripedCommunicator* striped);
   std::unique_ptr<Communicator> striped(const std::array<std::string, 2>& names);
-  static uint64_t next_version();
   Slot* compared(std::string_view name);
   Slot* named(std::string_view name);
   Slot* with_share(const Candidate& candidate);
@@ -126,7 +123,6 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<const std::string> label_;
   std::shared_ptr<Position> position_;
   std::list<Slot> slots_;
-  std::atomic<uint64_t> version_{next_version()};
   std::mutex mutex_;
   std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
   Selector selector_;

@@ -70,7 +70,7 @@ class Random {
 
 std::string name(std::size_t dimension) { return "dim" + std::to_string(dimension); }
 
-// What the general simulator says of a plan's chunks: a job for each, an Issue for each step.
+// The general simulator's times of a plan: a job for each chunk, an Issue for each step.
 Simulation general(const Case& of, const themis::Plan& plan) {
   CostModel model;
   std::vector<themis::StepTimes> times;

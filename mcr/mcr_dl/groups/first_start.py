@@ -31,10 +31,11 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
     their own, so that the default group's calls are numbered from its first.
     """
     known = state.current().knowledge
-    compared = start.all_candidates(world) if known is not None else set()
-    if known is None or not compared:
+    if known is None or not (known.scales or known.seconds):
         return
-    shape = known.shape(world.ranks)
+    shape, compared = known.shape(world.ranks), start.all_candidates(world)
+    if not compared:
+        return
     if known.measured(shape, compared):
         _compare(world, known.source)
     elif known.seconds:

@@ -15,7 +15,7 @@ __all__ = ["Dimension", "Kind", "Network"]
 Kind = Literal["switch", "ring", "fully_connected"]
 
 _BYTES_PER_GBIT = 125_000_000
-_PS_PER_US = 1_000_000
+PS_PER_US = 1_000_000
 _MOST = 1 << 16
 _SCHEMA = {
     "type": "object",
@@ -66,7 +66,7 @@ class Dimension:
     def row(self) -> tuple[str, int, int, int, int]:
         """Whole numbers for the core: bytes per second and picoseconds, equal on all ranks."""
         bandwidth = max(1, round(self.gbps * _BYTES_PER_GBIT))
-        return self.kind, self.size, bandwidth, round(self.latency_us * _PS_PER_US), self.links
+        return self.kind, self.size, bandwidth, round(self.latency_us * PS_PER_US), self.links
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,18 @@ from typing import Literal, get_args
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.networks.network import Network
+from mcr_dl.networks.network import PS_PER_US, Network
 
 __all__ = ["CHUNKS", "OPERATIONS", "POLICIES", "Plan", "Policy", "Step", "plan"]
 
 Policy = Literal["baseline", "themis-fifo", "themis-scf", "auto"]
 
 POLICIES: tuple[str, ...] = get_args(Policy)
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+OPERATIONS = tuple(row["name"] for row in _C.ops() if row["cuttable"] and not row["rooted"])
 CHUNKS = tuple(sorted({count for step in range(10) for count in (1 << step, 3 << step) if count <= 512}))
 """The numbers of chunks that ``auto`` tries: powers of two, and those times one and a half."""
 _USUAL_CHUNKS = 64  # the paper's
 _AUTO = "auto"
-_PS_PER_US = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Plan:
     @property
     def makespan_us(self) -> float:
         """Microseconds from the start to the end of the last step."""
-        return self.makespan / _PS_PER_US
+        return self.makespan / PS_PER_US
 
 
 def plan(

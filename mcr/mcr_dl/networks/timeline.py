@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mcr_dl.commands.pictures import INK, style
 from mcr_dl.commands.text import colours, time_text
+from mcr_dl.networks.network import PS_PER_US
 from mcr_dl.networks.plans import Plan, Step
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH, _ROW, _SPACE = 8.0, 0.42, 0.75  # inches
-_PS_PER_US = 1_000_000
 _NARROW = 0.028  # of the width: a narrower box has no label
 _MOST_CHUNKS = 8  # with a colour of their own
 
@@ -47,7 +47,7 @@ def draw(axes: Axes, plan: Plan, end: int, title: str) -> None:
     for step, row in placed:
         height = 1 / used
         bottom = dimensions - step.dimension + (used - 1 - row) * height
-        left, width = step.start / _PS_PER_US, (step.end - step.start) / _PS_PER_US
+        left, width = step.start / PS_PER_US, (step.end - step.start) / PS_PER_US
         name = _name(plan, step)
         axes.barh(
             bottom + height / 2,
@@ -61,11 +61,11 @@ def draw(axes: Axes, plan: Plan, end: int, title: str) -> None:
         )
         if step.end - step.start >= _NARROW * end and plan.chunks <= 4 * _MOST_CHUNKS:
             axes.text(left + width / 2, bottom + height / 2, name, ha="center", va="center", fontsize=7)
-    axes.axvline(plan.makespan / _PS_PER_US, color=INK, linewidth=1, linestyle=":")
+    axes.axvline(plan.makespan / PS_PER_US, color=INK, linewidth=1, linestyle=":")
     axes.set_yticks([dimensions - k + 0.5 for k in range(1, dimensions + 1)])
     axes.set_yticklabels([f"dimension {k}" for k in range(1, dimensions + 1)])
     axes.set_ylim(0, dimensions)
-    axes.set_xlim(0, 1.02 * end / _PS_PER_US)
+    axes.set_xlim(0, 1.02 * end / PS_PER_US)
     facts = f"{time_text(plan.makespan_us)}, {100 * plan.utilization:.1f} % of the bandwidth"
     axes.set_title(f"{title}: {facts}", loc="left", fontsize=9)
 

@@ -20,11 +20,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
+from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 
-ONE_TENSOR = ("all_reduce", "reduce", "broadcast")
-BLOCKS = ("all_gather", "reduce_scatter", "all_to_all")
-ROOTED = ("reduce", "broadcast")
+_CUTTABLE = [row for row in _C.ops() if row["cuttable"]]
+ONE_TENSOR = tuple(row["name"] for row in _CUTTABLE if not row["vectored"])
+BLOCKS = tuple(row["name"] for row in _CUTTABLE if row["vectored"])
+ROOTED = tuple(row["name"] for row in _CUTTABLE if row["rooted"])
 
 Span: TypeAlias = tuple[int, int]  # [first, behind the last)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-# What programs ask a parameter without using its values.
+# Attributes that programs read from a parameter without using its values.
 _PROPERTIES = ("device", "dtype", "grad", "is_leaf", "layout", "ndim", "requires_grad", "shape")
 _ASKED: set[Any] = {getattr(torch.Tensor, name).__get__ for name in _PROPERTIES}
 _ASKED |= {torch.Tensor.dim, torch.Tensor.is_floating_point, torch.Tensor.numel, torch.Tensor.size, torch.Tensor.stride}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``mcr-trace capture``: a training iteration of an unmodified program, from its log, as a graph for the planner.
 
-The log has the calls of all threads in the order of their times, and the waits of asynchronous ones; computation is
-what lies between. A wait that found its call complete has left no time: the call then counts as needed where it ended,
-which is never later than the wait. Structure and computation are rank 0's. A call's time is the shortest of all ranks,
-as the others also wait for the last rank to call.
+The log has the calls of all threads in the order of their times, and the waits of asynchronous ones; the gaps between
+them are computation. A wait that found its call complete has left no time: the call then counts as needed where it
+ended, which is never later than the wait. Structure and computation are rank 0's. A call's time is the shortest of all
+ranks, as the others also wait for the last rank to call.
 """
 
 from __future__ import annotations

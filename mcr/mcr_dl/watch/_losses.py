@@ -74,7 +74,7 @@ class Losses:
         for work, known in _C.pending():
             text = _C.lost(known["label"])
             if text is not None:
-                _C.fail_lost(work, f"{known['what']}: {text}")
+                _C.expire(work, f"{known['what']}: {text}", lost=True)
 
     # ---- the end of a process of this host
 

@@ -217,7 +217,7 @@ class Watch:
 
     def _lost(self, label: str) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
-        position = next((each for each in _C.positions() if each["label"] == label), None)
+        position = _position(label)
         if position is not None:
             self._losses.await_end(position["ranks"])
         return _C.lost(label)
@@ -225,7 +225,7 @@ class Watch:
     def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
         if self._ending.is_set():
             return ""
-        position = next((each for each in _C.positions() if each["label"] == label), None)
+        position = _position(label)
         if position is None:
             return ""
         with self._inquiring:
@@ -281,6 +281,11 @@ class Watch:
 def _name(activity: dict[str, Any]) -> str:
     backend = activity["backend"] or "auto"
     return f"{backend}.{activity['op']} ({activity['label']})"
+
+
+def _position(label: str) -> dict[str, Any] | None:
+    """The group's position in its calls; None if it does not exist any more."""
+    return next((each for each in _C.positions() if each["label"] == label), None)
 
 
 def _number(call: dict[str, Any]) -> str:
