@@ -12,6 +12,7 @@
 #include "bindings/python/arguments.h"
 #include "bindings/python/devices.h"
 #include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
 #include "bindings/python/handles.h"
 #include "bindings/python/log.h"
 #include "bindings/python/objects.h"
@@ -417,12 +418,20 @@ std::vector<at::Tensor> KeptTensors::results() const {
   return found;
 }
 
+KeptTensors::~KeptTensors() { release(); }
+
 void KeptTensors::release() {
-  TensorList given_up;  // outlives the lock: freeing may run the allocator's code
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
-  results_ = 0;
-  given_up.swap(all_);
+  TensorList given_up;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < results_; ++i) left_.emplace_back(all_[i].getIntrusivePtr());
+    results_ = 0;
+    given_up.swap(all_);
+  }
+  // Without the lock, as freeing may run the allocator's code.
+  const WhilePythonLives lives;
+  if (!lives) std::make_unique<TensorList>(std::move(given_up)).release();  // kept forever
+  given_up.clear();
 }
 
 void begin_batch() { batch = std::make_unique<Batch>(); }

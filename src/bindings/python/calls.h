@@ -21,6 +21,9 @@ class KeptTensors {
  public:
   /// The first `results` tensors of `all` hold the result.
   KeptTensors(TensorList all, std::size_t results) : all_(std::move(all)), results_(results) {}
+  KeptTensors(const KeptTensors&) = delete;
+  KeptTensors& operator=(const KeptTensors&) = delete;
+  ~KeptTensors();
   /// The result tensors that have not been released.
   std::vector<at::Tensor> results() const;
   /// Releases all tensors.

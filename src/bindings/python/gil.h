@@ -3,7 +3,10 @@
 
 #include <Python.h>
 
+#include <atomic>
+#include <chrono>
 #include <optional>
+#include <thread>
 
 #include "runtime/work.h"
 
@@ -59,6 +62,31 @@ class Locked {
 
  private:
   PyGILState_STATE state_;
+};
+
+/// Lets threads of the core release Python objects until the interpreter is about to end: a thread that waits for the
+/// GIL then would be ended by Python inside a destructor, which ends the process by std::terminate().
+class WhilePythonLives {
+ public:
+  WhilePythonLives() { users.fetch_add(1); }
+  WhilePythonLives(const WhilePythonLives&) = delete;
+  WhilePythonLives& operator=(const WhilePythonLives&) = delete;
+  ~WhilePythonLives() { users.fetch_sub(1); }
+  /// If false, the object is to be kept forever.
+  explicit operator bool() const { return !ending.load(); }
+
+  /// With the GIL, before the interpreter ends. Returns once no thread releases anything, at the latest after the limit.
+  static void end(std::chrono::milliseconds limit) {
+    ending.store(true);
+    const Unlocked unlocked;
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    while (users.load() > 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+
+ private:
+  static inline std::atomic<int> users{0};
+  static inline std::atomic<bool> ending{false};
 };
 
 }  // namespace mcr::python

@@ -287,7 +287,10 @@ void add_registry(py::module_& module) {
       "add_hierarchy", [](const std::vector<std::string>& parts) { HierarchicalBackend::add(parts); },
       py::arg("parts"));
   module.def("members_of_lines", members_of_lines, py::arg("lines"), py::arg("rank"));
-  module.def("leave", leave_process);
+  module.def("leave", [] {
+    leave_process();
+    WhilePythonLives::end(milliseconds(500));
+  });
   module.def("prefer_high_priority", StreamPool::prefer_high_priority);
   module.def("begin_batch", [] { unlocked([] { begin_batch(); }); });
   module.def("end_batch", [] { unlocked([] { end_batch(); }); });
