@@ -75,7 +75,8 @@ class WhilePythonLives {
   /// If false, the object is to be kept forever.
   explicit operator bool() const { return !ending.load(); }
 
-  /// With the GIL, before the interpreter ends. Returns once no thread releases anything, at the latest after the limit.
+  /// With the GIL, before the interpreter ends. Returns once no thread releases anything, at the latest after the
+  /// limit.
   static void end(std::chrono::milliseconds limit) {
     ending.store(true);
     const Unlocked unlocked;
