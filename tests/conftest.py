@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness import Pools
+from harness.nursery import Nursery
 from seed import SEED
 
 # Programs do not measure when they start, unless a test sets the variable.
@@ -16,7 +17,7 @@ os.environ["MCR_DL_TUNING_TABLE"] = "none"
 
 # In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
 # more; pytest's summary counts and names it as a rerun.
-TIMED = {"test_exit", "test_faults", "test_reports", "test_start", "test_torch_debug", "test_user_code", "test_watch"}
+TIMED = {"test_exit", "test_faults", "test_reports", "test_shrinking", "test_start", "test_torch_debug", "test_user_code", "test_watch"}
 
 # Open MPI's mpiexec sometimes fails to read the host's network interfaces, and then ends before it starts a rank.
 NOT_LAUNCHED = "The PMIx server.s lis"
@@ -40,3 +41,10 @@ def pools() -> Iterator[Pools]:
     session = Pools()
     yield session
     session.close()
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Starts the ranks of jobs that end; one for all tests of a file."""
+    with Nursery() as made:
+        yield made

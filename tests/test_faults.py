@@ -24,13 +24,6 @@ RAISED = "(CollectiveTimeoutError|BackendError|PeerLostError)"
 backends = pytest.mark.parametrize("backend", ["mpi", "gloo", "shm"])
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One for all tests of the file."""
-    with Nursery() as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def nothing_left(nursery: Nursery) -> Iterator[None]:
     """No process outlives its job, and no shared memory is left."""

@@ -27,13 +27,6 @@ ROOT = launchers.TESTS.parent
 sizes = pytest.mark.parametrize("size", [2, 3])
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One for all tests of the file."""
-    with Nursery() as made:
-        yield made
-
-
 def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -> list[Child]:
     """The ranks of a job, after they have ended without an error."""
     ranks = nursery.ranks(jobs.PROGRAMS / "starts.py", arguments, size, **variables)

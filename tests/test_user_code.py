@@ -74,13 +74,6 @@ def test_in_the_chain(own_pools: Pools, size: int, case: tuple[str, str, bool, b
     own_pools.get("processes", size).run(user_code.in_chain, *case, limit=40.0)
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One for all tests of the file."""
-    with Nursery() as made:
-        yield made
-
-
 @sizes
 @pytest.mark.parametrize("where", user_code.IN_MPI)
 def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:

@@ -71,6 +71,7 @@ from mcr_dl.groups.queries import (
     get_size,
     get_world_size,
 )
+from mcr_dl.groups.shrinking import shrink
 from mcr_dl.groups.topology import Dimension, Topology, set_topology, topology
 from mcr_dl.groups.upstream import get_distributed_engine, init_distributed, init_processes
 from mcr_dl.libraries.headers import include_path, library_path
@@ -181,6 +182,7 @@ __all__ = [
     "send_object_list",
     "set_passes",
     "set_topology",
+    "shrink",
     "split_group",
     "synchronize",
     "topology",

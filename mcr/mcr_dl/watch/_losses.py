@@ -56,6 +56,12 @@ class Losses:
         return bool(self._texts)
 
     @property
+    def texts(self) -> dict[int, str]:
+        """The lost ranks, and what happened to each."""
+        with self._lock:
+            return dict(self._texts)
+
+    @property
     def overdue(self) -> bool:
         """Whether a rank has been lost for so long that no call can still end by itself."""
         return self.any and time.monotonic() - self._since > _GRACE

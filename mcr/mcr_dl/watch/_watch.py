@@ -71,6 +71,10 @@ class Watch:
         """Notice the end of these ranks of this host. ``others``: there are ranks on other hosts."""
         self._losses.begin(here, others=others)
 
+    def lost(self) -> dict[int, str]:
+        """The ranks whose processes have been lost, and what happened to each."""
+        return self._losses.texts
+
     def stop(self, reason: str, *, well: bool) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
         self._ending.set()
@@ -340,6 +344,11 @@ def watch_processes(here: list[int], *, others: bool) -> None:
     """
     if _current is not None:
         _current.watch_processes(here, others=others)
+
+
+def lost() -> dict[int, str]:
+    """The global ranks whose processes have been lost so far, as this process knows, and what happened to each."""
+    return {} if _current is None else _current.lost()
 
 
 def stop(reason: str = "it has ended communication", *, well: bool = True) -> None:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that go on without lost ones: shrinking.py BACKENDS LOSSES, with backends as "mpi,gloo".
+
+LOSSES names the ranks that end at each stage, as "1/3": rank 1, and after the first shrink rank 3. "2!" ends inside
+shrink(), "2?" does not call it. A survivor prints its new rank and the backends of each group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+import mcr_dl as dist
+from mcr_dl.groups import shrinking
+
+LIMIT = timedelta(seconds=float(os.environ.get("SHRINKING_LIMIT", "1800")))
+REPORTED = 3
+
+
+def die(*_: object, **__: object) -> None:
+    """End at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def check(group: object, world: int) -> None:
+    """Each kind of call on the group: blocking, asynchronous, between two ranks."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_process_group_ranks(group)
+    x = torch.full((1000,), float(dist.get_rank()))
+    dist.all_reduce(x, group=group)
+    assert x[0] == sum(ranks), (x[0], ranks)
+    parts = torch.empty(size)
+    dist.all_gather_into_tensor(parts, torch.tensor([float(rank)]), group=group, async_op=True).wait()
+    assert parts.tolist() == list(range(size))
+    if size > 1 and rank == 0:
+        dist.send(torch.tensor([5.0]), dst=ranks[-1], group=group)
+    if size > 1 and rank == size - 1:
+        dist.recv(x[:1], src=ranks[0], group=group)
+        assert x[0] == 5
+    dist.barrier(group=group)
+    print(f"group of {size} of {world}: rank {rank}, {','.join(dist.get_backends(group))}", flush=True)
+
+
+def main(backends: str, losses: str) -> None:
+    """One rank."""
+    dist.init_process_group(backends.split(","))
+    me, world = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    check(group, world)
+    for stage in losses.split("/"):
+        lost = stage.split(",")
+        if str(me) in lost:
+            die()
+        if f"{me}?" in lost:
+            time.sleep(LIMIT.total_seconds() * 3)
+            return
+        if f"{me}!" in lost:
+            shrinking.factory.make_group = die
+        elif not any(each.endswith("!") for each in lost):
+            try:
+                works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]
+                for work in works:
+                    work.wait()
+                raise AssertionError("a call without lost ranks has ended well")
+            except dist.PeerLostError as error:
+                print(f"lost: {error}", flush=True)
+        group = dist.shrink(group, LIMIT)
+        check(group, world)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except dist.McrError as error:
+        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
+        sys.exit(REPORTED)

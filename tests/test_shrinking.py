@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that go on without lost ranks, in real jobs whose ranks are killed."""
+
+from __future__ import annotations
+
+import jobs
+import pytest
+from harness.nursery import Child, Nursery
+
+
+def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables: str) -> list[Child]:
+    """The survivors, which have ended."""
+    ranks = jobs.start(nursery, "shrinking", [backends, losses], size, **variables)
+    stages = losses.replace("/", ",").split(",")
+    survivors = [child for rank, child in enumerate(ranks) if not {str(rank), f"{rank}!", f"{rank}?"} & set(stages)]
+    jobs.end(nursery, survivors)
+    return survivors
+
+
+@pytest.mark.parametrize("backends", ["gloo", "shm", "shm,gloo"])
+@pytest.mark.parametrize(
+    ("losses", "sizes"), [("1", [3]), ("0", [3]), ("1,2", [2]), ("1/3", [3, 2]), ("1,2,3", [1]), ("1/0/3", [3, 2, 1])]
+)
+def test_the_others_go_on(nursery: Nursery, backends: str, losses: str, sizes: list[int]) -> None:
+    """In each new group every kind of call works, and the ranks end well."""
+    survivors = run(nursery, backends, losses)
+    for rank, child in enumerate(survivors):
+        jobs.expect([child], 0, *(f"group of {size} of 4: rank" for size in [4, *sizes]))
+        assert f"group of {sizes[-1]} of 4: rank {rank}, {backends}" in child.text, child.text
+
+
+@pytest.mark.parametrize("backends", ["gloo", "shm"])
+@pytest.mark.parametrize("losses", ["1,2!", "1,0!"])
+def test_a_rank_is_lost_inside_shrink(nursery: Nursery, backends: str, losses: str) -> None:
+    """The others agree again, and go on without it too."""
+    jobs.expect(run(nursery, backends, losses), 0, "group of 2 of 4: rank")
+
+
+def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
+    """MPI may wait for the lost rank. Without another backend, all survivors raise the same error."""
+    survivors = run(nursery, "mpi,gloo", "1")
+    jobs.expect(survivors, 0, "group of 3 of 4: rank")
+    jobs.expect(survivors[:1], 0, "shrink: group 'default' goes on without mpi")
+    assert all(child.text.rstrip().endswith(", gloo") for child in survivors), survivors[0].text
+    jobs.expect(run(nursery, "mpi", "1", 3), jobs.REPORTED, "BackendUnavailableError: shrink: group 'default': none of")
+
+
+def test_a_running_rank_does_not_call(nursery: Nursery) -> None:
+    """It is named once the timeout has passed."""
+    survivors = run(nursery, "gloo", "1,2?", SHRINKING_LIMIT="2")
+    jobs.expect(survivors, jobs.REPORTED, "CollectiveTimeoutError: shrink: rank 2 still running")
