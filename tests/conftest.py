@@ -17,7 +17,16 @@ os.environ["MCR_DL_TUNING_TABLE"] = "none"
 
 # In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
 # more; pytest's summary counts and names it as a rerun.
-TIMED = {"test_exit", "test_faults", "test_reports", "test_shrinking", "test_start", "test_torch_debug", "test_user_code", "test_watch"}
+TIMED = {
+    "test_exit",
+    "test_faults",
+    "test_reports",
+    "test_shrinking",
+    "test_start",
+    "test_torch_debug",
+    "test_user_code",
+    "test_watch",
+}
 
 # Open MPI's mpiexec sometimes fails to read the host's network interfaces, and then ends before it starts a rank.
 NOT_LAUNCHED = "The PMIx server.s lis"

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import jobs
 import pytest
+
+import jobs
 from harness.nursery import Child, Nursery
 
 

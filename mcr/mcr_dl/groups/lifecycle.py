@@ -163,7 +163,7 @@ def _connect_world(world: _C.Group, current: state.State) -> None:
 
 
 def end() -> None:
-    """End the runtime. Completes started operations first, for at most ten seconds.
+    """End the runtime. Completes started operations first, for at most ten seconds, unless a rank has been lost.
 
     Raises DesyncError, after everything has ended, if the ranks made different calls (``MCR_DL_DEBUG=detail``).
     """
@@ -171,7 +171,8 @@ def end() -> None:
     if desync:
         core_groups.forget()
         raise DesyncError(desync)
-    if not _C.drain(state.current().backends, DRAIN):
+    # After a loss, operations of the broken groups have failed already, but never complete inside their library.
+    if not watch.lost() and not _C.drain(state.current().backends, DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     _C.drain_futures(DRAIN)
     trace.finish(together=True)

@@ -36,10 +36,17 @@ def equip(group: _C.Group, names: list[str]) -> None:
 
 
 def forget() -> None:
-    """Give up everything at once; pending operations may not complete."""
+    """Give up everything at once; pending operations may not complete.
+
+    Groups with a lost rank are kept until the process ends: closing their communicators may wait for that rank.
+    """
+    lost = watch.lost().keys()
     watch.stop()
     for group in state.living():
-        group._close()
+        if lost & set(group.ranks):
+            _C.keep_forever(group)
+        else:
+            group._close()
     _C.set_world(None)
     state.end()
 
