@@ -406,8 +406,8 @@ TEST(the_log_has_the_devices_times) {
   for (const auto& [record, in, out] : readings) {
     constexpr int64_t kMilli = 1000 * 1000;
     CHECK(record.state == CallState::Completed);
-    // Behind the slow work, and as long as the device took for it; the host never waited. On a busy machine the device's
-    // clock, which is read once, may be some milliseconds behind the host's.
+    // Behind the slow work, and as long as the device took for it; the host never waited. On a busy machine the
+    // device's clock, which is read once, may be some milliseconds behind the host's.
     CHECK(record.start - issued > 15 * kMilli && record.end - record.start > 4 * kMilli);
     CHECK(record.issue - issued < 25 * kMilli);
   }
