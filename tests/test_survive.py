@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example that loses a rank and ends with the loss of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+_LIMIT = 100.0  # seconds; a run takes a tenth of it on a quiet machine
+
+
+def _run(*arguments: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "mcr_dl.examples.survive", *arguments]
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none", **variables}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=_LIMIT)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo", "shm,gloo"])
+@pytest.mark.parametrize(
+    ("ranks", "lost", "step"), [(4, [1], 20), (4, [0, 2], 20), (3, [2], 1), (3, [0], 39), (2, [0], 20)]
+)
+def test_the_others_end_with_the_loss_of_an_undisturbed_run(
+    backend: str, ranks: int, lost: list[int], step: int
+) -> None:
+    """Whichever ranks are lost, in the first step and in the last one too."""
+    names = [str(rank) for rank in lost]
+    code, text = _run("--nproc", str(ranks), "--lose", *names, "--at", str(step), "--steps", "40", "--backend", backend)
+    assert code == 0, text
+    assert f"Step {step}: rank{'s' * (len(lost) > 1)} {', '.join(names)} killed." in text
+    assert re.search(rf"restoring step ({step - 1}|{step}) from the ranks' memory", text), text
+    assert f"{ranks}, then {ranks - len(lost)}" in text
+    assert "The losses agree" in text
+
+
+def test_a_shard_and_its_copy_are_lost() -> None:
+    """All that are left say so."""
+    code, text = _run("--lose", "3", "0", "--steps", "10")
+    assert code == 1
+    assert "ranks 3 and 0 are lost, and with them a shard and its copy; choose others with --lose" in text
+
+
+def test_mpi_alone_cannot_go_on() -> None:
+    """One line says why."""
+    code, text = _run("--backend", "mpi", "--steps", "10")
+    assert code != 0
+    assert "none of its backends (mpi) can go on after a loss" in text or "lost rank 1" in text, text
+    assert "Traceback" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "error"),
+    [
+        (["--nproc", "1"], {}, "--nproc: expected 2 or more, got 1"),
+        (["--at", "0"], {}, "--at: expected a step from 1 to 199, got 0"),
+        (["--lose", "4"], {}, "--lose: expected some of the ranks 0 to 3, got rank 4"),
+        (["--nproc", "2", "--lose", "0", "1"], {}, "--lose: expected some of the ranks 0 to 1, got ranks 0, 1"),
+        ([], {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "expected no launcher"),
+    ],
+)
+def test_typing_error(arguments: list[str], variables: dict[str, str], error: str) -> None:
+    """One line after the usage."""
+    code, text = _run(*arguments, **variables)
+    assert code == 2
+    assert error in text.splitlines()[-1]
