@@ -25,7 +25,7 @@ from mcr_dl.base.errors import (
 from mcr_dl.groups import factory, first_start
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
-from mcr_dl.runtime import communicators, core_groups, devices, dimensions, exit_steps, meeting, startup, state
+from mcr_dl.runtime import communicators, core_groups, devices, dimensions, exit_steps, lives, meeting, startup, state
 from mcr_dl.tables import choice
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their backend ends
@@ -72,6 +72,7 @@ def start(
     launch = _launch_of(rank, world_size)
     if store is None:
         store = meeting.meet(launch, init_method, limit)
+    store = lives.separate(store, launch, limit)
     current = state.begin(launch, store, limit, wanted, devices.own(device_id))
     current.passes = specifications
     try:

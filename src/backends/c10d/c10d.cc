@@ -428,12 +428,15 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
   }
 
-  // Starts the operation; on a blocking lane, also ends it. Waits have no limit except the library's own, since a
-  // library may still be writing to the tensor when wait() times out. Only gloo's messages have no limit of their own.
+  // Starts the operation. gloo's collectives are waited for by the caller, so that the loss of a rank, an abort or Ctrl-C
+  // ends the wait; a blocking lane ends all other operations here. Waits here have no limit except the library's own,
+  // since a library may still be writing to the tensor when wait() times out. Only gloo's messages have none of their
+  // own.
   template <class Start>
   void run(const Call& call, Lane& lane, const Tensors& kept, Start start, const Then& then = nullptr) {
     TorchWork work = guarded(start);
     if (!work) return;  // complete
+    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept, then));
     const bool message = gloo_ && row(call.op).is(kPeer);
     const bool any = call.op == Op::recv && call.root == kAnyRank;
     if (lane.blocking() || fake_) {
@@ -442,7 +445,6 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
       if (any) lane.set_source(guarded([&] { return work->sourceRank(); }));
       return;
     }
-    if (gloo_ && tells(*work)) return lane.track(std::make_unique<Polled>(std::move(work), kept, then));
     const int source = call.op == Op::recv ? call.root : -1;
     lane.track(std::make_unique<Waited>(std::move(work), kept, message ? kForever : kNoTimeout, waiters_, source, any));
   }

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lives of a job that a launcher starts again: their ranks meet at one store, which keeps the keys of all lives."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import timedelta
+
+import torch.distributed as torch_dist
+
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import CollectiveTimeoutError
+
+_PAUSE = 0.01  # seconds between two looks of rank 0 at the store
+_GO, _SUPERSEDED = "go", "superseded"
+
+
+def separate(store: torch_dist.Store, launch: launcher.Launch, limit: timedelta) -> torch_dist.Store:
+    """A part of the store for this life of the job alone. Every rank calls this.
+
+    torchrun's agents keep one store over all restarts. The number of restarts does not tell the lives apart, as the
+    agents of several hosts count their own. So the ranks agree on a new name: each leaves a word of its own, and rank 0
+    names the life that has these words. It may have read a word of an earlier life: the name then reaches no rank with
+    that word, and rank 0 gives another name when the new word is there.
+
+    Raises CollectiveTimeoutError on rank 0 if ranks have not come within the limit; the others' wait at the store ends
+    by then too, with torch.distributed.DistStoreError.
+    """
+    if not launcher.store_outlives():
+        return store
+    meeting = torch_dist.PrefixStore("lives", store)
+    name = _lead(meeting, launch.size, limit) if launch.rank == 0 else _follow(meeting, launch.rank)
+    return torch_dist.PrefixStore(f"life/{name}", store)
+
+
+def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
+    """Name the life and wait until all other ranks have the name."""
+    joins = [f"join/{rank}" for rank in range(1, size)]
+    name, deadline = uuid.uuid4().hex, time.monotonic() + limit.total_seconds()
+    words: list[str] = []
+    while joins:
+        found = [meeting.get(key).decode() for key in joins] if meeting.check(joins) else []
+        if found and found != words:
+            superseded = f"{name}/ended" if words else ""
+            name, words = uuid.uuid4().hex, found
+            for word in words:
+                meeting.set(f"name/{word}", name)
+            if superseded:
+                meeting.set(superseded, _SUPERSEDED)
+        here = [f"{name}/{rank}" for rank in range(1, size)]
+        if words and meeting.check(here):
+            meeting.set(f"{name}/ended", _GO)
+            break
+        if time.monotonic() > deadline:
+            missing = [str(rank) for rank, key in enumerate(here, 1) if not meeting.check([key])]
+            message = f"start: ranks {', '.join(missing)} have not come within {limit.total_seconds():g} s"
+            raise CollectiveTimeoutError(message)
+        time.sleep(_PAUSE)
+    return name
+
+
+def _follow(meeting: torch_dist.Store, rank: int) -> str:
+    """Take the name that rank 0 gives to the life with this rank's word."""
+    word = uuid.uuid4().hex
+    meeting.set(f"join/{rank}", word)
+    while True:
+        name: str = meeting.get(f"name/{word}").decode()
+        meeting.set(f"{name}/{rank}", "here")
+        if meeting.get(f"{name}/ended").decode() == _GO:
+            return name

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that torchrun starts again after a loss, with nothing left of their earlier lives."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as torch_dist
+
+from mcr_dl.base import launcher
+from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.runtime import lives
+
+PROGRAM = Path(__file__).parent / "programs" / "restarted.py"
+_LIMIT = 150.0  # seconds; a job takes a tenth of it on a quiet machine
+_WAIT = timedelta(seconds=20)
+
+
+@pytest.mark.parametrize(
+    ("backends", "losses", "rendezvous"),
+    [
+        ("mpi,gloo,shm", "1:kill,0:raise", "--master-port=0"),
+        ("gloo", "0:kill,2:exit", "--standalone"),
+        ("torch", "2:raise,1:kill", "--standalone"),
+    ],
+)
+def test_a_job_goes_on_after_restarts(tmp_path: Path, backends: str, losses: str, rendezvous: str) -> None:
+    """It loses a rank in each of two lives, goes on from its checkpoint in the next, and leaves no shared memory."""
+    if rendezvous == "--master-port=0":
+        rendezvous = f"--master-port={torch_dist.TCPStore('localhost', 0, is_master=True).port}"
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--max-restarts=2", rendezvous]
+    command += [str(PROGRAM), backends, losses, str(tmp_path)]
+    environment = {**os.environ, "MCR_DL_TUNING_TABLE": "none", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=_LIMIT)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    for rank in range(3):
+        assert f"life 2: rank {rank} of 3 has ended well, from step 10" in text, text
+    assert len(re.findall("has ended well", text)) == 3, text
+    assert {name for name in set(os.listdir("/dev/shm")) - before if "mcr" in name or "mpich" in name} == set()
+
+
+def _live(store: torch_dist.Store, ranks: list[int], size: int, late: int | None = None) -> list[str]:
+    """The contents of one key of each rank's part of the store, after each of these ranks has added its number."""
+    parts: dict[int, torch_dist.Store] = {}
+
+    def begin(rank: int) -> None:
+        time.sleep(0.2 if rank == late else 0)
+        parts[rank] = lives.separate(store, launcher.Launch("torchrun", rank, size), _WAIT)
+        parts[rank].append("ranks", str(rank))
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_WAIT.total_seconds())
+    return ["".join(sorted(parts[rank].get("ranks").decode())) for rank in ranks]
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> torch_dist.Store:
+    """The store of an agent, which outlives the ranks."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = torch_dist.HashStore()
+    store.set_timeout(_WAIT)
+    return store
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 4])
+def test_each_life_has_a_part_of_its_own(agent: torch_dist.Store, size: int, late: int) -> None:
+    """Also if rank 0 finds the words of the life before, as the other ranks come later than it."""
+    for _ in range(3):
+        assert _live(agent, list(range(size)), size, late) == ["0123"[:size]] * size
+
+
+def test_a_life_that_ended_while_it_began(agent: torch_dist.Store) -> None:
+    """Ranks that were lost before all had come do not disturb the next life."""
+    for rank in (1, 2):
+        torch_dist.PrefixStore("lives", agent).set(f"join/{rank}", f"word of the lost rank {rank}")
+    assert _live(agent, [0, 1, 2, 3], 4, late=2) == ["0123"] * 4
+
+
+def test_missing_ranks_are_named(agent: torch_dist.Store) -> None:
+    """By rank 0."""
+    with pytest.raises(CollectiveTimeoutError, match=r"start: ranks 1, 2 have not come within 0.1 s"):
+        lives.separate(agent, launcher.Launch("torchrun", 0, 3), timedelta(seconds=0.1))
+
+
+def test_other_stores_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun's agent the store ends with the job."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = torch_dist.HashStore()
+    assert lives.separate(store, launcher.Launch("mpiexec", 0, 3), _WAIT) is store
