@@ -428,10 +428,10 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
                 "tag: expected less than " + std::to_string(kInternalTag) + ", got " + std::to_string(call.tag));
   }
 
-  // Starts the operation. gloo's collectives are waited for by the caller, so that the loss of a rank, an abort or Ctrl-C
-  // ends the wait; a blocking lane ends all other operations here. Waits here have no limit except the library's own,
-  // since a library may still be writing to the tensor when wait() times out. Only gloo's messages have none of their
-  // own.
+  // Starts the operation. gloo's collectives are waited for by the caller, so that the loss of a rank, an abort or
+  // Ctrl-C ends the wait; a blocking lane ends all other operations here. Waits here have no limit except the library's
+  // own, since a library may still be writing to the tensor when wait() times out. Only gloo's messages have none of
+  // their own.
   template <class Start>
   void run(const Call& call, Lane& lane, const Tensors& kept, Start start, const Then& then = nullptr) {
     TorchWork work = guarded(start);
