@@ -50,3 +50,23 @@ def test_a_running_rank_does_not_call(nursery: Nursery) -> None:
     """It is named once the timeout has passed."""
     survivors = run(nursery, "gloo", "1,2?", SHRINKING_LIMIT="2")
     jobs.expect(survivors, jobs.REPORTED, "CollectiveTimeoutError: shrink: rank 2 still running")
+
+
+@pytest.mark.parametrize(("lost", "excluded"), [("1", "1"), ("0,2", "0,2"), ("3", "1,3")])
+def test_shrink_group_of_torch(nursery: Nursery, lost: str, excluded: str) -> None:
+    """Its ranks may leave out more than those that are lost. The default group stays as it is."""
+    ranks = jobs.start(nursery, "shrinking_torch", [lost, excluded], 4)
+    survivors = [child for rank, child in enumerate(ranks) if str(rank) not in excluded.split(",")]
+    jobs.end(nursery, survivors)
+    for rank, child in enumerate(survivors):
+        jobs.expect(
+            [child], 0, f"group of {len(survivors)}: rank {rank}, mcr", "default: shrink_group: expected a group"
+        )
+
+
+def test_shrink_group_of_torch_without_all_lost_ranks(nursery: Nursery) -> None:
+    """All survivors raise the same error, since torch takes the other ranks for members."""
+    ranks = jobs.start(nursery, "shrinking_torch", ["1,2", "1"], 4)
+    survivors = [ranks[0], ranks[3]]
+    jobs.end(nursery, survivors)
+    jobs.expect(survivors, jobs.REPORTED, "PeerLostError: shrink: rank 2 lost too, or left out by the other ranks")

@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 
 import mcr_dl as dist
-from mcr_dl.groups import shrinking
+from mcr_dl.groups import survivors
 
 LIMIT = timedelta(seconds=float(os.environ.get("SHRINKING_LIMIT", "1800")))
 REPORTED = 3
@@ -61,7 +61,7 @@ def main(backends: str, losses: str) -> None:
             time.sleep(LIMIT.total_seconds() * 3)
             return
         if f"{me}!" in lost:
-            shrinking._Meeting._conclude = die  # type: ignore[method-assign]
+            survivors._Meeting._conclude = die  # type: ignore[method-assign]
         elif not any(each.endswith("!") for each in lost):
             try:
                 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]

@@ -15,7 +15,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
-from mcr_dl.groups import factory, lifecycle, objects
+from mcr_dl.groups import factory, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import changes, core_groups, lines, state
@@ -223,6 +223,25 @@ def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta,
     members = [parent.ranks[rank] for rank in ranks]
     names = lines.that_fit(parent.backends, members)
     group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, names, timeout)
+    _agree_on_form(group, options, parent)
+    return _C.TorchBackend(group, list(group.backends))
+
+
+def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
+    """Make the backend of the group without these ranks of the parent; the others call (torch's ``shrink_group``).
+
+    Raises PeerLostError if more ranks are lost, as torch takes all others for members.
+    """
+    if parent is _C.world():
+        message = (
+            "shrink_group: expected a group from new_group(), got the default group, whose ranks torch would number "
+            "anew: use mcr_dl.shrink(), which leaves the default group as it is"
+        )
+        raise InvalidArgumentError(message)
+    members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
+    wanted = list(options.backends) if isinstance(options, _C.Options) else []
+    names = registry.parse_for_group(wanted) if wanted else None
+    group = survivors.make(parent, members, parent.timeout, names, exactly=True)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
 

@@ -361,6 +361,15 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   return part.cast<c10::intrusive_ptr<TorchBackend>>();
 }
 
+bool TorchBackend::supportsShrinking() const { return true; }
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<int64_t>& excluded, int,
+                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const Locked locked;
+  const auto options = opts == nullptr ? py::object(py::none()) : py::cast(opts);
+  return runtime("shrink")(py::cast(group_), excluded, options).cast<c10::intrusive_ptr<TorchBackend>>();
+}
+
 void TorchBackend::shutdown() {
   const Locked locked;
   if (!group_->closed()) runtime("on_shutdown")(py::cast(group_));

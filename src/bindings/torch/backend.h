@@ -86,6 +86,11 @@ class TorchBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts);
+  bool supportsShrinking() const;  // virtual since torch 2.9, like shrink()
+  /// Makes the backend of the ranks that are not excluded, which call this. The flags change nothing: calls that need a
+  /// lost rank fail by themselves.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& excluded, int flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts);
   /// Ends the group, and with the default group the runtime. A second call does nothing.
   void shutdown() override;
   /// Like shutdown(), but does not wait for running operations, which then fail if the library can abort them.
