@@ -364,9 +364,10 @@ def test_a_full_disk(nursery: Nursery, backend: str, tmp_path: Path) -> None:
 # ---- signals, exits, forks
 
 
-def test_interrupt_of_a_wait(nursery: Nursery) -> None:
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_interrupt_of_a_wait(nursery: Nursery, backend: str) -> None:
     """Ctrl-C raises KeyboardInterrupt in a blocking collective that the core waits for."""
-    ranks = jobs.start(nursery, "troubles", ["interrupted", "shm"], 2)
+    ranks = jobs.start(nursery, "troubles", ["interrupted", backend], 2)
     jobs.await_text([ranks[0]], "WAITING")
     os.kill(ranks[0].pid, signal.SIGINT)
     jobs.end(nursery, [ranks[0]], 10)
@@ -375,10 +376,9 @@ def test_interrupt_of_a_wait(nursery: Nursery) -> None:
     assert "in interrupted" in ranks[0].text
 
 
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_interrupt(nursery: Nursery, backend: str) -> None:
+def test_interrupt(nursery: Nursery) -> None:
     """Ctrl-C ends a program inside a blocking collective of a library."""
-    ranks = jobs.start(nursery, "troubles", ["interrupted", backend], 2)
+    ranks = jobs.start(nursery, "troubles", ["interrupted", "mpi"], 2)
     jobs.await_text([ranks[0]], "WAITING")
     time.sleep(0.2)
     os.kill(ranks[0].pid, signal.SIGINT)

@@ -143,8 +143,10 @@ std::shared_ptr<Work> nothing_to_do(Passage& passage) {
   return work;
 }
 
-void watch(const Passage& passage, std::shared_ptr<Work> work) {
-  passage.slot->backend.progress.watch(std::move(work));
+// By its own progress, as an abort may have ended the group and its slots meanwhile.
+void watch(std::shared_ptr<Work> work) {
+  auto* progress = work->progress();
+  if (progress != nullptr) progress->watch(std::move(work));
 }
 
 // The end of the chain: chooses a backend and issues the call.
@@ -181,7 +183,7 @@ class Issue {
       if (lane.blocking()) stopwatch.stop();
       return source;
     } catch (...) {
-      if (!work->finished()) watch(passage_, work);
+      if (!work->finished()) watch(work);
       throw;
     }
   }
@@ -198,7 +200,7 @@ class Issue {
     }
     auto work = make_work(passage_, lane.take(), nullptr, brief_);
     work->begin();
-    if (!work->finished()) watch(passage_, work);
+    if (!work->finished()) watch(work);
     return work;
   }
 
@@ -214,7 +216,7 @@ class Issue {
     // On a device the operation cannot be complete yet, and asking costs as much as enqueuing it did.
     if (passage_.call.device.type == DeviceType::CPU || work->point() == nullptr || work->point()->captured())
       work->poll();
-    if (!work->finished()) watch(passage_, work);
+    if (!work->finished()) watch(work);
     return work;
   }
 
@@ -306,7 +308,7 @@ class Issue {
   // Call in a catch block. Requests that were started before the error stay alive until they end: the library still
   // uses their memory.
   [[noreturn]] void fail(Lane& lane) {
-    if (lane.pending()) watch(passage_, make_work(passage_, lane.take()));
+    if (lane.pending()) watch(make_work(passage_, lane.take()));
     try {
       throw;
     } catch (const Error& error) {
@@ -394,7 +396,7 @@ std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request
                            std::shared_ptr<StreamPoint> point) {
   unflatten(passage.call, passage.plan);
   auto work = make_work(passage, std::move(requests), std::move(point));
-  watch(passage, work);
+  watch(work);
   return work;
 }
 

@@ -48,6 +48,12 @@ VARIABLES = (
         "shm.md#memory",
     ),
     Variable(
+        "MCR_DL_MPI_INTERRUPTIBLE",
+        "`1`: blocking collectives of MPI can raise while they wait, after a loss, `abort()` or Ctrl-C; equal on all "
+        "ranks; default `0`",
+        "reliability.md#interruptible-mpi",
+    ),
+    Variable(
         "MCR_DL_MPI_STREAMS",
         "who handles device memory on MPI: `mcr`, `mpi` or `auto` (default)",
         "devices.md#who-handles-the-streams-of-mpi",

@@ -48,6 +48,14 @@ std::string version() {
   return result;
 }
 
+bool interruptible() {
+  const char* text = std::getenv("MCR_DL_MPI_INTERRUPTIBLE");
+  const std::string_view value = text == nullptr || *text == '\0' ? "0" : text;
+  if (value == "0" || value == "1") return value == "1";
+  throw Error(ErrorCode::InvalidArgument,
+              "MCR_DL_MPI_INTERRUPTIBLE: expected 0 or 1, got '" + std::string(value) + "'");
+}
+
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case DType::Byte:

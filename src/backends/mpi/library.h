@@ -66,6 +66,10 @@ bool finalized();
 /// Name and version of the library: "MPICH 5.0.2".
 std::string version();
 
+/// Whether blocking calls are started and polled, so that they can raise while they wait: MCR_DL_MPI_INTERRUPTIBLE.
+/// Equal on all ranks, as the blocking and nonblocking forms of MPI do not match each other.
+bool interruptible();
+
 /// A count in this MPI's type.
 inline Count narrow(int64_t value) {
   if constexpr (kSmallCounts) {

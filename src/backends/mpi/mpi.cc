@@ -137,6 +137,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   }
   bool varies(const Call& call) const override { return library_.algorithms().switches(call.op); }
   bool excludes_threads() const override { return library_.serialized(); }
+  bool always_starts() const override { return interruptible_; }
 
   void broadcast(const Call& call, Lane& lane) {
     post(call, lane, kBroadcast, {}, call.out.data, narrow(call.out.count), type_of(call.dtype), call.root);
@@ -294,6 +295,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   }
 
   Library& library_ = Library::get();
+  const bool interruptible_ = interruptible();
   Handle user_, internal_;
   int rank_, size_;
 };
@@ -356,7 +358,8 @@ MPI_Comm duplicate(MPI_Comm from) {
 
 class MpiBackend : public Backend {
  public:
-  std::string library() const override { return version(); }
+  // All ranks must have the same text, so they agree on this too.
+  std::string library() const override { return version() + (interruptible() ? ", interruptible" : ""); }
 
   std::unique_ptr<Communicator> connect(const GroupSpec& spec) override {
     Library::get().start();

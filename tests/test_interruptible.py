@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocking collectives of MPI that raise while they wait (MCR_DL_MPI_INTERRUPTIBLE)."""
+
+from __future__ import annotations
+
+import pytest
+
+import jobs
+from harness.nursery import Nursery
+
+NAME = "MCR_DL_MPI_INTERRUPTIBLE"
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("lost", "raised PeerLostError after 1"),
+        ("abort", "raised BackendError after 0"),
+        ("interrupt", "raised KeyboardInterrupt after 0"),
+    ],
+)
+def test_a_waiting_call_raises(nursery: Nursery, how: str, text: str) -> None:
+    """On the ranks that wait, although the third rank never makes the call."""
+    ranks = jobs.start(nursery, "interruptible", [how], 3, **{NAME: "1"})
+    jobs.end(nursery, ranks[:2])
+    jobs.expect(ranks[:2], 0, text)
+
+
+def test_ranks_that_differ(nursery: Nursery) -> None:
+    """All raise, as their calls would not match."""
+    ranks = jobs.start(nursery, "interruptible", ["differ"], 3)
+    jobs.end(nursery, ranks)
+    for rank in ranks:
+        assert "backend 'mpi': expected the same on all ranks, got ok:" in rank.text
+        assert ", interruptible on rank 1" in rank.text
+
+
+def test_typing_error(nursery: Nursery) -> None:
+    """One error says what is expected."""
+    ranks = jobs.start(nursery, "interruptible", ["lost"], 1, **{NAME: "yes"})
+    jobs.end(nursery, ranks)
+    assert f"{NAME}: expected 0 or 1, got 'yes'" in ranks[0].text
