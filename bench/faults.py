@@ -4,7 +4,8 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
-blocking collective or in many asynchronous ones, on mpi, gloo or shm. With --json FILE, also writes the figures there.
+blocking collective or in many asynchronous ones, on mpi, gloo, shm or a stripe. With --json FILE, also writes the figures
+there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ from harness.nursery import Child, Nursery
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
 
-BACKENDS, PHASES, FAULTS = ("mpi", "gloo", "shm"), ("idle", "collective", "storm"), tuple(jobs.LOST)
+PHASES, FAULTS = ("idle", "collective", "storm"), tuple(jobs.LOST)
+# Arguments of the program and variables by name.
+BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
+    "mpi": ("mpi", {}),
+    "mpi, interruptible": ("mpi", {"MCR_DL_MPI_INTERRUPTIBLE": "1"}),
+    "gloo": ("gloo", {}),
+    "shm": ("shm", {}),
+    "stripe(gloo,mpi)": ("gloo;mpi;stripe(gloo,mpi)", {}),
+}
 LIMIT = 1.0  # timeout of the calls, in seconds
 BOUND = LIMIT + 2.0  # the guarantee of docs/reliability.md
 
@@ -57,7 +66,7 @@ def moment(rank: Child, what: str) -> float | None:
 
 def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> str | None:
     """The guarantee that a survivor broke, if any; its call took ``took`` seconds and may take ``bound``."""
-    if rank.code not in ((jobs.REPORTED,) if backend == "shm" else (jobs.REPORTED, jobs.ENDED)):
+    if rank.code not in ((jobs.REPORTED, jobs.ENDED) if backend == "mpi" else (jobs.REPORTED,)):
         return f"code {rank.code}"
     if not re.search(jobs.LOST[fault], rank.text):
         return "not named"
@@ -66,7 +75,9 @@ def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> s
 
 def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float, bound: float) -> Outcome:
     """Inject one fault."""
-    ranks = jobs.start(nursery, "faulty", [backend, phase, fault], 3, FAULTY_DELAY=str(delay), FAULTY_LIMIT=str(LIMIT))
+    names, variables = BACKENDS[backend]
+    variables = {**variables, "FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
+    ranks = jobs.start(nursery, "faulty", [names, phase, fault], 3, **variables)
     survivors = [ranks[0], ranks[2]]
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")
@@ -94,7 +105,7 @@ def show(results: Mapping[tuple[str, str, str], list[Outcome]]) -> None:
         good = f"{sum(each.result == 'ok' for each in found)} of {len(found)}"
         times = [spread([each.call for each in found]), spread([each.end for each in found])]
         table.add_row(*kind, good, *times, ", ".join(bad))
-    Console().print(table)
+    Console().print_whole(table, 100)
 
 
 def spread(seconds: list[float]) -> str:
@@ -104,9 +115,9 @@ def spread(seconds: list[float]) -> str:
 
 def main() -> int:
     parser = script.parser(__doc__)
-    parser.add_argument("--faults", type=int, default=120, help="how many (120)")
+    parser.add_argument("--faults", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="where (all)")
+    parser.add_argument("--backends", nargs="+", choices=[*BACKENDS], default=[*BACKENDS], help="where (all)")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.set_defaults(bound=BOUND)
     given = script.parse(parser, faults=1, bound=60.0)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job with a fault on rank 1: faulty.py BACKEND PHASE FAULT.
 
-PHASE is the state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one),
-``future`` (an asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank
-that gets an exception prints it and exits with 3. For measurements, the times of the fault, of the call that meets it,
-and of its exception are printed too.
+BACKEND may be several with semicolons, of which the last one makes the calls: "gloo;mpi;stripe(gloo,mpi)". PHASE is the
+state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one), ``future`` (an
+asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank that gets an
+exception prints it and exits with 3. For measurements, the times of the fault, of the call that meets it, and of its
+exception are printed too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def fault(kind: str) -> None:
         sys.exit(0)
 
 
-def storm(fails: str | None) -> None:
+def storm(fails: str | None, backend: str) -> None:
     """Calls on two groups, repeatedly; the fault comes in the middle of one round."""
     global began
     groups = [dist.group.WORLD, dist.new_group(list(range(dist.get_world_size())))]
@@ -55,7 +56,9 @@ def storm(fails: str | None) -> None:
     for turn in count():
         began = time.monotonic()
         works = [
-            dist.all_reduce(x, group=group, async_op=True, timeout=STORM_LIMIT) for x in tensors for group in groups
+            dist.all_reduce(x, group=group, async_op=True, timeout=STORM_LIMIT, backend=backend)
+            for x in tensors
+            for group in groups
         ]
         if fails is not None and time.monotonic() > begin + DELAY and turn > 2:
             fault(fails)
@@ -68,13 +71,15 @@ def storm(fails: str | None) -> None:
 def main(backend: str, phase: str, kind: str) -> None:
     """One rank."""
     global began
-    dist.init_process_group(backend)
+    names = backend.split(";")
+    backend = names[-1]
+    dist.init_process_group(names)
     failing = kind if dist.get_rank() == 1 and kind != "none" else None
     x = torch.ones(1000)
-    dist.all_reduce(x)
+    dist.all_reduce(x, backend=backend)
     print("ready", flush=True)
     if phase == "storm":
-        storm(failing)
+        storm(failing, backend)
     if failing is not None:
         if phase in ("collective", "future"):
             time.sleep(DELAY)
@@ -84,12 +89,12 @@ def main(backend: str, phase: str, kind: str) -> None:
     began = time.monotonic()
     say("began", began)
     if phase == "future":
-        work = dist.all_reduce(x, async_op=True, timeout=LIMIT)
+        work = dist.all_reduce(x, async_op=True, timeout=LIMIT, backend=backend)
         while not work.is_completed():
             time.sleep(0.01)
         work.wait()
     else:
-        dist.all_reduce(x, timeout=LIMIT)
+        dist.all_reduce(x, timeout=LIMIT, backend=backend)
     if kind != "none":
         raise AssertionError("a call without rank 1 has ended well")
 
