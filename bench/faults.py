@@ -4,8 +4,8 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
-blocking collective or in many asynchronous ones, on mpi, gloo, shm or a stripe. With --json FILE, also writes the figures
-there.
+blocking collective or in many asynchronous ones, on mpi, gloo, shm or a stripe. With --json FILE, also writes the
+figures there.
 """
 
 from __future__ import annotations
