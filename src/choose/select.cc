@@ -142,6 +142,7 @@ std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slot
 // If the call's class of types, its vectored or its asynchronous form has not been measured, uses the curves of the
 // nearest that has.
 Selector::Field Selector::field(const Call& call) const {
+  if (slots_ == nullptr || slots_->empty()) throw Error(ErrorCode::Unavailable, "the group has no backend");
   Field result;
   // Libraries that take the tensors directly come first: the order matters when there are no measurements.
   for (const auto able : {&Decision::native, &Decision::native_on_copies}) {
