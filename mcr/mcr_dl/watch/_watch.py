@@ -88,7 +88,7 @@ class Watch:
 
     def leave_together(self, well: bool) -> bool:
         """At the end of the process: whether the libraries can be ended, which needs all ranks."""
-        return self._exchange.leave_together(well and not self.broken, _FAREWELL)
+        return self._exchange.leave_together(well and not self.broken and not self._losses.any, _FAREWELL)
 
     def end(self) -> None:
         """Another life of the runtime has begun and ended: this one gets no more requests."""
