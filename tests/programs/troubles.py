@@ -273,17 +273,6 @@ def late(backend: str) -> None:
     os._exit(3)
 
 
-def late_for_a_blocking_call(backend: str) -> None:
-    """Rank 1 is late for a blocking call with its own timeout."""
-    dist.init_process_group(backend, timeout=LONG)
-    x = torch.ones(10)
-    dist.all_reduce(x)
-    if dist.get_rank() == 1:
-        time.sleep(20)
-    expect("a time limit", lambda: dist.all_reduce(x, timeout=LIMIT))
-    os._exit(3)
-
-
 def impatient(backend: str) -> None:
     """Rank 1 is late; rank 2 gives up and ends before rank 0's limit."""
     dist.init_process_group(backend, timeout=LONG)
