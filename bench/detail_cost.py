@@ -54,14 +54,7 @@ def main() -> None:
     parser.set_defaults(most=max(calls for _, _, calls in _WAYS.values()))
     given = script.parse(parser, lives=1, most=20)
     script.with_ranks(2)
-    taken: dict[str, list[dict[str, float]]] = {"off": [], "detail": []}
-    for turn in range(given.lives + 1):
-        for mode in ("off", "detail") if turn % 2 else ("detail", "off"):
-            found = life(mode, given.most)
-            if turn > 0:  # the first ones warm up
-                taken[mode].append(found)
-            if os.environ["RANK"] == "0":
-                print(f"life {turn} of {given.lives}, {mode}", end="\r", flush=True)
+    taken = script.lives(("off", "detail"), given.lives, lambda mode: life(mode, given.most))
     figures = {
         name: {mode: statistics.median(each[name] for each in lives) for mode, lives in taken.items()} for name in _WAYS
     }

@@ -42,14 +42,7 @@ def main() -> None:
     parser.set_defaults(most=max(_SIZES.values()))
     given = script.parse(parser, lives=1, most=20)
     script.with_ranks(2)
-    taken: dict[str, list[dict[int, float]]] = {"0": [], "1": []}
-    for turn in range(given.lives + 1):
-        for value in ("0", "1") if turn % 2 else ("1", "0"):
-            found = life(value, given.most)
-            if turn > 0:  # the first ones warm up
-                taken[value].append(found)
-            if os.environ["RANK"] == "0":
-                print(f"life {turn} of {given.lives}, {value}", end="\r", flush=True)
+    taken = script.lives(("0", "1"), given.lives, lambda value: life(value, given.most))
     if os.environ["RANK"] != "0":
         return
     for nbytes in _SIZES:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mcr_dl.base import launcher
 from mcr_dl.base.documents import write_rows
@@ -20,6 +20,7 @@ from mcr_dl.bench.ranks import launched, run_local
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 SMOKE = "smoke mode: the figures mean nothing"
+Figures = TypeVar("Figures")
 
 
 def parser(text: str | None, *, program: str | None = None, reports: bool = False) -> argparse.ArgumentParser:
@@ -48,6 +49,19 @@ def with_ranks(count: int) -> None:
     if not launched():
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), *sys.argv]
         sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def lives(modes: Sequence[str], count: int, life: Callable[[str], Figures]) -> dict[str, list[Figures]]:
+    """The figures of ``count`` lives of the runtime in each mode. The modes take turns; the first lives warm up."""
+    taken: dict[str, list[Figures]] = {mode: [] for mode in modes}
+    for turn in range(count + 1):
+        for mode in modes if turn % 2 else modes[::-1]:
+            found = life(mode)
+            if turn > 0:
+                taken[mode].append(found)
+            if launcher.detect().rank == 0:
+                print(f"life {turn} of {count}, {mode}", end="\r", flush=True)
+    return taken
 
 
 def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[str, Any]:

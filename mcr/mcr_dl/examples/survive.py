@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 
 import mcr_dl as dist
+from mcr_dl import watch
 from mcr_dl.base import launcher
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report
@@ -122,7 +123,9 @@ def undisturbed(group: Any, steps: int, progress: Any) -> Trainer:
 
 
 def _show(console: Console, options: Options, survived: Trainer, other: Trainer, story: _Story) -> None:
-    console.say(f"Step {options.at}: {_names(options.lose)} killed. The others know it after {story.known:.3f} s:")
+    console.say(
+        f"Step {options.at}: {watch.ranks_text(options.lose)} killed. The others know it after {story.known:.3f} s:"
+    )
     console.say(f"  {story.error}", style="dim")
     console.say(
         f"shrink took {story.shrunk:.3f} s, restoring step {story.step} from the ranks' memory "
@@ -164,10 +167,6 @@ def run(options: Options, store: Any) -> int:
     return 0 if equal else 1
 
 
-def _names(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
 def _start_and_run(rank: int, options: Options, port: int) -> None:
     store = dist.TCPStore("localhost", port, timeout=timedelta(minutes=2))
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=options.nproc)
@@ -201,7 +200,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
     if not 0 < at < given.steps:
         parser.error(f"--at: expected a step from 1 to {given.steps - 1}, got {at}")
     if not set(given.lose) < set(range(given.nproc)):
-        parser.error(f"--lose: expected some of the ranks 0 to {given.nproc - 1}, got {_names(given.lose)}")
+        parser.error(f"--lose: expected some of the ranks 0 to {given.nproc - 1}, got {watch.ranks_text(given.lose)}")
     return Options(given.nproc, given.steps, tuple(dict.fromkeys(given.lose)), at, given.backend)
 
 

@@ -155,9 +155,14 @@ def _notice_joins() -> None:
 def create(options: Any, backend_options: Any) -> Any:
     """Make the backend of a process group that torch is making (torch.distributed.Backend.register_backend)."""
     _notice_joins()
-    wanted = list(backend_options.backends) if isinstance(backend_options, _C.Options) else []
+    wanted = _named(backend_options)
     group = _expected if _expected is not None else _group_for(options, wanted, backend_options)
     return _C.TorchBackend(group, wanted)
+
+
+def _named(options: Any) -> list[str]:
+    """The backends that mcr_dl's options name."""
+    return list(options.backends) if isinstance(options, _C.Options) else []
 
 
 def _group_for(options: Any, wanted: list[str], pg_options: Any) -> _C.Group:
@@ -239,7 +244,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
         )
         raise InvalidArgumentError(message)
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
-    wanted = list(options.backends) if isinstance(options, _C.Options) else []
+    wanted = _named(options)
     names = registry.parse_for_group(wanted) if wanted else None
     group = survivors.make(parent, members, parent.timeout, names, exactly=True)
     _agree_on_form(group, options, parent)

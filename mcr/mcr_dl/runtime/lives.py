@@ -11,6 +11,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.watch import ranks_text
 
 _PAUSE = 0.01  # seconds between two looks of rank 0 at the store
 _GO, _SUPERSEDED = "go", "superseded"
@@ -42,19 +43,17 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
     while joins:
         found = [meeting.get(key).decode() for key in joins] if meeting.check(joins) else []
         if found and found != words:
-            superseded = f"{name}/ended" if words else ""
-            name, words = uuid.uuid4().hex, found
+            former, name, words = name, uuid.uuid4().hex, found
             for word in words:
                 meeting.set(f"name/{word}", name)
-            if superseded:
-                meeting.set(superseded, _SUPERSEDED)
+            meeting.set(f"{former}/ended", _SUPERSEDED)
         here = [f"{name}/{rank}" for rank in range(1, size)]
         if words and meeting.check(here):
             meeting.set(f"{name}/ended", _GO)
             break
         if time.monotonic() > deadline:
-            missing = [str(rank) for rank, key in enumerate(here, 1) if not meeting.check([key])]
-            message = f"start: ranks {', '.join(missing)} have not come within {limit.total_seconds():g} s"
+            missing = [rank for rank, key in enumerate(here, 1) if not meeting.check([key])]
+            message = f"start: {ranks_text(missing)} have not come within {limit.total_seconds():g} s"
             raise CollectiveTimeoutError(message)
         time.sleep(_PAUSE)
     return name

@@ -48,9 +48,18 @@ std::string version() {
   return result;
 }
 
+namespace {
+
+// The value of an environment variable; the fallback if it is unset or empty.
+std::string_view setting(const char* name, std::string_view fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : text;
+}
+
+}  // namespace
+
 bool interruptible() {
-  const char* text = std::getenv("MCR_DL_MPI_INTERRUPTIBLE");
-  const std::string_view value = text == nullptr || *text == '\0' ? "0" : text;
+  const auto value = setting("MCR_DL_MPI_INTERRUPTIBLE", "0");
   if (value == "0" || value == "1") return value == "1";
   throw Error(ErrorCode::InvalidArgument,
               "MCR_DL_MPI_INTERRUPTIBLE: expected 0 or 1, got '" + std::string(value) + "'");
@@ -198,8 +207,7 @@ constexpr auto kOwnIndexes = [] {
 }();
 
 int wanted_thread_level() {
-  const char* text = std::getenv("MCR_DL_MPI_THREAD_LEVEL");
-  const std::string_view name = text == nullptr || *text == '\0' ? "serialized" : text;
+  const auto name = setting("MCR_DL_MPI_THREAD_LEVEL", "serialized");
   if (name == "serialized") return MPI_THREAD_SERIALIZED;
   if (name == "multiple") return MPI_THREAD_MULTIPLE;
   throw Error(ErrorCode::InvalidArgument,
@@ -221,8 +229,7 @@ bool cuda_aware() {
 
 // The two ways to combine MPI with a device's streams: MPI handles them, or the core does, by copies to the host.
 bool wants_device_memory() {
-  const char* text = std::getenv("MCR_DL_MPI_STREAMS");
-  const std::string_view name = text == nullptr || *text == '\0' ? "auto" : text;
+  const auto name = setting("MCR_DL_MPI_STREAMS", "auto");
   if (name == "auto") return cuda_aware();
   if (name == "mpi") return true;
   if (name == "mcr") return false;
