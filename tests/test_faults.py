@@ -170,6 +170,16 @@ def test_a_late_rank(nursery: Nursery, backend: str, tmp_path: Path, capsys: pyt
     assert any("in late" in line for line in stacks["MainThread"])
 
 
+@backends
+def test_a_late_rank_after_starting_again(nursery: Nursery, backend: str) -> None:
+    """The calls of a destroyed group count for no group of the same name that is made later."""
+    ranks = jobs.start(nursery, "troubles", ["late_again", backend], 3)
+    jobs.end(nursery, [ranks[0], ranks[2]])
+    for number in (0, 2):
+        assert ranks[number].code == jobs.REPORTED
+        assert "Not arrived: rank 1 has made 1 collective" in ranks[number].text, ranks[number].text
+
+
 def test_a_rank_gives_up_first(nursery: Nursery) -> None:
     """A rank that ends after a failure leaves a note of that failure: its end is not the first cause."""
     ranks = jobs.start(nursery, "troubles", ["impatient", "mpi"], 3)

@@ -277,6 +277,8 @@ def test_positions_of_this_process() -> None:
     group = _C.Group("alone", [0], 0, _report_timeout())
     found = next(each for each in _C.positions() if each["label"] == group._label)
     assert (found["group"], found["ranks"], found["collectives"], found["calls"]) == ("alone", [0], 0, [])
+    group._close()
+    assert all(each["label"] != group._label for each in _C.positions())
 
 
 def _report_timeout() -> Any:

@@ -104,6 +104,7 @@ void Group::disconnect(std::string_view name) {
 
 void Group::close() {
   closed_ = true;
+  position_->end();
   for (const auto& stage : stage_groups_) stage->close();
   {
     const std::lock_guard lock(mutex_);

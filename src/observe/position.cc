@@ -5,6 +5,7 @@
 #include <bit>
 #include <list>
 #include <mutex>
+#include <ranges>
 #include <thread>
 #include <utility>
 
@@ -90,9 +91,9 @@ void Position::forget_losses() {
 
 const std::string* Position::lost(const std::string& label) {
   const std::lock_guard lock(living().mutex);
-  for (const auto& one : living().all) {
+  for (const auto& one : living().all | std::views::reverse) {
     const auto position = one.lock();
-    if (position != nullptr && position->label() == label && position->lost() != nullptr) return position->lost();
+    if (position != nullptr && position->label() == label) return position->lost();
   }
   return nullptr;
 }
@@ -101,7 +102,8 @@ std::vector<std::shared_ptr<const Position>> Position::all() {
   std::vector<std::shared_ptr<const Position>> found;
   const std::lock_guard lock(living().mutex);
   for (const auto& one : living().all) {
-    if (auto position = one.lock()) found.push_back(std::move(position));
+    auto position = one.lock();
+    if (position != nullptr && !position->ended_.load(std::memory_order_relaxed)) found.push_back(std::move(position));
   }
   return found;
 }

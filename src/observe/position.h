@@ -63,7 +63,7 @@ class Position {
   static void lose(int rank, const std::string& text);
   /// Why the group can make no more calls; null while it can. Never destroyed.
   const std::string* lost() const noexcept { return lost_.load(std::memory_order_acquire); }
-  /// The same for the live group with this label.
+  /// The same for the newest group with this label.
   static const std::string* lost(const std::string& label);
   /// Call before the runtime starts again, with other processes.
   static void forget_losses();
@@ -80,7 +80,10 @@ class Position {
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
 
-  /// The positions of all live groups, in the order in which they were made.
+  /// The group has been destroyed: all() no longer has it, even while the program keeps the object. A later life of the
+  /// runtime may have a group with the same name.
+  void end() noexcept { ended_.store(true, std::memory_order_relaxed); }
+  /// The positions of all groups that have not been destroyed, in the order in which they were made.
   static std::vector<std::shared_ptr<const Position>> all();
   static std::shared_ptr<Position> make(const std::string& group, const std::string& label, std::vector<int> ranks,
                                         int rank);
@@ -101,6 +104,7 @@ class Position {
   const std::vector<int> ranks_;
   const int rank_;
   mutable std::atomic<const std::string*> lost_{nullptr};
+  std::atomic<bool> ended_{false};
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   int64_t collectives_ = 0;  // guarded by busy_, like all members below
   int64_t messages_ = 0;

@@ -89,6 +89,19 @@ TEST(positions_of_groups_that_are_gone_are_not_listed) {
   const auto before = Position::all().size();
   Position::make(kGroup, kLabel, {0}, 0);
   CHECK(Position::all().size() == before);
+  const auto kept = Position::make(kGroup, kLabel, {0}, 0);  // by the program, although the group is destroyed
+  CHECK(Position::all().size() == before + 1);
+  kept->end();
+  CHECK(Position::all().size() == before);
+}
+
+TEST(a_group_with_the_name_of_a_lost_one_is_not_lost) {
+  const auto old = Position::make(kGroup, kLabel, {0, 7}, 0);
+  Position::lose(7, "gone");
+  CHECK(Position::lost(kLabel) != nullptr);
+  Position::forget_losses();
+  const auto made = Position::make(kGroup, kLabel, {0, 7}, 0);
+  CHECK(old->lost() != nullptr && made->lost() == nullptr && Position::lost(kLabel) == nullptr);
 }
 
 TEST(positions_may_be_read_while_threads_enter) {

@@ -273,6 +273,22 @@ def late(backend: str) -> None:
     os._exit(3)
 
 
+def late_again(backend: str) -> None:
+    """As late, but the program keeps a group of the same name from before the runtime started again."""
+    dist.init_process_group(backend, timeout=LONG)
+    kept = dist.new_group(use_local_synchronization=True)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(10), group=kept)
+    dist.destroy_process_group()
+    dist.init_process_group(backend, timeout=LONG)
+    group = dist.new_group(use_local_synchronization=True)
+    dist.all_reduce(torch.ones(10), group=group)
+    if dist.get_rank() == 1:
+        time.sleep(20)
+    expect("a time limit", lambda: dist.all_reduce(torch.ones(10), group=group, async_op=True, timeout=LIMIT).wait())
+    os._exit(3)
+
+
 def impatient(backend: str) -> None:
     """Rank 1 is late; rank 2 gives up and ends before rank 0's limit."""
     dist.init_process_group(backend, timeout=LONG)

@@ -153,6 +153,7 @@ void give_up(Group& group) {
 // there.
 void keep_forever(std::shared_ptr<Group> group) {
   static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
+  group->position().end();
   kept.push_back(std::move(group));
 }
 
