@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness import launchers
+from mcr_dl import _C
 from mcr_dl.groups import first_start
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
@@ -54,26 +55,44 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert "shm" in files.read(path).scales[0].candidates
 
 
-@pytest.mark.parametrize(("large_us", "warned"), [(1e6, True), (1e-3, False)])
-def test_a_table_of_another_machine(tmp_path: Path, large_us: float, warned: bool) -> None:
-    """A start warns if all sizes that it compares differ from the table, in one direction."""
-    samples = {4 << 10: 1e6, 1 << 20: large_us}
+def _leave_table(cache: Path, times: dict[int, float], *, quick: bool) -> Path:
+    """A table of this machine for two ranks: shm with these times by size, and gloo with twice as much."""
     curves = [
         Curve(
             "all_reduce",
             "float",
             "float32",
             name,
-            tuple(Sample(size, 9, us * factor, us * factor, us * factor) for size, us in samples.items()),
+            tuple(Sample(size, 9, us * factor, us * factor, us * factor) for size, us in times.items()),
         )
         for name, factor in (("shm", 1), ("gloo", 2))
     ]
-    table = Table(files.now(), host(), software({}), {}, (Scale(2, 1, 2, "cpu", files.now(), tuple(curves)),))
-    path = tmp_path / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
-    files.write(table, path)
+    scale = Scale(2, 1, 2, "cpu", files.now(), tuple(curves), quick=quick)
+    path = cache / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
+    files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("quick", "times", "warned"), [(False, (1e6, 1e6), True), (True, (1e-3, 1e-3), True), (False, (1e6, 1e-3), False)]
+)
+def test_a_table_of_another_machine(tmp_path: Path, quick: bool, times: tuple[float, float], warned: bool) -> None:
+    """A start warns if all sizes that it compares differ from the table, in one direction."""
+    path = _leave_table(tmp_path, {4 << 10: times[0], 1 << 20: times[1]}, quick=quick)
     facts, text = _start(tmp_path, 2, "gloo,shm")
     assert facts[0]["source"] == str(path)
     assert ("all_reduce of 1048576 bytes on shm takes" in text) is warned, text
+    assert "measuring" not in text
+
+
+def test_a_first_start_that_was_disturbed(tmp_path: Path) -> None:
+    """Calls are much faster than its times: the next start measures again."""
+    path = _leave_table(tmp_path, {4 << 10: 1e6, 1 << 20: 1e6}, quick=True)
+    facts, text = _start(tmp_path, 2, "gloo,shm")
+    assert facts[0] == facts[1]
+    assert text.count("were disturbed (all_reduce of 4096 bytes on shm takes") == 1, text
+    (scale,) = files.read(path).scales
+    assert max(each.median_us for curve in scale.curves for each in curve.samples if each.bytes == 4096) < 1e6
 
 
 def test_other_scales_join(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ _log = logging.getLogger("mcr_dl")
 def measure(world: _C.Group, store: torch_dist.Store) -> None:
     """Measure the default group's candidates if nothing is known about its shape; rank 0 adds them to its cache.
 
-    If its shape is in the table, rank 0 warns where calls take twice as long, or half as long, as the table says.
+    If its shape is in the table, rank 0 warns where calls take twice as long, or half as long, as the table says. A
+    first start's measurements that are too slow by so much are made again: another program probably disturbed them.
 
     Collective. All ranks decide alike, as they have one table and the same candidates. The calls are made on a group of
     their own, so that the default group's calls are numbered from its first.
@@ -36,33 +37,36 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
     shape, compared = known.shape(world.ranks), start.all_candidates(world)
     if not compared:
         return
-    if known.measured(shape, compared):
-        _compare(world, known.source)
-    elif known.seconds:
-        _measure(world, store, known, compared)
+    if not known.measured(shape, compared):
+        if known.seconds:
+            _measure(world, store, known, compared, f"no measurements for {shape}")
+        return
+    group = _group(world)
+    try:
+        found = check.deviations(world, group)
+    finally:
+        core_groups.forget_group(group)
+    if not found:
+        return
+    texts = "; ".join(map(str, found))
+    if known.seconds and known.quick(shape) and found[0].faster:
+        _measure(world, store, known, compared, f"the measurements for {shape} were disturbed ({texts})")
+    elif world.rank() == 0:
+        hint = "if the machine is not busy, measure it with mcr-tune"
+        _log.warning("tuning table %s: %s (%s)", known.source or "of this job", texts, hint)
 
 
 def _group(world: _C.Group) -> _C.Group:
     return core_groups.make("default/measure", list(world.ranks), state.current().backends, world.timeout)
 
 
-def _compare(world: _C.Group, source: str) -> None:
-    group = _group(world)
-    try:
-        found = check.deviations(world, group)
-    finally:
-        core_groups.forget_group(group)
-    if world.rank() == 0 and found:
-        texts = "; ".join(map(str, found))
-        hint = "if the machine is not busy, measure it with mcr-tune"
-        _log.warning("tuning table %s: %s (%s)", source or "of this job", texts, hint)
-
-
-def _measure(world: _C.Group, store: torch_dist.Store, known: choice.Knowledge, compared: set[str]) -> None:
+def _measure(
+    world: _C.Group, store: torch_dist.Store, known: choice.Knowledge, compared: set[str], reason: str
+) -> None:
     current, shape = state.current(), known.shape(world.ranks)
     if world.rank() == 0:
         names = ", ".join(sorted(compared))
-        text = f"no measurements for {shape}: measuring {names} for up to {known.seconds:.0f} s"
+        text = f"{reason}: measuring {names} for up to {known.seconds:.0f} s"
         hint = f"mcr-tune measures more, {choice.VARIABLE}=none nothing"
         print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
     group = _group(world)

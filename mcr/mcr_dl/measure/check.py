@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from mcr_dl import _C
+from mcr_dl.measure.timing import TorchControl
 
 _SIZES = (4 << 10, 1 << 20)
 _BATCHES = 10
@@ -18,12 +19,17 @@ _FACTOR = 2.0
 
 
 class Deviation(NamedTuple):
-    """An all_reduce whose time on this rank differs from the table's by more than a factor of two."""
+    """An all_reduce whose time differs from the table's by more than a factor of two."""
 
     nbytes: int
     candidate: str
     measured_us: float
     expected_us: float
+
+    @property
+    def faster(self) -> bool:
+        """Whether the call takes less time than the table says."""
+        return self.measured_us < self.expected_us
 
     def __str__(self) -> str:
         return (
@@ -37,9 +43,10 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
 
     One slow size alone says little: another program may have had the core for a moment.
 
-    Makes a few calls on ``group``, which has the ranks and backends of ``world``. The table and thus the candidates and
-    calls are equal on all ranks; the times are this rank's.
+    Makes a few calls on ``group``, which has the ranks and backends of ``world``. The result is equal on all ranks: the
+    table and thus the candidates and calls are, and the largest time over the ranks counts.
     """
+    control = TorchControl(group)
     found: list[Deviation] = []
     compared = 0
     for nbytes in _SIZES:
@@ -51,11 +58,10 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
         compared += 1
         expected = 2 ** (cost / 65536) / 1000
         calls = min(int(_BATCH_SECONDS * 1e6 / expected) + 1, _MOST_CALLS)
-        measured = _least(group, name, nbytes, calls)
+        (measured,) = control.maximum([_least(group, name, nbytes, calls)])
         if not 1 / _FACTOR <= measured / expected <= _FACTOR:
             found.append(Deviation(nbytes, name, measured, expected))
-    slower = [each.measured_us > each.expected_us for each in found]
-    return found if len(found) == compared and len(set(slower)) == 1 else []
+    return found if len(found) == compared and len({each.faster for each in found}) == 1 else []
 
 
 def _least(group: _C.Group, candidate: str, nbytes: int, calls: int) -> float:

@@ -7,17 +7,20 @@ over the ranks, so that all ranks decide alike.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
 
 from mcr_dl import _C
+from mcr_dl.base import launcher
 from mcr_dl.base.operations import dtype_class, frequent, operation_of
 from mcr_dl.measure import cases
 from mcr_dl.measure.cases import Case, Prepared, prepare
-from mcr_dl.measure.timing import Sampling, TorchControl
+from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
 from mcr_dl.tables.choice import Shape
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale
 from mcr_dl.tables.table import now
@@ -25,14 +28,19 @@ from mcr_dl.tables.winners import winners_of
 
 DTYPE = "float32"
 _COARSE = (4, 4 << 10, 64 << 10, 1 << 20)
-_FINE = (256, 1 << 10, 16 << 10, 256 << 10, 4 << 20, 16 << 20)
-_POINT_SECONDS = 0.02
+_ALWAYS = (0, 4, 4 << 10)  # blocking calls of all candidates
+_FINE = (256, 1 << 10, 16 << 10, 256 << 10)
+_LARGE = (4 << 20, 16 << 20)
+_POINT_SECONDS = 0.01
 _CONFIDENCE = 0.1
 _ROUNDS = 3
 _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
 _FLAT = 16 << 10  # bytes; times hardly depend on smaller sizes
-_SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed, and is measured longer
-_HOPELESS = 3  # a candidate that takes so many times as long as the best, above _FLAT, is measured no further
+_TRIALS = 3  # for planning the batches of small calls
+_VISITS = 3  # to a point that was disturbed
+_SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
+_JUMP = 4  # and so was one that takes so many times as long as its size and a smaller call let expect
+_HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
 
 
 def candidates(group: _C.Group, operation: str) -> list[str]:
@@ -63,13 +71,18 @@ class _Kind(NamedTuple):
 def _points() -> Iterator[tuple[_Kind, int]]:
     """Calls and sizes, the most important first: the budget may end before the last."""
     blocking, starting = ([_Kind(name, async_op) for name in frequent()] for async_op in (False, True))
-    every = [_Kind(name, False) for name in _operations()]
-    for kinds, sizes in ((every, _COARSE), (starting, _COARSE), (blocking, _FINE), (starting, _FINE)):
-        for kind in kinds:
-            if operation_of(kind.operation).op == "barrier":
-                yield kind, 0
-            else:
-                yield from ((kind, size) for size in sizes)
+    sizeless = [_Kind(name, False) for name in _operations() if operation_of(name).op == "barrier"]
+    others = [kind for name in _operations() if (kind := _Kind(name, False)) not in (*blocking, *sizeless)]
+    for kinds, sizes in (
+        (blocking, _COARSE),
+        (blocking, _FINE),
+        (others, _COARSE),
+        (sizeless, (0,)),
+        (blocking, _LARGE),
+        (starting, _COARSE),
+        (starting, (*_FINE, *_LARGE)),
+    ):
+        yield from ((kind, size) for size in sizes for kind in kinds)
 
 
 @dataclass
@@ -80,9 +93,12 @@ class _Results:
     wrong: dict[str, str] = field(default_factory=dict)
 
     def expected(self, name: str, nbytes: int) -> float:
-        """An estimate of the time of a call in seconds, from the nearest smaller size; 0 if there is none."""
-        below = max((each for each in self.samples.get(name, []) if each.bytes <= nbytes), key=_bytes, default=None)
-        return 0.0 if below is None else below.min_us * 1e-6 * max(1.0, nbytes / max(below.bytes, _FLAT))
+        """An estimate of the time of a call in seconds, from the nearest smaller size, or the smallest; 0 without."""
+        samples = sorted(self.samples.get(name, []), key=_bytes)
+        if not samples:
+            return 0.0
+        nearest = max((each for each in samples if each.bytes <= nbytes), key=_bytes, default=samples[0])
+        return nearest.min_us * 1e-6 * max(1.0, nbytes / max(nearest.bytes, _FLAT))
 
     def most(self, name: str, nbytes: int) -> float:
         """The least time of a larger call in µs, which a smaller one should not exceed; infinite if there is none."""
@@ -93,12 +109,25 @@ def _bytes(sample: Sample) -> int:
     return sample.bytes
 
 
+def _least(statistics: Statistics) -> float:
+    return statistics.min_us
+
+
+def _own_cores() -> tuple[int, set[int]] | None:
+    """A core for this rank alone, and all that it may use; None if there are fewer cores than ranks on this host."""
+    allowed = os.sched_getaffinity(0)
+    local = launcher.detect().local_rank
+    enough = 0 <= local < len(allowed) and launcher.local_size() <= len(allowed)
+    return (sorted(allowed)[local], allowed) if enough else None
+
+
 class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective."""
 
     def __init__(self, group: _C.Group, seconds: float) -> None:
         self._group, self._seconds = group, seconds
         self._control = TorchControl(group)
+        self._cores = _own_cores()
         self._begin = perf_counter()
         self._results: dict[_Kind, _Results] = {}
 
@@ -117,17 +146,19 @@ class Measurement:
         return self._scale(shape)
 
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
-        """The candidates to measure at this size: at large sizes, without those that were far behind before."""
+        """The candidates to measure: all, except for those that were far behind at a smaller size, or when blocking."""
         found = self._results[kind]
         names = [name for name in candidates(self._group, kind.operation) if name not in found.wrong]
-        if nbytes <= _FLAT:
+        if not kind.async_op and nbytes in _ALWAYS:
             return names
-        times = {name: found.expected(name, nbytes) for name in names}
+        blocking = self._results.get(_Kind(kind.operation, False), found)
+        times = {name: found.expected(name, nbytes) or blocking.expected(name, nbytes) for name in names}
         best = min((time for time in times.values() if time > 0), default=0.0)
-        return [name for name in names if times[name] <= _HOPELESS * best or best == 0.0]
+        return [name for name in names if times[name] <= _HOPELESS * best]
 
     def _point(self, kind: _Kind, nbytes: int, names: list[str]) -> None:
         found = self._results[kind]
+        self._spread()
         case = Case(kind.operation, nbytes, DTYPE, asynchronous=kind.async_op)
         ready: dict[str, Prepared] = {}
         for name in names:
@@ -135,13 +166,32 @@ class Measurement:
             one = prepare(case, name, self._group, shared)
             if name in found.samples or self._right(one, found):
                 ready[name] = one
-        sampling = Sampling(ready, self._control, _CONFIDENCE, trials=1)
-        statistics = sampling.extend(_POINT_SECONDS, _ROUNDS)
-        if any(each.min_us > _SUSPICIOUS * found.most(name, nbytes) for name, each in statistics.items()):
-            statistics = sampling.extend(_POINT_SECONDS, _ROUNDS)
-        for name, each in statistics.items():
+        trials = _TRIALS if nbytes <= _FLAT else 1
+        best: dict[str, Statistics] = {}
+        for _ in range(_VISITS):
+            taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(_POINT_SECONDS, _ROUNDS)
+            best = {name: min(each, best.get(name, each), key=_least) for name, each in taken.items()}
+            if not any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items()):
+                break
+        for name, each in best.items():
             sample = Sample(ready[name].nbytes, each.n, each.min_us, each.median_us, each.p99_us)
             found.samples.setdefault(name, []).append(sample)
+
+    def _spread(self) -> None:
+        """Move each rank to a core of its own. The scheduler may have put ranks that sleep in turn on one core, and
+        leaves them there for a while. The thread may leave the core at once, as threads that start later inherit this.
+        """
+        if self._cores is None:
+            return
+        core, allowed = self._cores
+        with contextlib.suppress(OSError):  # the system may forbid it
+            os.sched_setaffinity(0, {core})
+            os.sched_setaffinity(0, allowed)
+
+    def _disturbed(self, found: _Results, name: str, nbytes: int, time: float) -> bool:
+        """Whether the time in µs does not fit those of the candidate's other sizes."""
+        below = found.expected(name, nbytes) * 1e6
+        return time > _SUSPICIOUS * found.most(name, nbytes) or (0 < _JUMP * below < time)
 
     def _right(self, one: Prepared, found: _Results) -> bool:
         """Whether the results of a candidate's first call are right on all ranks."""

@@ -63,11 +63,15 @@ class Knowledge:
 
     def measured(self, shape: Shape, candidates: set[str]) -> bool:
         """Whether the table has host measurements of this shape: those of mcr-tune, or quick ones of all candidates."""
-        return any(
-            (each["device"], each["ranks"], each["nodes"]) == ("cpu", shape.ranks, shape.nodes)
-            and (not each["quick"] or candidates <= set(each["candidates"]))
-            for each in self.scales
-        )
+        return any(not each["quick"] or candidates <= set(each["candidates"]) for each in self._of(shape))
+
+    def quick(self, shape: Shape) -> bool:
+        """Whether all host measurements of this shape are those of a first start."""
+        return all(each["quick"] for each in self._of(shape))
+
+    def _of(self, shape: Shape) -> list[dict[str, Any]]:
+        where = ("cpu", shape.ranks, shape.nodes)
+        return [each for each in self.scales if (each["device"], each["ranks"], each["nodes"]) == where]
 
     def with_scale(self, scale: dict[str, Any], source: str) -> Knowledge:
         """This knowledge with a measured scale, in place of an older one of its shape."""

@@ -41,7 +41,7 @@ class OperationRequest final : public Request {
     return false;
   }
   bool block(std::chrono::nanoseconds limit) override {
-    if (!done()) engine_->block(limit);
+    engine_->block(limit, [this] { return done(); });
     return true;
   }
 
@@ -69,7 +69,7 @@ class MessagesRequest final : public Request {
     return true;
   }
   bool block(std::chrono::nanoseconds limit) override {
-    if (!done()) engine_->block(limit);
+    engine_->block(limit, [this] { return done(); });
     return true;
   }
   int source() const override { return messages_.size() == 1 ? messages_.front()->source : -1; }
@@ -277,22 +277,27 @@ void Engine::progress() {
   if ((idle_.fetch_add(1, std::memory_order_relaxed) + 1) % kPollsPerCheck == 0) check_peers();
 }
 
-void Engine::block(Nanoseconds limit) {
+void Engine::block(Nanoseconds limit, const std::function<bool()>& done) {
   const auto begin = steady_clock::now();
   const auto patience = std::min<Nanoseconds>(limit, waiting_.patience());
   while (patience > Nanoseconds(0)) {
     for (int i = 0; i < 32; ++i) {
-      if (try_progress()) return;
+      if (done() || try_progress()) return;
       pause();
     }
     if (steady_clock::now() - begin >= patience) break;
   }
   for (int i = 0; i < kYields; ++i) {
     sched_yield();
-    if (try_progress()) return;
+    if (done() || try_progress()) return;
   }
-  waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [this] {
-    return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || try_progress();
+  // This rank's other threads wake no thread here. So the last look takes the turn, even if that means waiting for it,
+  // and then asks whether another thread has completed the operation: everything after it is another rank's write,
+  // which wakes.
+  waiting_.sleep(std::min<Nanoseconds>(limit, kCheck), [&] {
+    const Turn turn(*this);
+    return aborted_.load(std::memory_order_relaxed) || failed_.load(std::memory_order_relaxed) || advance_all() ||
+           done();
   });
   check_peers();
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,8 +53,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void progress();
   /// Throws Error if incomplete operations can no longer complete.
   void check();
-  /// Sleeps until there may be progress.
-  void block(Nanoseconds limit);
+  /// Sleeps until there may be progress, another thread has completed what the caller waits for (`done`), or `limit`.
+  void block(Nanoseconds limit, const std::function<bool()>& done);
   /// Makes all current and later waits fail.
   void abort() noexcept;
   /// Tells the other ranks that this rank leaves without an error.
