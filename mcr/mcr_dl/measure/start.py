@@ -28,7 +28,7 @@ from mcr_dl.tables.winners import winners_of
 
 DTYPE = "float32"
 _COARSE = (4, 4 << 10, 64 << 10, 1 << 20)
-_ALWAYS = (0, 4, 4 << 10)  # blocking calls of all candidates
+_ALWAYS = (0, 4)  # blocking calls of all candidates
 _FINE = (256, 1 << 10, 16 << 10, 256 << 10)
 _LARGE = (4 << 20, 16 << 20)
 _POINT_SECONDS = 0.01
@@ -56,7 +56,7 @@ def all_candidates(group: _C.Group) -> set[str]:
 
 
 def _operations() -> list[str]:
-    """The forms with equal counts, as the vectored forms use their curves; the frequent operations come first."""
+    """The forms with equal counts; the frequent operations come first."""
     often = frequent()
     return [*often, *(row["name"] for row in _C.ops() if row["name"] in _C.operations() and row["name"] not in often)]
 
@@ -73,6 +73,7 @@ def _points() -> Iterator[tuple[_Kind, int]]:
     blocking, starting = ([_Kind(name, async_op) for name in frequent()] for async_op in (False, True))
     sizeless = [_Kind(name, False) for name in _operations() if operation_of(name).op == "barrier"]
     others = [kind for name in _operations() if (kind := _Kind(name, False)) not in (*blocking, *sizeless)]
+    vectored = [_Kind(name, False) for name in _C.operations() if operation_of(name).vectored]
     for kinds, sizes in (
         (blocking, _COARSE),
         (blocking, _FINE),
@@ -80,6 +81,7 @@ def _points() -> Iterator[tuple[_Kind, int]]:
         (sizeless, (0,)),
         (blocking, _LARGE),
         (starting, _COARSE),
+        (vectored, (*_COARSE, *_LARGE)),
         (starting, (*_FINE, *_LARGE)),
     ):
         yield from ((kind, size) for size in sizes for kind in kinds)
@@ -99,6 +101,10 @@ class _Results:
             return 0.0
         nearest = max((each for each in samples if each.bytes <= nbytes), key=_bytes, default=samples[0])
         return nearest.min_us * 1e-6 * max(1.0, nbytes / max(nearest.bytes, _FLAT))
+
+    def largest(self) -> int:
+        """The largest size measured, in bytes."""
+        return max((each.bytes for samples in self.samples.values() for each in samples), default=0)
 
     def most(self, name: str, nbytes: int) -> float:
         """The least time of a larger call in µs, which a smaller one should not exceed; infinite if there is none."""
@@ -204,6 +210,10 @@ class Measurement:
         curves, excluded = [], []
         for (operation, async_op), found in self._results.items():
             types = dtype_class(operation, DTYPE)
+            # Without curves of their own, these use those of blocking calls with equal counts; better than from a part.
+            falls_back = async_op or operation_of(operation).vectored
+            if falls_back and found.largest() < _COARSE[-1] / 2:
+                continue
             for name, samples in found.samples.items():
                 ordered = tuple(sorted(samples, key=_bytes))
                 curves.append(Curve(operation, types, DTYPE, name, ordered, async_op=async_op))
