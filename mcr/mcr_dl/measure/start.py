@@ -144,7 +144,7 @@ class Measurement:
             found = self._results.setdefault(kind, _Results())
             names = self._worthwhile(kind, nbytes)
             cost = sum(found.expected(name, nbytes) for name in names) * _CALLS
-            if len(names) > 1 and elapsed + cost < self._seconds:
+            if names and elapsed + cost < self._seconds:
                 self._point(kind, nbytes, names)
                 elapsed = self._control.maximum([perf_counter() - self._begin])[0]
             if elapsed > self._seconds:
@@ -152,9 +152,14 @@ class Measurement:
         return self._scale(shape)
 
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
-        """The candidates to measure: all, except for those that were far behind at a smaller size, or when blocking."""
+        """The candidates to measure: all, except for those that were far behind at a smaller size, or when blocking.
+
+        Also if one is left: other sizes' choices and the predicted times of schedules need its curve.
+        """
         found = self._results[kind]
         names = [name for name in candidates(self._group, kind.operation) if name not in found.wrong]
+        if len(names) < 2:
+            return []
         if not kind.async_op and nbytes in _ALWAYS:
             return names
         blocking = self._results.get(_Kind(kind.operation, False), found)
