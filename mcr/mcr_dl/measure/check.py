@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from torch.distributed import ReduceOp
 
 from mcr_dl import _C
-from mcr_dl.measure.timing import TorchControl
 
 _SIZES = (4 << 10, 1 << 20)
 _BATCHES = 10
@@ -46,7 +46,6 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
     Makes a few calls on ``group``, which has the ranks and backends of ``world``. The result is equal on all ranks: the
     table and thus the candidates and calls are, and the largest time over the ranks counts.
     """
-    control = TorchControl(group)
     found: list[Deviation] = []
     compared = 0
     for nbytes in _SIZES:
@@ -58,7 +57,9 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
         compared += 1
         expected = 2 ** (cost / 65536) / 1000
         calls = min(int(_BATCH_SECONDS * 1e6 / expected) + 1, _MOST_CALLS)
-        (measured,) = control.maximum([_least(group, name, nbytes, calls)])
+        slowest = torch.tensor([_least(group, name, nbytes, calls)], dtype=torch.float64)
+        _C.all_reduce(slowest, op=ReduceOp.MAX, group=group, backend=name)
+        measured = slowest.item()
         if not 1 / _FACTOR <= measured / expected <= _FACTOR:
             found.append(Deviation(nbytes, name, measured, expected))
     return found if len(found) == compared and len({each.faster for each in found}) == 1 else []
