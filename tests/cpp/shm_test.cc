@@ -48,6 +48,8 @@ class MemoryStore : public Store {
 
 using Body = std::function<void(shm::Engine&, int rank)>;
 
+thread_local shm::Segment* shared = nullptr;  // the memory of the rank that runs in this thread
+
 /// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes.
 void together(int size, const Body& body, int64_t most = 64 << 20) {
   MemoryStore store;
@@ -61,6 +63,7 @@ void together(int size, const Body& body, int64_t most = 64 << 20) {
         // All machines run both kinds of copies and of fences, which depend on the processor and the system.
         meeting.streams = size % 2 == 0;
         meeting.remote_fences = meeting.remote_fences && size != 3;
+        shared = meeting.segment.get();
         const auto engine = std::make_shared<shm::Engine>(spec, std::move(meeting));
         body(*engine, rank);
         engine->leave();
@@ -350,6 +353,18 @@ TEST(a_rank_that_vanishes_ends_the_waits_of_the_others) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+TEST(a_thread_that_announced_its_sleep_asks_whether_another_one_has_completed_the_operation) {
+  together(2, [&](shm::Engine& engine, int rank) {
+    if (rank == 1) return;
+    bool announced = false;
+    engine.block(10s, [&] {
+      announced = shared->sleepers().load() > 0;
+      return announced;
+    });
+    CHECK(announced);
+  });
 }
 
 TEST(an_abort_ends_waits) {
