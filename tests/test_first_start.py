@@ -15,6 +15,7 @@ import pytest
 from harness import launchers
 from mcr_dl import _C
 from mcr_dl.groups import first_start
+from mcr_dl.measure import start
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
@@ -132,6 +133,50 @@ def test_a_candidate_with_wrong_results_is_left_out(tmp_path: Path) -> None:
     assert ("all_reduce", "shm", "1 wrong elements at 4 bytes") in {
         (each.operation, each.candidate, each.reason) for each in excluded
     }
+
+
+# ---- what is measured, and what comes of it
+
+
+def _samples(times: dict[int, float]) -> list[Sample]:
+    return [Sample(size, 3, us, us, us) for size, us in times.items()]
+
+
+def test_all_operations_are_measured_the_frequent_ones_first() -> None:
+    """Each point once."""
+    points = list(start._points())
+    assert len(points) == len(set(points))
+    assert {kind.operation for kind, _ in points} == set(_C.operations())
+    assert {kind.operation for kind, _ in points[:20]} == {
+        "broadcast",
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    }
+
+
+def test_expected_times() -> None:
+    """They come from the nearest smaller size, or the smallest, and grow with the size above 16 KiB."""
+    found = start._Results({"shm": _samples({8: 1.0, 1 << 20: 100.0})})
+    assert found.expected("shm", 4) == found.expected("shm", 16 << 10) == pytest.approx(1e-6)
+    assert found.expected("shm", 64 << 10) == pytest.approx(4e-6)
+    assert found.expected("shm", 4 << 20) == pytest.approx(4e-4)
+    assert found.expected("mpi", 4) == 0.0
+    assert found.most("shm", 8) == 100.0
+
+
+@pytest.mark.parametrize(("largest", "kept"), [(4 << 10, False), (1 << 20, True)])
+@pytest.mark.parametrize(("operation", "async_op"), [("all_reduce", True), ("all_gatherv", False)])
+def test_a_form_measured_in_part(operation: str, async_op: bool, largest: int, kept: bool) -> None:
+    """It uses the curves of blocking calls with equal counts instead of its own."""
+    measurement = object.__new__(start.Measurement)
+    found = start._Results({"shm": _samples({4: 1.0, largest: 2.0})})
+    measurement._results = {start._Kind("all_reduce", False): found, start._Kind(operation, async_op): found}
+    scale = measurement._scale(choice.Shape(2, 1, 2))
+    own = [curve for curve in scale.curves if (curve.operation, curve.async_op) == (operation, async_op)]
+    assert bool(own) is kept
+    assert len(scale.curves) == 1 + len(own)
 
 
 # ---- whose measurements count
