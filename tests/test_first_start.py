@@ -204,6 +204,18 @@ def test_quick_samples_count_by_their_minimum() -> None:
     assert quick[-1][0][1] == slow[-1][0][1] - 65536
 
 
+@pytest.mark.parametrize(("largest", "points"), [(4, 2), (16 << 10, 1), (1 << 20, 1)])
+def test_a_curve_that_ends_at_a_small_size(largest: int, points: int) -> None:
+    """It grows with the size from 16 KiB on, not from its last sample."""
+    scale = _scale(quick=False)
+    (curve,) = scale.curves
+    (costs,) = choice.costs_of(replace(scale, curves=(replace(curve, samples=tuple(_samples({largest: 2.0}))),)))[
+        "curves"
+    ]
+    assert len(costs[-1]) == points
+    assert costs[-1][-1] == (max(largest, 16 << 10), costs[-1][0][1])
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_measurements_of_mcr_tune_are_kept(tmp_path: Path, quick: bool) -> None:
     """A table of other versions is replaced only if a start has measured it."""

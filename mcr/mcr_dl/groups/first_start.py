@@ -41,7 +41,7 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
         if known.seconds:
             _measure(world, store, known, compared, f"no measurements for {shape}")
         return
-    group = _group(world)
+    group = _group(world, "check")
     try:
         found = check.deviations(world, group)
     finally:
@@ -56,8 +56,9 @@ def measure(world: _C.Group, store: torch_dist.Store) -> None:
         _log.warning("tuning table %s: %s (%s)", known.source or "of this job", texts, hint)
 
 
-def _group(world: _C.Group) -> _C.Group:
-    return core_groups.make("default/measure", list(world.ranks), state.current().backends, world.timeout)
+def _group(world: _C.Group, purpose: str) -> _C.Group:
+    # One group for each purpose: the store keeps what a group of the same name has left there to connect.
+    return core_groups.make(f"default/{purpose}", list(world.ranks), state.current().backends, world.timeout)
 
 
 def _measure(
@@ -69,7 +70,7 @@ def _measure(
         text = f"{reason}: measuring {names} for up to {known.seconds:.0f} s"
         hint = f"mcr-tune measures more, {choice.VARIABLE}=none nothing"
         print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
-    group = _group(world)
+    group = _group(world, "measure")
     try:
         scale = start.Measurement(group, known.seconds).run(shape)
     finally:

@@ -21,21 +21,20 @@ from mcr_dl.base.operations import dtype_class, frequent, operation_of
 from mcr_dl.measure import cases
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
-from mcr_dl.tables.choice import Shape
+from mcr_dl.tables.choice import FLAT, Shape
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale
 from mcr_dl.tables.table import now
 from mcr_dl.tables.winners import winners_of
 
 DTYPE = "float32"
 _COARSE = (4, 4 << 10, 64 << 10, 1 << 20)
-_ALWAYS = (0, 4)  # blocking calls of all candidates
+_ALWAYS = (0, 4, 1 << 20)  # blocking calls of all candidates, so that the curve of a slow one has a slope
 _FINE = (256, 1 << 10, 16 << 10, 256 << 10)
 _LARGE = (4 << 20, 16 << 20)
 _POINT_SECONDS = 0.01
 _CONFIDENCE = 0.1
 _ROUNDS = 3
 _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
-_FLAT = 16 << 10  # bytes; times hardly depend on smaller sizes
 _TRIALS = 3  # for planning the batches of small calls
 _VISITS = 3  # to a point that was disturbed
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
@@ -100,7 +99,7 @@ class _Results:
         if not samples:
             return 0.0
         nearest = max((each for each in samples if each.bytes <= nbytes), key=_bytes, default=samples[0])
-        return nearest.min_us * 1e-6 * max(1.0, nbytes / max(nearest.bytes, _FLAT))
+        return nearest.min_us * 1e-6 * max(1.0, nbytes / max(nearest.bytes, FLAT))
 
     def largest(self) -> int:
         """The largest size measured, in bytes."""
@@ -152,7 +151,7 @@ class Measurement:
         return self._scale(shape)
 
     def _worthwhile(self, kind: _Kind, nbytes: int) -> list[str]:
-        """The candidates to measure: all, except for those that were far behind at a smaller size, or when blocking.
+        """The candidates to measure: all, or without those that were far behind at a smaller size, or when blocking.
 
         Also if one is left: other sizes' choices and the predicted times of schedules need its curve.
         """
@@ -177,7 +176,7 @@ class Measurement:
             one = prepare(case, name, self._group, shared)
             if name in found.samples or self._right(one, found):
                 ready[name] = one
-        trials = _TRIALS if nbytes <= _FLAT else 1
+        trials = _TRIALS if nbytes <= FLAT else 1
         best: dict[str, Statistics] = {}
         for _ in range(_VISITS):
             taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(_POINT_SECONDS, _ROUNDS)

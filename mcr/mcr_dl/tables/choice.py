@@ -29,6 +29,8 @@ from mcr_dl.tables.winners import cost_of
 VARIABLE = "MCR_DL_TUNING_TABLE"
 SECONDS = 3.0
 """How long a job may measure when it starts without measurements of its scale."""
+FLAT = 16 << 10
+"""Times hardly depend on smaller sizes, in bytes."""
 _log = logging.getLogger("mcr_dl")
 
 
@@ -159,6 +161,12 @@ def _load(argument: str | os.PathLike[str] | None, libraries: dict[str, str]) ->
 # ---- rank 0 decides
 
 
+def _with_flat_part(points: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The points of a curve, with one more if it ends at a small size: larger calls take as long up to FLAT."""
+    last = max(points, default=(0, 0))
+    return [*points, (FLAT, last[1])] if 0 < last[0] < FLAT else points
+
+
 def costs_of(scale: Scale) -> dict[str, Any]:
     """A scale in the form of ``Knowledge``, in JSON's types."""
     known = _C.operations()
@@ -166,7 +174,7 @@ def costs_of(scale: Scale) -> dict[str, Any]:
     for curve in scale.curves:
         if curve.operation in known:
             whose = [curve.operation, curve.dtype_class, curve.candidate, *([curve.codec] if curve.codec else ())]
-            points = [(s.bytes, cost_of(scale.time_of(s))) for s in curve.samples]
+            points = _with_flat_part([(s.bytes, cost_of(scale.time_of(s))) for s in curve.samples])
             kind = "codecs" if curve.codec else "asynchronous" if curve.async_op else "curves"
             curves[kind].append([*whose, points])
     return {
