@@ -37,6 +37,24 @@ def _start(cache: Path, ranks: int, *arguments: str, table: str = "") -> tuple[l
     return [facts[rank] for rank in range(ranks)], text
 
 
+def _hasten(path: Path) -> None:
+    """Divide all times of a table by 1000."""
+    table = files.read(path)
+
+    def faster(sample: Sample) -> Sample:
+        times = (sample.min_us, sample.median_us, sample.p99_us)
+        return Sample(sample.bytes, sample.n, *(each / 1000 for each in times))
+
+    scales = tuple(
+        replace(
+            scale,
+            curves=tuple(replace(curve, samples=tuple(map(faster, curve.samples))) for curve in scale.curves),
+        )
+        for scale in table.scales
+    )
+    files.write(replace(table, scales=scales), path)
+
+
 def test_it_measures_once(tmp_path: Path) -> None:
     """The results go to the cache. Later starts use them, until a candidate is new."""
     first, text = _start(tmp_path, 2, "mpi,gloo")
@@ -48,9 +66,13 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert (scale.ranks, scale.quick) == (2, True)
     assert {"mpi", "gloo"} <= scale.candidates
     assert set(first[0]["chosen"]) <= scale.candidates
+    _hasten(path)  # a later start may find that this one was disturbed, but not that its calls were too fast
+    left = path.read_bytes()
     again, text = _start(tmp_path, 2, "mpi,gloo")
-    assert SAID not in text
-    assert again == first
+    assert "measuring" not in text
+    assert path.read_bytes() == left
+    assert again[0] == again[1]
+    assert again[0]["source"] == str(path)
     _, text = _start(tmp_path, 2, "mpi,gloo,shm")
     assert text.count(SAID) == 1
     assert "shm" in files.read(path).scales[0].candidates
