@@ -73,6 +73,7 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert path.read_bytes() == left
     assert again[0] == again[1]
     assert again[0]["source"] == str(path)
+    assert again[0]["scales"] == json.loads(json.dumps([choice.costs_of(each) for each in files.read(path).scales]))
     _, text = _start(tmp_path, 2, "mpi,gloo,shm")
     assert text.count(SAID) == 1
     assert "shm" in files.read(path).scales[0].candidates

@@ -78,6 +78,12 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
     return detect(environment).size
 
 
+def own_core() -> int | None:
+    """A core that this rank can have for itself; None if this host has fewer usable cores than ranks."""
+    usable, local = sorted(os.sched_getaffinity(0)), detect().local_rank
+    return None if local < 0 or local_size() > len(usable) else usable[local]
+
+
 def cores() -> str:
     """The cores that this process may use, as the bits of a hexadecimal number."""
     return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"

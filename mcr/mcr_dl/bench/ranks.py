@@ -41,10 +41,10 @@ def bind() -> bool:
     measured after them would then share it for milliseconds. Existing threads stay free; new threads inherit the
     core, so use this only for blocking calls.
     """
-    cores, local = sorted(os.sched_getaffinity(0)), launcher.detect().local_rank
-    if local < 0 or launcher.local_size() > len(cores):
-        return len(cores) == 1
-    os.sched_setaffinity(0, {cores[local]})
+    core = launcher.own_core()
+    if core is None:
+        return len(os.sched_getaffinity(0)) == 1
+    os.sched_setaffinity(0, {core})
     return True
 
 

@@ -118,21 +118,13 @@ def _least(statistics: Statistics) -> float:
     return statistics.min_us
 
 
-def _own_cores() -> tuple[int, set[int]] | None:
-    """A core for this rank alone, and all that it may use; None if there are fewer cores than ranks on this host."""
-    allowed = os.sched_getaffinity(0)
-    local = launcher.detect().local_rank
-    enough = 0 <= local < len(allowed) and launcher.local_size() <= len(allowed)
-    return (sorted(allowed)[local], allowed) if enough else None
-
-
 class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective."""
 
     def __init__(self, group: _C.Group, seconds: float) -> None:
         self._group, self._seconds = group, seconds
         self._control = TorchControl(group)
-        self._cores = _own_cores()
+        self._core = launcher.own_core()
         self._begin = perf_counter()
         self._results: dict[_Kind, _Results] = {}
 
@@ -191,11 +183,11 @@ class Measurement:
         """Move each rank to a core of its own. The scheduler may have put ranks that sleep in turn on one core, and
         leaves them there for a while. The thread may leave the core at once, as threads that start later inherit this.
         """
-        if self._cores is None:
+        if self._core is None:
             return
-        core, allowed = self._cores
+        allowed = os.sched_getaffinity(0)
         with contextlib.suppress(OSError):  # the system may forbid it
-            os.sched_setaffinity(0, {core})
+            os.sched_setaffinity(0, {self._core})
             os.sched_setaffinity(0, allowed)
 
     def _disturbed(self, found: _Results, name: str, nbytes: int, time: float) -> bool:
