@@ -132,6 +132,8 @@ _FUNCTIONS = (
     "def set_explainer(function: Callable[[str, str, int, int, int], str]) -> None:",
     "def watch_interrupts() -> None:",
     "def since_interrupt() -> float | None:",
+    "def next_trials(seconds: float) -> TrialReport | None:",
+    "def wake_trials() -> None:",
     "def cheapest(curves: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:",
     "def cost_at(curve: list[tuple[int, int]], nbytes: int) -> int:",
     "def time_task(kind: str, count: int, dtype: str, codec: str = ..., rounds: int = ...) -> list[int]:",
@@ -187,6 +189,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _refine(self, period: int) -> None:",
         "def _refinement(self) -> tuple[int, int, list[int]]:",
         "def _adopt(self, costs: list[int]) -> list[tuple[str, int, str, str]]:",
+        "def _try_candidates(self) -> None:",
+        "def _trial_results(self) -> list[tuple[str, bool, str, int, str, str, list[tuple[str, int]]]]:",
     ),
     "PassedCall": (
         "@property def op(self) -> str:",
@@ -246,6 +250,16 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def hierarchical(self) -> bool:",
         "@property def variant(self) -> str:",
         "@property def codec(self) -> str:",
+    ),
+    "TrialReport": (
+        "@property def group(self) -> str:",
+        "@property def key(self) -> str:",
+        "@property def what(self) -> str:",
+        "def costs(self) -> list[int]:",
+        "def awaited(self) -> float:",
+        "def agree(self, costs: list[int]) -> None:",
+        "def abandon(self) -> None:",
+        "def fail(self, text: str) -> None:",
     ),
     "Topology": (
         "def __init__(self, dimensions: list[tuple[str, int, int, int, str]], size: int, "

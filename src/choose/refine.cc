@@ -5,40 +5,11 @@
 #include <tuple>
 
 #include "choose/curve.h"
+#include "choose/kinds.h"
 
 namespace mcr {
 
 namespace {
-
-// One step of splitmix64.
-uint64_t scatter(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-DTypeClass types_of(const Call& call) { return row(call.op).is(kReduces) ? class_of(call.dtype) : DTypeClass::Any; }
-
-uint64_t key_of(const Call& call, int64_t bytes) {
-  uint64_t key = static_cast<uint64_t>(size_class(bytes));
-  key = key * 256 + static_cast<uint64_t>(call.op);
-  key = key * 2 + (call.vectored ? 1 : 0);
-  key = key * kDTypeClasses.size() + static_cast<uint64_t>(types_of(call));
-  return key * 2 + static_cast<uint64_t>(call.device.type);
-}
-
-// The call without its values that are local to this rank.
-Call kind_of(const Call& call, int64_t bytes) {
-  Call kind;
-  kind.op = call.op;
-  kind.dtype = call.dtype;
-  kind.red = call.red;
-  kind.vectored = call.vectored;
-  kind.device = call.device;
-  kind.size_hint = bytes;
-  return kind;
-}
 
 int64_t median(const Refinement::Series& series) {
   const auto kept = std::min(series.count, Refinement::kKept);
@@ -51,7 +22,7 @@ int64_t median(const Refinement::Series& series) {
 }  // namespace
 
 Refinement::Bucket& Refinement::bucket_of(const Call& call, int64_t bytes) {
-  auto*& place = buckets_[key_of(call, bytes)];
+  auto*& place = buckets_[kind_key(call, size_class(bytes))];
   if (place == nullptr) {
     place = order_.emplace_back(std::make_unique<Bucket>()).get();
     place->series.resize(candidates_);
@@ -109,7 +80,7 @@ int64_t Refinement::fingerprint() const {
   auto state = scatter(static_cast<uint64_t>(period_));
   const auto mix = [&](uint64_t value) { state = scatter(state ^ value); };
   for (const auto& bucket : order_) {
-    mix(key_of(bucket->call, bucket->call.size_hint));
+    mix(kind_key(bucket->call, size_class(bucket->call.size_hint)));
     mix(static_cast<uint64_t>(bucket->call.dtype) * kReductions.size() + static_cast<uint64_t>(bucket->call.red));
     mix(static_cast<uint64_t>(bucket->call.size_hint));
     mix(static_cast<uint64_t>(bucket->calls));

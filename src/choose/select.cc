@@ -42,6 +42,11 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   tuning_ = std::move(tuning);
   forget();
   if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
+  covered_.clear();
+  for (const auto& cost : tuning_.costs) {
+    if (cost.curve.known()) covered_.emplace_back(subject_of(cost), cost.curve.points().back().bytes);
+  }
+  start_trials();
 }
 
 void Selector::forget() {
@@ -50,9 +55,10 @@ void Selector::forget() {
   choices_.clear();
 }
 
-Slot& Selector::choose(const Call& call) {
-  const auto bytes = message_bytes(call, ranks_);
-  const Range& range = range_of(remembered(call), bytes);
+Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, message_bytes(call, ranks_)); }
+
+Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) const {
+  const Range& range = range_of(choice, bytes);
   // Only very large counts make a communicator refuse a call whose types it supports.
   if (bytes <= INT_MAX || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
@@ -101,6 +107,7 @@ const Selector::Choice& Selector::decide(const Call& call) {
     choice.unsized = {0, compared.slots.empty() ? &slots_->front() : compared.slots.front(), false};
     choice.ranges = {choice.unsized};
   }
+  if (trials_ != nullptr) choice.trials_from = uncovered_from(compared.own);
   for (const auto& rule : tuning_.rules) {
     if (rule.op != measured_as(call.op) || rule.vectored != call.vectored) continue;
     for (auto& slot : *slots_) {
@@ -180,9 +187,25 @@ Selector::Explanation Selector::explain(const Call& call) {
     const auto* curve = compared.curves[i];
     const bool refined = std::any_of(tuning_.costs.begin(), tuning_.costs.end(),
                                      [&](const auto& cost) { return cost.refined && &cost.curve == curve; });
-    result.candidates.push_back({compared.slots[i], curve->known() ? curve : nullptr, refined});
+    const auto cost = curve->known() ? std::optional(curve->at(std::max<int64_t>(bytes, 0))) : std::nullopt;
+    result.candidates.push_back({compared.slots[i], cost, refined});
   }
+  if (!result.forced && bytes >= 0) explain_trials(call, bytes, result);
   return result;
+}
+
+void Selector::explain_trials(const Call& call, int64_t bytes, Explanation& result) {
+  const auto found = trials_ == nullptr ? std::nullopt : trials_->result(call, bytes);
+  if (!found) return;
+  result.chosen = &at(found->chosen);
+  result.guessed = false;
+  for (auto& candidate : result.candidates) {
+    candidate.cost.reset();
+    for (const auto& [place, cost] : found->costs) {
+      if (&at(place) == candidate.slot) candidate.cost = static_cast<int32_t>(cost);
+    }
+    candidate.refined = candidate.cost.has_value();
+  }
 }
 
 // ---- striped candidates
@@ -250,25 +273,37 @@ std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
 // ---- refinement
 
 void Selector::refine(int64_t period) {
+  end_trials();
   refinement_ = period == 0 ? nullptr : std::make_unique<Refinement>(period, slots_->size());
 }
 
-Slot& Selector::choose(const Call& call, Stopwatch& watch) {
-  Slot& usual = choose(call);
-  if (refinement_ == nullptr) [[likely]]
-    return usual;
+Slot* Selector::choose(const Call& call, Timing& timing) {
   const auto bytes = message_bytes(call, ranks_);
-  // Not refined: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's
-  // rules; device calls, whose time the host's clock does not show.
-  if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return usual;
-  if (range_of(remembered(call), bytes).forced) return usual;
+  const auto& choice = remembered(call);
+  Slot& slot = usual(choice, call, bytes);
+  if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]
+    return &slot;
+  // Not tried: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's rules;
+  // device calls, whose time the host's clock does not show.
+  if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return &slot;
+  if (range_of(choice, bytes).forced) return &slot;
+  if (refinement_ != nullptr) return call.asynchronous ? &slot : refined(call, bytes, slot, timing.stopwatch);
+  // Passes may issue calls in an order of their own, which the trials of two ranks might count differently.
+  if (!timing.direct) return &slot;
+  auto turn = trials_->next(call, bytes, [&] { return options(call, bytes, slot); });
+  if (!turn) return nullptr;
+  timing.trial = std::move(turn->trial);
+  return &at(turn->candidate);
+}
+
+Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch) {
   const auto turn = refinement_->next(call, bytes);
   if (turn.part == Refinement::Part::Nothing) [[likely]]
-    return usual;
+    return &usual;
   Slot* slot = turn.part == Refinement::Part::Trial ? try_another(*turn.bucket, call, bytes, usual) : &usual;
-  if (slot == nullptr) return usual;
+  if (slot == nullptr) return &usual;
   watch.start(*refinement_, turn.bucket->series[place_of(*slot)]);
-  return *slot;
+  return slot;
 }
 
 std::size_t Selector::place_of(const Slot& slot) const {
@@ -304,7 +339,7 @@ std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
     calls.push_back(&bucket->call);
     changes.push_back({bucket->call.op, bucket->call.vectored, bucket->call.size_hint, choose(bucket->call).name, {}});
     if (std::count(costs.begin(), costs.end(), Refinement::kUnknown) > static_cast<std::ptrdiff_t>(width) - 2) continue;
-    update(*bucket, costs);
+    update(bucket->call, costs);
     Refinement::restart(*bucket, costs);
   }
   {
@@ -318,9 +353,9 @@ std::vector<Selector::Change> Selector::adopt(std::span<const int64_t> agreed) {
 
 // Unmeasured candidates' curves move with the curve of the candidate in use: while a program does other work,
 // everything takes longer than alone.
-void Selector::update(const Refinement::Bucket& bucket, std::span<const int64_t> agreed) {
-  const int64_t bytes = bucket.call.size_hint;
-  const Field compared = field(bucket.call);
+void Selector::update(const Call& kind, std::span<const int64_t> agreed) {
+  const int64_t bytes = kind.size_hint;
+  const Field compared = field(kind);
   if (compared.guessed()) {  // gives the class its own curves, starting as copies of those used so far
     auto copies = tuning_.costs;
     std::erase_if(copies, [&](const auto& cost) { return !(subject_of(cost) == compared.measured); });
@@ -331,7 +366,7 @@ void Selector::update(const Refinement::Bucket& bucket, std::span<const int64_t>
       tuning_.costs.push_back(std::move(copy));
     }
   }
-  const Slot& chosen = choose(bucket.call);
+  const Slot& chosen = choose(kind);
   const auto mine = agreed[place_of(chosen)];
   const auto& used = cost_of(compared.own, chosen.name).curve;
   const auto moved = mine != Refinement::kUnknown && used.known() ? mine - used.at(bytes) : 0;
@@ -352,6 +387,68 @@ Tuning::Cost& Selector::cost_of(const Subject& subject, const std::string& candi
   }
   return tuning_.costs.emplace_back(Tuning::Cost{
       subject.op, subject.vectored, subject.asynchronous, subject.device, subject.types, candidate, {}, false});
+}
+
+// ---- trials
+
+void Selector::try_candidates(const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  group_ = group;
+  forget();
+  start_trials();
+}
+
+void Selector::start_trials() {
+  trials_.reset();
+  if (group_.empty() || slots_ == nullptr || slots_->size() < 2 || ranks_ < 2) return;
+  std::vector<std::string> names;
+  for (const auto& slot : *slots_) names.push_back(slot.name);
+  trials_ = std::make_shared<Trials>(group_, resets_++, std::move(names));
+}
+
+void Selector::await_trials(const Call& call, const std::function<void()>& check) {
+  trials_->await(call, message_bytes(call, ranks_), check);
+}
+
+// Without measurements of their own, calls use those of similar calls. Up to twice the largest size measured, a curve
+// tells enough.
+int64_t Selector::uncovered_from(const Subject& subject) const {
+  int64_t from = 0;
+  for (const auto& [measured, largest] : covered_) {
+    if (measured == subject) from = std::max(from, 2 * largest + 1);
+  }
+  return from;
+}
+
+// The candidates that similar calls, or smaller ones, do not show to be hopeless: 16 times as slow as the best.
+Trials::Options Selector::options(const Call& call, int64_t bytes, const Slot& usual) const {
+  constexpr int32_t kHopeless = 4 << 16;
+  const Field compared = field(call);
+  int32_t best = std::numeric_limits<int32_t>::max();
+  for (const auto* curve : compared.curves) {
+    if (curve->known()) best = std::min(best, curve->at(bytes));
+  }
+  Trials::Options result{place_of(usual), {}};
+  for (std::size_t i = 0; i < compared.slots.size(); ++i) {
+    const auto& curve = *compared.curves[i];
+    if (curve.known() && curve.at(bytes) - kHopeless > best) continue;
+    result.tried.push_back(place_of(*compared.slots[i]));
+  }
+  return result;
+}
+
+void Selector::end_trials() {
+  if (trials_ == nullptr) return;
+  const auto results = trials_->results();
+  group_.clear();
+  trials_.reset();
+  for (const auto& result : results) {
+    std::vector<int64_t> costs(slots_->size(), Trials::kUnknown);
+    for (const auto& [place, cost] : result.costs) costs[place] = cost;
+    update(result.call, costs);
+  }
+  const std::lock_guard lock(mutex_);
+  forget();
 }
 
 CostModel Selector::cost_model(DeviceType device) const {

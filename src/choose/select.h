@@ -5,6 +5,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <list>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "choose/cost_model.h"
 #include "choose/curve.h"
 #include "choose/refine.h"
+#include "choose/trials.h"
 #include "plugin/backend.h"
 #include "runtime/registry.h"
 #include "runtime/striped.h"
@@ -56,6 +59,14 @@ struct Tuning {
   std::vector<Rule> rules;
 };
 
+/// How a call is timed.
+struct Timing {
+  explicit Timing(bool direct) : direct(direct) {}
+  const bool direct;             // no pass has issued the call; others take no part in trials
+  Stopwatch stopwatch;           // for refinement
+  std::shared_ptr<Trial> trial;  // null: not timed by the trials
+};
+
 /// The choices of one group. choose() and explain() may be called from any thread, but not concurrently with calls that
 /// change the choices.
 class Selector {
@@ -69,8 +80,15 @@ class Selector {
   /// The candidate for a call that names none: the user's rule; else the cheapest by the cost curves among those that
   /// do the call natively; without curves the first of those, in the order in which the backends were given.
   Slot& choose(const Call& call);
-  /// The candidate for a call that is about to run to its end: refinement may try another candidate and time it.
-  Slot& choose(const Call& call, Stopwatch& watch);
+  /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
+  /// candidate and time it. Null: the ranks must agree first, in await_trials(); then call this again.
+  Slot* choose(const Call& call, Timing& timing);
+  void await_trials(const Call& call, const std::function<void()>& check);
+
+  /// Turns trials on, of the calls that the measurements do not cover. `group`: its name. Once, when the group is made.
+  void try_candidates(const std::string& group);
+  /// Null: off.
+  const std::shared_ptr<Trials>& trials() const { return trials_; }
 
   /// How a striped candidate splits the call; nothing if its first part gets the whole. Depends on the data's size and
   /// the parts' cost curves, or on the candidate's own share: equal on all ranks, except for what is local in Stripes.
@@ -78,8 +96,8 @@ class Selector {
     return slot.striped == nullptr ? std::nullopt : cut(slot, call);
   }
 
-  /// Turns refinement on, with no calls counted, or off (0). Called at the same point in the order of calls on all
-  /// ranks.
+  /// Turns refinement on, with no calls counted, or off (0), and ends the trials: their results become costs. Called at
+  /// the same point in the order of calls on all ranks.
   void refine(int64_t period);
   const Refinement* refinement() const { return refinement_.get(); }
 
@@ -99,7 +117,7 @@ class Selector {
     bool guessed;  // from the curves of another class of types, of the form with equal counts, or of blocking calls
     struct Candidate {
       const Slot* slot;
-      const CostCurve* curve;  // null: not measured
+      std::optional<int32_t> cost;  // at the call's size, or at 0 if it is not known; nothing: not measured
       bool refined;
     };
     std::vector<Candidate> candidates;  // the candidates compared
@@ -123,9 +141,11 @@ class Selector {
     std::array<const CostCurve*, 2> curves;
     int32_t share(int64_t bytes) const;
   };
+  static constexpr int64_t kCovered = std::numeric_limits<int64_t>::max();
   struct Choice {
     std::vector<Range> ranges;  // starting at 0, never empty
     Range unsized;
+    int64_t trials_from = kCovered;  // calls of so many bytes or more are not covered by measurements
     std::vector<Pair> pairs;
   };
   // The calls for which a set of curves was measured.
@@ -157,11 +177,19 @@ class Selector {
   std::optional<Stripes> cut(const Slot& slot, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;
   void overlay(Choice& choice, const Tuning::Rule& rule, Slot& slot) const;
+  Slot& usual(const Choice& choice, const Call& call, int64_t bytes) const;
   const Range& range_of(const Choice& choice, int64_t bytes) const;
   void forget();
   std::size_t place_of(const Slot& slot) const;
+  Slot* refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch);
+  Trials::Options options(const Call& call, int64_t bytes, const Slot& usual) const;
+  int64_t uncovered_from(const Subject& subject) const;
+  void start_trials();
+  void end_trials();
+  void explain_trials(const Call& call, int64_t bytes, Explanation& result);
+  Slot& at(std::size_t place) { return *std::next(slots_->begin(), static_cast<std::ptrdiff_t>(place)); }
   Slot* try_another(Refinement::Bucket& bucket, const Call& call, int64_t bytes, const Slot& chosen);
-  void update(const Refinement::Bucket& bucket, std::span<const int64_t> agreed);
+  void update(const Call& kind, std::span<const int64_t> agreed);
   Tuning::Cost& cost_of(const Subject& subject, const std::string& candidate);
 
   int ranks_;
@@ -171,7 +199,11 @@ class Selector {
   std::vector<std::unique_ptr<const Choice>> choices_;
   std::vector<std::unique_ptr<Types>> tables_;
   std::array<std::atomic<Types*>, kForms> forms_{};
-  std::unique_ptr<Refinement> refinement_;  // null: off
+  std::unique_ptr<Refinement> refinement_;            // null: off
+  std::string group_;                                 // its name; empty: no trials
+  int64_t resets_ = 0;                                // numbers the objects in trials_
+  std::shared_ptr<Trials> trials_;                    // null: off
+  std::vector<std::pair<Subject, int64_t>> covered_;  // the largest size measured, by kind of calls
 };
 
 }  // namespace mcr

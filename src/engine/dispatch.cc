@@ -24,29 +24,6 @@ namespace mcr {
 
 namespace {
 
-// Tells the backend's progress thread that a thread is polling.
-class Waiting {
- public:
-  explicit Waiting(Progress* progress) : progress_(progress) {
-    if (progress_ != nullptr) progress_->enter_wait();
-  }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-  ~Waiting() {
-    if (progress_ != nullptr) progress_->leave_wait();
-  }
-
- private:
-  Progress* progress_;
-};
-
-// How often a waiting caller polls a brief operation before it releases its lock: about as long as releasing and taking
-// it again take.
-constexpr int kPollsWithLock = 32;
-
-// A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
-constexpr std::chrono::milliseconds kSlice{100};
-
 void release(CallerLock* lock) {
   if (lock != nullptr) lock->release();
 }
@@ -152,15 +129,15 @@ void watch(std::shared_ptr<Work> work) {
 // The end of the chain: chooses a backend and issues the call.
 class Issue {
  public:
-  explicit Issue(Passage& passage, CallerLock* lock = nullptr) : passage_(passage), lock_(lock) {}
+  explicit Issue(Passage& passage, CallerLock* lock = nullptr, bool direct = true)
+      : passage_(passage), lock_(lock), timing_(direct) {}
 
   int run() {
-    Stopwatch stopwatch;
     // Point-to-point calls, schedules and calls of any form are started and polled, so that other threads may use the
     // library meanwhile.
     Lane lane(true);
     try {
-      prepare(&stopwatch);
+      prepare();
       if (decision_.form == Form::Stream) return run_on_stream(passage_), -1;
       if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
@@ -170,7 +147,7 @@ class Issue {
       issue(lane);
       if (lane.blocking() && !lane.pending()) {
         passage_.plan.conclude();
-        stopwatch.stop();
+        timed();
         return lane.source();
       }
     } catch (...) {
@@ -180,7 +157,7 @@ class Issue {
     release(lock_);
     try {
       const int source = finish(work);
-      if (lane.blocking()) stopwatch.stop();
+      timed();
       return source;
     } catch (...) {
       if (!work->finished()) watch(work);
@@ -191,7 +168,7 @@ class Issue {
   std::shared_ptr<Work> start() {
     Lane lane(false);
     try {
-      prepare(nullptr);
+      prepare();
       if (decision_.form == Form::Stream) return enqueue();
       if (decision_.form == Form::Staged) return stage();
       issue(lane);
@@ -199,6 +176,10 @@ class Issue {
       fail(lane);
     }
     auto work = make_work(passage_, lane.take(), nullptr, brief_);
+    if (timing_.trial != nullptr) [[unlikely]] {
+      timing_.trial->returned();
+      work->set_wait_time(std::move(timing_.trial));
+    }
     work->begin();
     if (!work->finished()) watch(work);
     return work;
@@ -228,14 +209,37 @@ class Issue {
                     std::string(name(passage_.call.device.type)));
   }
 
-  void prepare(Stopwatch* stopwatch) {
+  // The end of a blocking call.
+  void timed() {
+    timing_.stopwatch.stop();
+    if (timing_.trial == nullptr) [[likely]]
+      return;
+    timing_.trial->returned();
+    timing_.trial->waited({});
+  }
+
+  Group::Slot& choose() {
+    auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    for (;;) {
+      if (auto* chosen = group.choose(call, timing_)) [[likely]]
+        return *chosen;
+      release(lock_);
+      group.selector().await_trials(call, [&group, interrupt] {
+        Stop::check();
+        if (const auto* lost = group.position().lost()) throw Error(ErrorCode::PeerLost, *lost);
+        if (interrupt != nullptr) interrupt();
+      });
+    }
+  }
+
+  void prepare() {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
     if (call.coding != nullptr && (call.coding->codec != nullptr || call.coding->automatic)) {
       throw Error(ErrorCode::InvalidArgument, "codec '" + call.coding->text +
                                                   "': expected the pass \"compress\" in the group's chain, which " +
                                                   "mcr_dl.set_passes([\"compress\"]) puts there");
     }
-    if (slot == nullptr) slot = stopwatch == nullptr ? &group.choose(call) : &group.choose(call, *stopwatch);
+    if (slot == nullptr) slot = &choose();
     call.variant = slot->variant;
     auto& communicator = *slot->communicator;
     brief_ = communicator.brief(call);
@@ -318,52 +322,11 @@ class Issue {
 
   Passage& passage_;
   CallerLock* const lock_;
+  Timing timing_;
   bool brief_ = false;
   Decision decision_;
   std::unique_ptr<Profiler::Span> span_;
 };
-
-// Adds a wait for an incomplete Work to its record, if there is one.
-class LoggedWait {
- public:
-  explicit LoggedWait(const Work& work)
-      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
-  LoggedWait(const LoggedWait&) = delete;
-  LoggedWait& operator=(const LoggedWait&) = delete;
-  ~LoggedWait() {
-    if (number_ != 0) Recorder::instance().waited(number_, begin_, Recorder::now());
-  }
-
- private:
-  int64_t number_;
-  int64_t begin_;
-};
-
-// Whether a few polls see the end, which is the case for most small operations of ranks on one host. Only longer waits
-// are worth the marks and clocks for timeouts.
-bool polls_through(Work& work) {
-  constexpr int kPolls = 16;
-  for (int polls = 0; polls < kPolls; ++polls) {
-    if (work.poll()) return true;
-  }
-  return false;
-}
-
-// The end of a wait for a host operation.
-void leave(Work& work) {
-  if (work.finished() && work.progress() != nullptr) work.progress()->forget(work);
-  work.rethrow();
-}
-
-Error late(const Work& work, std::chrono::milliseconds limit) {
-  const auto& call = work.context();
-  const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
-  return {ErrorCode::Timeout,
-          work.what() + ": " + kind + std::to_string(call.seq) +
-              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") +
-              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
-          work.subject()};
-}
 
 }  // namespace
 
@@ -402,8 +365,8 @@ std::shared_ptr<Work> hold(Passage& passage, std::vector<std::unique_ptr<Request
 
 Outcome Next::operator()(Passage& passage) const {
   if (from_ < chain_->size()) return (*chain_)[from_]->handle(passage, Next(chain_, from_ + 1));
-  if (passage.asynchronous) return {Issue(passage).start()};
-  return {nullptr, Issue(passage).run()};
+  if (passage.asynchronous) return {Issue(passage, nullptr, false).start()};
+  return {nullptr, Issue(passage, nullptr, false).run()};
 }
 
 int run(Group& group, Group::Slot* slot, Call& call, Plan& plan, Interrupt interrupt, CallerLock* lock) {
@@ -434,43 +397,7 @@ std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call&
   Passage passage{group, slot, call, plan, true};
   if (!admit(passage)) return nothing_to_do(passage);
   if (passage.trail.seq == 0) enter_with_passes(passage);
-  return Issue(passage).start();
-}
-
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock) {
-  if (work.over()) return work.rethrow();
-  const LoggedWait logged(work);
-  if (work.context().brief && lock != nullptr) {
-    for (int poll = 0; poll < kPollsWithLock; ++poll) {
-      if (work.poll()) return work.rethrow();
-    }
-  }
-  release(lock);
-  if (work.join()) return;
-  if (polls_through(work)) return leave(work);
-  const Waiting waiting(work.progress());
-  const auto& call = work.context();
-  const Activity activity({.label = call.group,
-                           .backend = call.backend,
-                           .seq = call.seq,
-                           .bytes = call.bytes,
-                           .limit = limit,
-                           .op = call.op,
-                           .waits = true});
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
-    if (left.count() <= 0) throw late(work, limit);
-    Stop::check();
-    if (const auto* lost = Position::lost(*call.group)) throw Error(ErrorCode::PeerLost, work.what() + ": " + *lost);
-    if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
-      throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
-    }
-    if (interrupt != nullptr) interrupt();
-  }
-  if (!work.join()) leave(work);
+  return Issue(passage, nullptr, false).start();
 }
 
 }  // namespace mcr

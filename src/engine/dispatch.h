@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "engine/wait.h"
 #include "group/group.h"
 #include "runtime/work.h"
 
@@ -19,8 +20,5 @@ std::shared_ptr<Work> start(Group& group, Group::Slot* slot, Call& call, Plan& p
 /// Like start(), but bypasses the group's passes: for calls that the program did not make, such as an agreement of the
 /// ranks.
 std::shared_ptr<Work> start_around_passes(Group& group, Group::Slot* slot, Call& call, Plan& plan);
-
-/// Waits until the work is complete; throws its error, or Timeout with the operation still running.
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr);
 
 }  // namespace mcr

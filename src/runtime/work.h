@@ -35,6 +35,14 @@ class CallerLock {
   ~CallerLock() = default;
 };
 
+/// Takes the time that the caller of an asynchronous call waits for it.
+class WaitTime {
+ public:
+  virtual ~WaitTime() = default;
+  /// A wait has seen the end of the operation after so long. From any thread.
+  virtual void waited(std::chrono::nanoseconds time) noexcept = 0;
+};
+
 /// The name of a call in errors: "mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string describe(const std::string& backend, std::string_view function, const std::string& group);
 
@@ -68,6 +76,10 @@ class Work {
 
   /// Sets the point in a device's work at which the operation ends. Called once, before the Work is shared.
   void set_point(std::shared_ptr<StreamPoint> point) { point_ = std::move(point); }
+  /// Sets who takes the time of waits. Called once, before the Work is shared.
+  void set_wait_time(std::shared_ptr<WaitTime> taker) { wait_time_ = std::move(taker); }
+  /// Null: it is not taken.
+  WaitTime* wait_time() const noexcept { return wait_time_.get(); }
   /// A waiting thread also makes the caller's stream wait, as that stream is another library's.
   void set_foreign() {
     if (point_ != nullptr) point_->set_foreign();
@@ -143,6 +155,7 @@ class Work {
   std::size_t next_ = 0;  // requests before it have ended; guarded by busy_
   std::atomic<bool> finished_{false};
   std::shared_ptr<StreamPoint> point_;
+  std::shared_ptr<WaitTime> wait_time_;
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};

@@ -248,9 +248,9 @@ TEST(agreed_costs_change_the_choice_and_change_it_back) {
   const auto explained = trio.selector().explain(asked);
   CHECK(explained.candidates[0].refined && explained.candidates[1].refined && !explained.candidates[2].refined);
   // c was not measured: it moved as a did, from 4 to 8; later as b does, from 8 to 6.
-  CHECK(explained.candidates[2].curve->at(1024) == unit(8));
+  CHECK(explained.candidates[2].cost == unit(8));
   CHECK(adopt(unit(2), unit(3), kNone).size() == 1 && trio.choose(asked) == "a");
-  CHECK(trio.selector().explain(asked).candidates[2].curve->at(1024) == unit(6));
+  CHECK(trio.selector().explain(asked).candidates[2].cost == unit(6));
   CHECK(adopt(unit(2), unit(3), kNone).empty());
 }
 

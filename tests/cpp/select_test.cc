@@ -125,7 +125,7 @@ TEST(asynchronous_calls_have_their_own_curves) {
   CHECK(chooser.choose(started) == "two" && !chooser.group().selector().explain(started).guessed);
   started.dtype = DType::BFloat16;  // the nearest are the asynchronous ones of floats
   const auto explained = chooser.group().selector().explain(started);
-  CHECK(explained.guessed && explained.candidates.front().curve->at(4) == 2 * 65536);
+  CHECK(explained.guessed && explained.candidates.front().cost == 2 * 65536);
   auto unknown = call(Op::broadcast, 1);
   unknown.asynchronous = true;
   CHECK(chooser.choose(unknown) == "two" && chooser.group().selector().explain(unknown).guessed);

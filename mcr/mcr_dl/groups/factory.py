@@ -9,7 +9,7 @@ from functools import partial
 
 from mcr_dl import _C
 from mcr_dl.passes import chain
-from mcr_dl.runtime import core_groups, dimensions, lines, state
+from mcr_dl.runtime import core_groups, dimensions, lines, state, trials
 
 
 def make_group(
@@ -28,6 +28,8 @@ def make_group(
     if line:
         backends = lines.that_fit(backends, ranks)
     group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm)
+    if not line:
+        trials.enable(group)
     add_passes(group)
     add_dimensions(group, given=None if mpi_comm is None and not line else {})
     return group

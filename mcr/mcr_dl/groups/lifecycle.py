@@ -25,7 +25,18 @@ from mcr_dl.base.errors import (
 from mcr_dl.groups import factory, first_start
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
-from mcr_dl.runtime import communicators, core_groups, devices, dimensions, exit_steps, lives, meeting, startup, state
+from mcr_dl.runtime import (
+    communicators,
+    core_groups,
+    devices,
+    dimensions,
+    exit_steps,
+    lives,
+    meeting,
+    startup,
+    state,
+    trials,
+)
 from mcr_dl.tables import choice
 
 DRAIN = timedelta(seconds=10)  # for operations that are still running when their backend ends
@@ -136,6 +147,7 @@ def _make_world(current: state.State) -> _C.Group:
         current.candidates = common
         choice.keep_candidates(world, common)
         first_start.measure(world, store)
+        trials.enable(world)
     factory.add_passes(world)
     if current.knowledge is not None:
         choice.check_rules(current.knowledge, world)
@@ -194,6 +206,7 @@ def _at_exit() -> None:
     if desync:
         print(f"mcr_dl: DesyncError: {desync}", file=sys.stderr, flush=True)
         _C.fail_at_exit(_EXIT_DESYNC)
+    trials.stop()
     reason = "it has ended" if error is None else f"it has raised {type(error).__name__}: {error}"
     watch.stop(reason, well=error is None)
     if state.is_initialized():

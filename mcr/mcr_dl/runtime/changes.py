@@ -19,10 +19,10 @@ from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
 from mcr_dl.runtime import state
+from mcr_dl.runtime.rounds import Round
 
 _SHORTEST, _LONGEST = 0.0001, 0.1  # seconds between two checks for the answer: a tenth of the elapsed time
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
-_CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
 _ERRORS = {kind.__name__: kind for kind in (InvalidArgumentError, InvalidTypeError, CollectiveTimeoutError)}
 
 Decide = Callable[[list[Any]], Any]
@@ -132,35 +132,33 @@ class _Meeting:
         current = state.current()
         members = f"{self.group.name()}/{self.group.ranks[0]}"  # parts of one group may share a name
         self._turn = current.count(f"change {members}")
-        self._store: Any = torch_dist.PrefixStore(f"change/{members}", current.store)
+        store = torch_dist.PrefixStore(f"change/{members}", current.store)
+        self._round = Round(store, str(self._turn), self.group.rank(), self.group.size())
 
     def answer(self, mine: dict[str, Any]) -> dict[str, Any]:
         """Return the answer that all ranks get."""
-        self._store.set(f"value/{self.group.rank()}", agreement.encode({"turn": self._turn, **mine}))
-        if self._store.add(f"come/{self._turn}", 1) == self.group.size():
+        if self._round.arrive(agreement.encode({"turn": self._turn, **mine})):
             self._finish(self._decided())
             if self._turn > 0:
-                self._store.delete_key(f"come/{self._turn - 1}")
-                self._store.delete_key(f"answer/{self._turn - 1}")
+                self._round.forget([str(self._turn - 1)])
         elif not self._appears(self.group.timeout.total_seconds()):
-            if self._store.add(f"come/{self._turn}", _CLOSED) < _CLOSED + self.group.size():
+            if self._round.close():
                 self._finish({"error": [CollectiveTimeoutError.__name__, self._late()]})
             elif not self._appears(_PATIENCE):
                 raise CollectiveTimeoutError(f"{self._name()} timed out: the last rank to come has not answered")
-        text = self._store.get(f"answer/{self._turn}")
-        answer: dict[str, Any] = agreement.decode(text, f"{self._name()}: the answer")
+        answer: dict[str, Any] = agreement.decode(self._round.result(), f"{self._name()}: the answer")
         return answer
 
     def _name(self) -> str:
         return f"{self.what} (group {self.group.name()!r})"
 
     def _finish(self, answer: dict[str, Any]) -> None:
-        self._store.set(f"answer/{self._turn}", agreement.encode(answer))
+        self._round.answer(agreement.encode(answer))
 
     def _appears(self, limit: float) -> bool:
         """Whether an answer appears within ``limit`` seconds. Polls: a wait in the store would block other threads."""
         begin = time.monotonic()
-        while not self._store.check([f"answer/{self._turn}"]):
+        while not self._round.answered():
             passed = time.monotonic() - begin
             if passed > limit:
                 return False
@@ -169,11 +167,11 @@ class _Meeting:
 
     def _values(self) -> list[Any]:
         """The values by rank; None for a rank that has not arrived at this change."""
-        keys = [f"value/{rank}" for rank in range(self.group.size())]
-        there = keys if self._store.check(keys) else [key for key in keys if self._store.check([key])]
-        found = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
-        values = [agreement.decode(found[key], key) if key in found else {"turn": -1} for key in keys]
-        return [value if value["turn"] == self._turn else None for value in values]
+        found = [
+            {"turn": -1} if text is None else agreement.decode(text, f"value/{rank}")
+            for rank, text in enumerate(self._round.values())
+        ]
+        return [value if value["turn"] == self._turn else None for value in found]
 
     def _decided(self) -> dict[str, Any]:
         values = self._values()

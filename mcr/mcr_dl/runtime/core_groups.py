@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from mcr_dl import _C, watch
-from mcr_dl.runtime import communicators, devices, state
+from mcr_dl.runtime import communicators, devices, state, trials
 from mcr_dl.tables import choice
 
 
@@ -41,6 +41,7 @@ def forget() -> None:
     Groups with a lost rank are kept until the process ends: closing their communicators may wait for that rank.
     """
     lost = watch.lost().keys()
+    trials.stop()
     watch.stop()
     for group in state.living():
         if lost & set(group.ranks):

@@ -93,6 +93,11 @@ def run_endings(group: str | None = None) -> None:
             function()
 
 
+def find(name: str) -> _C.Group | None:
+    """The group of that name, if there is one."""
+    return None if _current is None else _current.groups.get(name)
+
+
 def living() -> list[_C.Group]:
     """The groups that exist; none outside init and finalize."""
     return [] if _current is None else list(_current.groups.values())

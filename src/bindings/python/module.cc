@@ -24,6 +24,7 @@
 #include "bindings/python/plans.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/themis.h"
+#include "bindings/python/trials.h"
 #include "bindings/python/tuning.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/watch.h"
@@ -326,6 +327,7 @@ PYBIND11_MODULE(_C, module) {
     add_themis(module);
     add_plans(module);
     add_tuning(module);
+    add_trials(module);
     add_passes(module);
     add_log(module);
     add_compress(module);

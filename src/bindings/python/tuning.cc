@@ -80,10 +80,10 @@ py::dict explain(Group& group, const std::string& operation, int64_t nbytes, con
   bool measured = false;
   bool refined = false;
   for (const auto& candidate : explanation.candidates) {
-    measured = measured || candidate.curve != nullptr;
+    measured = measured || candidate.cost.has_value();
     refined = refined || candidate.refined;
     candidates[py::str(candidate.slot->name)] =
-        candidate.curve == nullptr || nbytes < 0 ? py::object(py::none()) : py::int_(candidate.curve->at(nbytes));
+        candidate.cost && nbytes >= 0 ? py::object(py::int_(*candidate.cost)) : py::none();
   }
   py::dict result;
   result["chosen"] = explanation.chosen->name;

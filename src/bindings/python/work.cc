@@ -81,7 +81,7 @@ std::optional<milliseconds> limit_of(PyObject* const* args, Py_ssize_t count, Py
 }
 
 PyObject* wait_for(const std::shared_ptr<Work>& owner, std::optional<milliseconds> limit) {
-  if (!owner->over() || owner->failed()) {
+  if (!owner->over() || owner->failed() || owner->wait_time() != nullptr) {
     const auto work = owner;  // this object may be destroyed while other threads run
     UnlockedLater lock;
     wait(*work, limit.value_or(work->limit()), check_signals, &lock);

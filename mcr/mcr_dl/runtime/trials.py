@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the ranks agree on the times of trials, while the program goes on (src/choose/trials.h).
+
+A thread of each process takes the reports of its groups' trials. The ranks' values meet at the store, since a rank may
+be many calls ahead of another. Calls that need an agreement wait for it; after a second the ranks agree to do without,
+since one of them may need something from the program that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import McrError
+from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.runtime import state
+from mcr_dl.runtime.rounds import Round
+
+_log = logging.getLogger("mcr_dl")
+_SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two checks for answers: a tenth of the elapsed time
+_IDLE = 3600.0  # seconds; the thread is woken by reports
+_LIMIT = 1.0  # seconds that a call waits for an agreement
+_PATIENCE = 15.0  # seconds for the answer of the last rank
+_StoreError = (RuntimeError, torch_dist.DistStoreError, McrError)
+
+
+@dataclass
+class _Open:
+    """A report without an answer."""
+
+    report: _C.TrialReport
+    round: Round
+    begin: float = field(default_factory=time.monotonic)
+    closed: float = 0.0  # since when another rank has to answer
+
+
+class _Agreements:
+    """The thread, and its connection to the store."""
+
+    def __init__(self, store: torch_dist.Store) -> None:
+        self._store = own_connection(store)
+        self._ending = False
+        self._open: list[_Open] = []
+        self._thread = threading.Thread(target=self._run, name="mcr_dl trials", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; open reports get no answer."""
+        self._ending = True
+        _C.wake_trials()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._ending:
+            report = _C.next_trials(self._pause())
+            if report is not None:
+                self._begin(report)
+            self._open = [each for each in self._open if not self._over(each)]
+
+    def _pause(self) -> float:
+        if not self._open:
+            return _IDLE
+        newest = max(each.begin for each in self._open)
+        awaited = any(each.report.awaited() for each in self._open)
+        return _SHORTEST if awaited else min(max((time.monotonic() - newest) / 10, _SHORTEST), _LONGEST)
+
+    def _begin(self, report: _C.TrialReport) -> None:
+        group = state.find(report.group)
+        if group is None:
+            return
+        members = f"{report.group}/{group.ranks[0]}"  # parts of one group may share a name
+        store = torch_dist.PrefixStore(f"trials/{members}", self._store)
+        one = _Open(report, Round(store, report.key, group.rank(), group.size(), values=f"value/{report.key}"))
+        value = agreement.encode({"what": report.what, "costs": report.costs()})
+        try:
+            last = one.round.arrive(value)
+        except _StoreError as error:
+            # No rank can have an answer without this rank's value.
+            _log.info("trials (group %r): the ranks cannot agree: %s", report.group, error)
+            report.abandon()
+            return
+        try:
+            if last:
+                one.round.answer(agreement.encode(_largest(one.round.values())))
+        except _StoreError as error:
+            report.fail(_lost(report, error))
+            return
+        self._open.append(one)
+
+    def _over(self, one: _Open) -> bool:
+        """Whether the report has its answer, or never gets one."""
+        report, now = one.report, time.monotonic()
+        try:
+            if one.round.answered():
+                _finish(report, agreement.decode(one.round.result(), "trials: the answer"))
+                return True
+            if not one.closed and report.awaited() > _LIMIT:
+                one.closed = now
+                if one.round.close():
+                    one.round.answer(agreement.encode({"late": True}))
+            if one.closed and now - one.closed > _PATIENCE:
+                report.fail(_lost(report, "the last rank to come has not answered"))
+                return True
+        except _StoreError as error:
+            report.fail(_lost(report, error))
+            return True
+        return False
+
+
+def _lost(report: _C.TrialReport, reason: object) -> str:
+    return f"trials (group {report.group!r}): whether the ranks have agreed is not known: {reason}"
+
+
+def _largest(values: list[bytes | None]) -> dict[str, Any]:
+    """The answer: the largest cost of each candidate over the ranks, or what differs."""
+    decoded = [agreement.decode(value or b"{}", f"value of rank {rank}") for rank, value in enumerate(values)]
+    for rank, value in enumerate(decoded):
+        if value["what"] != decoded[0]["what"]:
+            return {"different": [rank, value["what"], decoded[0]["what"]]}
+    return {"costs": [max(costs) for costs in zip(*(value["costs"] for value in decoded), strict=True)]}
+
+
+def _finish(report: _C.TrialReport, answer: dict[str, Any]) -> None:
+    if "costs" in answer:
+        report.agree(answer["costs"])
+        return
+    if "different" in answer:
+        rank, got, expected = answer["different"]
+        _log.warning(
+            "trials (group %r): expected the same calls on all ranks, got %s on rank %d and %s on rank 0; the ranks "
+            "try no other candidates for them",
+            report.group,
+            got,
+            rank,
+            expected,
+        )
+    report.abandon()
+
+
+_running: _Agreements | None = None
+
+
+def start() -> None:
+    """Let the ranks agree from now on. Collective only in that all ranks must do it."""
+    global _running
+    if _running is None:
+        _running = _Agreements(state.current().store)
+
+
+def stop() -> None:
+    """End that, if it runs."""
+    global _running
+    running, _running = _running, None
+    if running is not None:
+        with contextlib.suppress(RuntimeError):
+            running.stop()
+
+
+def enable(group: _C.Group) -> None:
+    """Try candidates for the calls of a new group that its measurements do not cover, where trials are on.
+
+    They are on where ``auto`` measures by itself, since no table is named and mcr-tune has not measured the group's
+    shape. All ranks decide alike: the knowledge is equal on all ranks.
+    """
+    current = state.current()
+    known = current.knowledge
+    if known is None or not known.seconds or group.size() < 2 or len(group.candidates) < 2:
+        return
+    if not known.quick(known.shape(group.ranks)):
+        return
+    start()
+    group._try_candidates()

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/trials.h"
+
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/unlocked.h"
+#include "choose/trials.h"
+#include "group/group.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+std::optional<Trials::Report> next_trials(double seconds) {
+  return unlocked([&] { return Trials::take(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(seconds))); });
+}
+
+// Operation, asynchronous, type, size, the usual candidate, the chosen one, and the costs.
+using Row = std::tuple<std::string, bool, std::string, int64_t, std::string, std::string,
+                       std::vector<std::pair<std::string, int64_t>>>;
+
+std::vector<Row> results(Group& group) {
+  std::vector<std::string> names;
+  for (const auto& slot : group.slots()) names.push_back(slot.name);
+  std::vector<Row> rows;
+  const auto& trials = group.selector().trials();
+  for (const auto& found : trials == nullptr ? std::vector<Trials::Result>{} : trials->results()) {
+    const auto operation = std::string(row(found.call.op).name) + (found.call.vectored ? "v" : "");
+    std::vector<std::pair<std::string, int64_t>> costs;
+    for (const auto& [candidate, cost] : found.costs) costs.emplace_back(names[candidate], cost);
+    rows.emplace_back(operation, found.call.asynchronous, std::string(row(found.call.dtype).name), found.call.size_hint,
+                      names[found.usual], names[found.chosen], std::move(costs));
+  }
+  return rows;
+}
+
+}  // namespace
+
+void add_trials(py::module_& module) {
+  using Report = Trials::Report;
+  py::class_<Report>(module, "TrialReport", "The times of one round of trials, until the ranks have agreed on them.")
+      .def_property_readonly("group", &Report::group)
+      .def_property_readonly("key", &Report::key)
+      .def_property_readonly("what", &Report::what)
+      .def("costs", &Report::costs)
+      .def("awaited", [](const Report& self) { return Seconds(self.awaited()).count(); })
+      .def("agree", &Report::agree, py::arg("costs"))
+      .def("abandon", &Report::abandon)
+      .def("fail", &Report::fail, py::arg("text"));
+  module.def("next_trials", next_trials, py::arg("seconds"),
+             "The next report, in the order of the calls; None after so many seconds, or after wake_trials().");
+  module.def("wake_trials", &Trials::wake);
+  py::type group = module.attr("Group");
+  py::setattr(
+      group, "_try_candidates",
+      py::cpp_function([](Group& self) { self.selector().try_candidates(self.spec().name); }, py::is_method(group)));
+  py::setattr(group, "_trial_results", py::cpp_function(results, py::is_method(group)));
+}
+
+}  // namespace mcr::python

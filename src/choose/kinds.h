@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kinds of calls: those whose candidates are compared together.
+#pragma once
+
+#include <cstdint>
+
+#include "base/call.h"
+
+namespace mcr {
+
+/// The class of a call's element type where its cost depends on the type: for operations that reduce.
+DTypeClass types_of(const Call& call);
+
+/// A number for the call's op, form, class of types and kind of device, and for a class of sizes. Equal on all ranks.
+uint64_t kind_key(const Call& call, int size);
+
+/// The call without its values that are local to this rank; its size_hint is `bytes`.
+Call kind_of(const Call& call, int64_t bytes);
+
+/// Mixes the bits of a number: one step of splitmix64.
+uint64_t scatter(uint64_t value);
+
+}  // namespace mcr

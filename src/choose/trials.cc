@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/trials.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "base/error.h"
+#include "choose/curve.h"
+#include "choose/kinds.h"
+
+namespace mcr {
+
+namespace {
+
+// A round tries every candidate so many times; those stay that take at most 2^most times as long as the best.
+struct Round {
+  int64_t tries;
+  int32_t most;  // in units of costs
+};
+constexpr std::array<Round, 3> kRounds = {{{2, 3 << 16}, {4, 1 << 15}, {9, 0}}};
+
+// One octave of sizes shares a bucket: the best candidate rarely differs inside.
+int octave(int64_t bytes) { return size_class(bytes) / 4; }
+
+// The calls after a round that the ranks have for their agreement, about a millisecond's worth or more.
+int64_t calls_to_agree(int64_t bytes) {
+  if (bytes <= 4 << 10) return 1024;
+  if (bytes <= 64 << 10) return 256;
+  return bytes <= 1 << 20 ? 32 : 8;
+}
+
+// The calls after a round before its times are reported: works of asynchronous calls are waited for later.
+int64_t calls_to_report(const Call& call) { return call.asynchronous ? calls_to_agree(call.size_hint) / 2 : 0; }
+
+int64_t median(std::vector<int64_t> times) {
+  if (times.empty()) return Trials::kUnknown;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return fixed_log2(*middle);
+}
+
+// The reports of all groups. Never destroyed: a thread may wait in it until the process ends.
+struct Queue {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Trials::Report> reports;
+  int wakes = 0;
+};
+
+Queue& queue() {
+  static auto& instance = *std::make_unique<Queue>().release();
+  return instance;
+}
+
+}  // namespace
+
+void Trial::waited(std::chrono::nanoseconds time) noexcept {
+  if (!counted_.test_and_set(std::memory_order_relaxed)) owner_->add(bucket_, round_, place_, spent_ + time);
+}
+
+Trials::Trials(std::string group, int64_t serial, std::vector<std::string> candidates)
+    : group_(std::move(group)), serial_(serial), names_(std::move(candidates)) {}
+
+Trials::Bucket* Trials::find(const Call& call, int64_t bytes) const {
+  const auto found = places_.find(kind_key(call, octave(bytes)));
+  return found == places_.end() ? nullptr : buckets_[found->second].get();
+}
+
+std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options) {
+  const auto [found, fresh] = places_.try_emplace(kind_key(call, octave(bytes)), buckets_.size());
+  if (!fresh) return found->second;
+  auto& bucket = *buckets_.emplace_back(std::make_unique<Bucket>());
+  const auto given = options();
+  bucket.call = kind_of(call, bytes);
+  bucket.usual = bucket.best = given.usual;
+  for (const auto index : given.tried) bucket.tried.push_back({.index = index, .times = {}});
+  bucket.decided = bucket.tried.size() < 2;
+  return found->second;
+}
+
+// A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
+std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const std::function<Options()>& options) {
+  const std::lock_guard lock(mutex_);
+  const auto number = bucket_of(call, bytes, options);
+  auto& bucket = *buckets_[number];
+  if (!bucket.decided) {
+    const auto width = static_cast<int64_t>(bucket.tried.size());
+    const auto tries = kRounds[bucket.round].tries * width;
+    const auto report = tries + calls_to_report(bucket.call);
+    if (bucket.calls == report) {
+      auto& reports = queue();
+      const std::lock_guard other(reports.mutex);
+      reports.reports.emplace_back(shared_from_this(), number);
+      reports.changed.notify_all();
+    }
+    if (bucket.calls == report + calls_to_agree(bucket.call.size_hint)) {
+      if (!bucket.agreed) return std::nullopt;
+      conclude(bucket);
+    }
+  }
+  if (bucket.decided) return Turn{bucket.best, nullptr};
+  const auto width = static_cast<int64_t>(bucket.tried.size());
+  const auto count = bucket.calls++;
+  if (count >= kRounds[bucket.round].tries * width) return Turn{bucket.best, nullptr};
+  // The order changes from turn to turn: a program's loop may have several calls of one bucket.
+  const auto turn = static_cast<uint64_t>(count / width);
+  const auto place = (static_cast<uint64_t>(count) + scatter(turn)) % static_cast<uint64_t>(width);
+  return Turn{bucket.tried[place].index, std::make_shared<Trial>(shared_from_this(), number, bucket.round, place)};
+}
+
+void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {
+  constexpr std::chrono::milliseconds kSlice{50};
+  std::unique_lock lock(mutex_);
+  auto* const bucket = find(call, bytes);
+  if (bucket == nullptr) return;
+  if (!bucket->awaited) bucket->awaited = Trial::Clock::now();
+  while (!agreed_.wait_for(lock, kSlice, [&] { return bucket->agreed || !bucket->failure.empty(); })) {
+    lock.unlock();
+    check();
+    lock.lock();
+  }
+  if (!bucket->failure.empty()) throw Error(ErrorCode::Backend, bucket->failure);
+}
+
+// The candidates in the order of the group, so that all ranks break ties alike.
+void Trials::conclude(Bucket& bucket) const {
+  const auto costs = *std::exchange(bucket.agreed, std::nullopt);
+  bucket.awaited.reset();
+  for (std::size_t i = 0; i < costs.size(); ++i) bucket.tried[i].cost = costs[i];
+  const auto cost = [](const Candidate& candidate) { return candidate.cost; };
+  const auto best = std::ranges::min_element(bucket.tried, {}, cost);
+  if (costs.empty() || best->cost == kUnknown) {  // nothing was learnt
+    bucket.best = bucket.usual;
+    bucket.decided = true;
+    return;
+  }
+  const auto usual = std::ranges::find(bucket.tried, bucket.usual, &Candidate::index);
+  const bool stays = usual != bucket.tried.end() && usual->cost <= best->cost + kHysteresis;
+  bucket.best = stays ? bucket.usual : best->index;
+  const auto limit = best->cost + kRounds[bucket.round].most;
+  ++bucket.round;
+  bucket.calls = 0;
+  bucket.decided = bucket.round == kRounds.size();
+  if (bucket.decided) return;
+  const auto slow =
+      std::ranges::stable_partition(bucket.tried, [&](const Candidate& each) { return each.cost <= limit; });
+  for (auto& each : slow) bucket.dropped.push_back(std::move(each));
+  bucket.tried.erase(slow.begin(), slow.end());
+  bucket.decided = bucket.tried.size() < 2;
+}
+
+void Trials::add(std::size_t bucket, std::size_t round, std::size_t place, std::chrono::nanoseconds time) {
+  const std::lock_guard lock(mutex_);
+  auto& found = *buckets_[bucket];
+  if (found.decided || found.round != round) return;
+  auto& candidate = found.tried[place];
+  if (std::exchange(candidate.warm, true)) candidate.times.push_back(time.count());
+}
+
+Trials::Result Trials::result_of(const Bucket& bucket) {
+  Result result{bucket.call, bucket.usual, bucket.best, {}};
+  for (const auto* part : {&bucket.tried, &bucket.dropped}) {
+    for (const auto& each : *part) {
+      if (each.cost != kUnknown) result.costs.emplace_back(each.index, each.cost);
+    }
+  }
+  std::ranges::sort(result.costs);
+  return result;
+}
+
+std::vector<Trials::Result> Trials::results() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Result> found;
+  for (const auto& bucket : buckets_) {
+    if (!bucket->decided) continue;
+    auto result = result_of(*bucket);
+    if (result.costs.size() > 1) found.push_back(std::move(result));
+  }
+  return found;
+}
+
+std::optional<Trials::Result> Trials::result(const Call& call, int64_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto* bucket = find(call, bytes);
+  if (bucket == nullptr || !bucket->decided) return std::nullopt;
+  auto result = result_of(*bucket);
+  return result.costs.size() > 1 ? std::optional(std::move(result)) : std::nullopt;
+}
+
+// ---- reports
+
+std::string Trials::Report::key() const {
+  const std::lock_guard lock(owner_->mutex_);
+  const auto round = owner_->buckets_[bucket_]->round;
+  return std::to_string(owner_->serial_) + "/" + std::to_string(bucket_) + "/" + std::to_string(round);
+}
+
+std::string Trials::Report::what() const {
+  const std::lock_guard lock(owner_->mutex_);
+  const auto& bucket = *owner_->buckets_[bucket_];
+  auto text = std::string(row(bucket.call.op).name) + (bucket.call.vectored ? "v" : "") +
+              (bucket.call.asynchronous ? ", asynchronous" : "") + ", " +
+              std::string(kDTypeClasses[static_cast<std::size_t>(types_of(bucket.call))]) + ", " +
+              std::to_string(int64_t{1} << octave(bucket.call.size_hint)) + " bytes:";
+  for (const auto& each : bucket.tried) text += " " + owner_->names_[each.index];
+  return text;
+}
+
+std::vector<int64_t> Trials::Report::costs() const {
+  const std::lock_guard lock(owner_->mutex_);
+  std::vector<int64_t> result;
+  for (const auto& each : owner_->buckets_[bucket_]->tried) result.push_back(median(each.times));
+  return result;
+}
+
+std::chrono::nanoseconds Trials::Report::awaited() const {
+  const std::lock_guard lock(owner_->mutex_);
+  const auto& since = owner_->buckets_[bucket_]->awaited;
+  return since ? Trial::Clock::now() - *since : std::chrono::nanoseconds(0);
+}
+
+void Trials::Report::agree(std::vector<int64_t> costs) const {
+  const std::lock_guard lock(owner_->mutex_);
+  auto& bucket = *owner_->buckets_[bucket_];
+  if (!costs.empty() && costs.size() != bucket.tried.size()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "costs: expected " + std::to_string(bucket.tried.size()) + ", got " + std::to_string(costs.size()));
+  }
+  bucket.agreed = std::move(costs);
+  owner_->agreed_.notify_all();
+}
+
+void Trials::Report::fail(const std::string& text) const {
+  const std::lock_guard lock(owner_->mutex_);
+  owner_->buckets_[bucket_]->failure = text;
+  owner_->agreed_.notify_all();
+}
+
+std::optional<Trials::Report> Trials::take(std::chrono::nanoseconds limit) {
+  auto& reports = queue();
+  std::unique_lock lock(reports.mutex);
+  reports.changed.wait_for(lock, limit, [&] { return reports.wakes > 0 || !reports.reports.empty(); });
+  if (reports.wakes > 0) return --reports.wakes, std::nullopt;
+  if (reports.reports.empty()) return std::nullopt;
+  auto first = std::move(reports.reports.front());
+  reports.reports.pop_front();
+  return first;
+}
+
+void Trials::wake() {
+  auto& reports = queue();
+  const std::lock_guard lock(reports.mutex);
+  ++reports.wakes;
+  reports.changed.notify_all();
+}
+
+}  // namespace mcr

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trials of the candidates of calls that the tuning table does not cover, while a program runs. The candidate of a call
+// depends on the number of the call and on times that all ranks have agreed on, never on the times of one rank alone.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/call.h"
+#include "choose/refine.h"
+#include "runtime/work.h"
+
+namespace mcr {
+
+class Trials;
+
+/// One timed call. The time counts that the caller spends in the call, and in waiting for it.
+class Trial final : public WaitTime {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Trial(std::shared_ptr<Trials> owner, std::size_t bucket, std::size_t round, std::size_t place)
+      : owner_(std::move(owner)), bucket_(bucket), round_(round), place_(place), begin_(Clock::now()) {}
+
+  /// The call has returned.
+  void returned() { spent_ = Clock::now() - begin_; }
+  /// The call is complete, and the caller has waited so long after it had returned. The first time counts.
+  void waited(std::chrono::nanoseconds time) noexcept override;
+
+ private:
+  const std::shared_ptr<Trials> owner_;
+  const std::size_t bucket_, round_, place_;
+  const Clock::time_point begin_;
+  std::chrono::nanoseconds spent_{0};
+  std::atomic_flag counted_ = ATOMIC_FLAG_INIT;
+};
+
+/// The trials of one group. Calls of one kind and about one size share a bucket. In each of three rounds the calls of a
+/// bucket use its candidates in turn; then the ranks agree on the largest of their median times while calls go on with
+/// the best candidate so far, and slow candidates drop out. After the last round the calls use the winner.
+/// Methods may be called from any thread.
+class Trials : public std::enable_shared_from_this<Trials> {
+ public:
+  /// The time of a candidate that this rank has not timed. It wins every maximum over the ranks.
+  static constexpr int64_t kUnknown = Refinement::kUnknown;
+
+  /// The candidates of a call: indexes in the group's list. Equal on all ranks.
+  struct Options {
+    std::size_t usual = 0;           // used while the trials have not decided
+    std::vector<std::size_t> tried;  // those that are worth a trial, with the usual one
+  };
+
+  /// `candidates`: their names, in the group's order; `serial` tells this object from others of the group.
+  Trials(std::string group, int64_t serial, std::vector<std::string> candidates);
+
+  struct Turn {
+    std::size_t candidate;
+    std::shared_ptr<Trial> trial;  // null: the call is not timed
+  };
+  /// Counts a call, and returns its candidate. Nothing if the ranks must agree first: then call await(), and next()
+  /// again. `options` is called for the first call of a bucket.
+  std::optional<Turn> next(const Call& call, int64_t bytes, const std::function<Options()>& options);
+  /// Waits until the ranks have agreed on what the call's bucket needs. Throws Error if they cannot, or what `check`
+  /// throws, which is called now and then.
+  void await(const Call& call, int64_t bytes, const std::function<void()>& check);
+
+  /// The times of one round of a bucket, for the ranks' agreement.
+  class Report {
+   public:
+    Report(std::shared_ptr<Trials> owner, std::size_t bucket) : owner_(std::move(owner)), bucket_(bucket) {}
+    const std::string& group() const { return owner_->group_; }
+    /// Equal on all ranks, and different for every report of a group.
+    std::string key() const;
+    /// What was tried: equal on all ranks that have made the same calls.
+    std::string what() const;
+    /// The medians as costs (log2 of nanoseconds, 16 fractional bits), or kUnknown.
+    std::vector<int64_t> costs() const;
+    /// How long a call has been waiting for the agreement.
+    std::chrono::nanoseconds awaited() const;
+    /// The ranks have agreed on these costs.
+    void agree(std::vector<int64_t> costs) const;
+    /// The ranks have agreed to end the trials of the bucket.
+    void abandon() const { agree({}); }
+    /// Whether the ranks have agreed is unknown: the bucket's next call that needs it fails with this text.
+    void fail(const std::string& text) const;
+
+   private:
+    std::shared_ptr<Trials> owner_;
+    std::size_t bucket_;
+  };
+  /// The next report of any group in this process; nothing after `limit`, or after wake(). In the order of the calls.
+  static std::optional<Report> take(std::chrono::nanoseconds limit);
+  /// Ends one running or later take().
+  static void wake();
+
+  /// The candidates and agreed costs of a bucket whose trials are over.
+  struct Result {
+    Call call;  // as of Refinement::Bucket
+    std::size_t usual, chosen;
+    std::vector<std::pair<std::size_t, int64_t>> costs;  // by candidate
+  };
+  /// The results of all buckets that have been decided.
+  std::vector<Result> results() const;
+  /// The result for calls like this one; nothing before.
+  std::optional<Result> result(const Call& call, int64_t bytes) const;
+
+ private:
+  friend class Trial;
+  struct Candidate {
+    std::size_t index;
+    std::vector<int64_t> times;  // of this rank, in nanoseconds; the first call's does not count
+    bool warm = false;
+    int64_t cost = kUnknown;  // agreed
+  };
+  struct Bucket {
+    Call call;
+    std::size_t usual = 0, best = 0;
+    std::vector<Candidate> tried;    // in this round
+    std::vector<Candidate> dropped;  // in earlier rounds
+    std::size_t round = 0;
+    int64_t calls = 0;  // in this round
+    bool decided = false;
+    std::optional<std::vector<int64_t>> agreed;
+    std::string failure;
+    std::optional<Trial::Clock::time_point> awaited;  // since when
+  };
+
+  Bucket* find(const Call& call, int64_t bytes) const;
+  std::size_t bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);
+  void conclude(Bucket& bucket) const;
+  void add(std::size_t bucket, std::size_t round, std::size_t place, std::chrono::nanoseconds time);
+  static Result result_of(const Bucket& bucket);
+
+  const std::string group_;
+  const int64_t serial_;
+  const std::vector<std::string> names_;
+  mutable std::mutex mutex_;
+  std::condition_variable agreed_;
+  std::unordered_map<uint64_t, std::size_t> places_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+};
+
+}  // namespace mcr

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/wait.h"
+
+#include <algorithm>
+#include <string>
+
+#include "observe/activity.h"
+#include "observe/position.h"
+#include "observe/recorder.h"
+#include "observe/stop.h"
+#include "runtime/progress.h"
+
+namespace mcr {
+
+namespace {
+
+// Tells the backend's progress thread that a thread is polling.
+class Waiting {
+ public:
+  explicit Waiting(Progress* progress) : progress_(progress) {
+    if (progress_ != nullptr) progress_->enter_wait();
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+  ~Waiting() {
+    if (progress_ != nullptr) progress_->leave_wait();
+  }
+
+ private:
+  Progress* progress_;
+};
+
+// How often a waiting caller polls a brief operation before it releases its lock: about as long as releasing and taking
+// it again take.
+constexpr int kPollsWithLock = 32;
+
+// A wait checks for interrupts at this interval: Ctrl-C is noticed within this time.
+constexpr std::chrono::milliseconds kSlice{100};
+
+// Adds a wait for an incomplete Work to its record, if there is one.
+class LoggedWait {
+ public:
+  explicit LoggedWait(const Work& work)
+      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
+  LoggedWait(const LoggedWait&) = delete;
+  LoggedWait& operator=(const LoggedWait&) = delete;
+  ~LoggedWait() {
+    if (number_ != 0) Recorder::instance().waited(number_, begin_, Recorder::now());
+  }
+
+ private:
+  int64_t number_;
+  int64_t begin_;
+};
+
+// Passes the time of a wait that sees the end on to the Work.
+class TimedWait {
+ public:
+  explicit TimedWait(Work& work) : work_(work) {
+    if (work.wait_time() != nullptr) [[unlikely]]
+      begin_ = std::chrono::steady_clock::now();
+  }
+  TimedWait(const TimedWait&) = delete;
+  TimedWait& operator=(const TimedWait&) = delete;
+  ~TimedWait() {
+    if (work_.wait_time() == nullptr || !work_.completed()) [[likely]]
+      return;
+    work_.wait_time()->waited(std::chrono::steady_clock::now() - begin_);
+  }
+
+ private:
+  Work& work_;
+  std::chrono::steady_clock::time_point begin_;
+};
+
+// Whether a few polls see the end, which is the case for most small operations of ranks on one host. Only longer waits
+// are worth the marks and clocks for timeouts.
+bool polls_through(Work& work) {
+  constexpr int kPolls = 16;
+  for (int polls = 0; polls < kPolls; ++polls) {
+    if (work.poll()) return true;
+  }
+  return false;
+}
+
+// The end of a wait for a host operation.
+void leave(Work& work) {
+  if (work.finished() && work.progress() != nullptr) work.progress()->forget(work);
+  work.rethrow();
+}
+
+Error late(const Work& work, std::chrono::milliseconds limit) {
+  const auto& call = work.context();
+  const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
+  return {ErrorCode::Timeout,
+          work.what() + ": " + kind + std::to_string(call.seq) +
+              (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") +
+              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
+          work.subject()};
+}
+
+}  // namespace
+
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock) {
+  const TimedWait timed(work);
+  if (work.over()) return work.rethrow();
+  const LoggedWait logged(work);
+  if (work.context().brief && lock != nullptr) {
+    for (int poll = 0; poll < kPollsWithLock; ++poll) {
+      if (work.poll()) return work.rethrow();
+    }
+  }
+  if (lock != nullptr) lock->release();
+  if (work.join()) return;
+  if (polls_through(work)) return leave(work);
+  const Waiting waiting(work.progress());
+  const auto& call = work.context();
+  const Activity activity({.label = call.group,
+                           .backend = call.backend,
+                           .seq = call.seq,
+                           .bytes = call.bytes,
+                           .limit = limit,
+                           .op = call.op,
+                           .waits = true});
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
+    if (left.count() <= 0) throw late(work, limit);
+    Stop::check();
+    if (const auto* lost = Position::lost(*call.group)) throw Error(ErrorCode::PeerLost, work.what() + ": " + *lost);
+    if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
+      throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
+    }
+    if (interrupt != nullptr) interrupt();
+  }
+  if (!work.join()) leave(work);
+}
+
+}  // namespace mcr

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "choose/trials.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+
+using namespace mcr;
+using namespace std::chrono_literals;
+
+namespace {
+
+Call call(Op op = Op::all_reduce, bool asynchronous = false) {
+  Call made;
+  made.op = op;
+  made.dtype = DType::Float;
+  made.asynchronous = asynchronous;
+  return made;
+}
+
+// The trials of one rank, which finds that candidates take the given times.
+class Rank {
+ public:
+  explicit Rank(std::vector<int64_t> times, std::size_t usual = 0)
+      : times_(std::move(times)), usual_(usual), trials_(made(times_.size())) {}
+
+  /// The candidate of the next call; nothing while it must wait for an agreement.
+  std::optional<std::size_t> call(const Call& call, int64_t bytes) {
+    auto turn = trials_->next(call, bytes, [this] { return options(); });
+    if (!turn) return std::nullopt;
+    if (turn->trial != nullptr) {
+      ++timed;
+      turn->trial->waited(std::chrono::nanoseconds(times_[turn->candidate]));
+    }
+    return turn->candidate;
+  }
+  Trials& trials() { return *trials_; }
+  int timed = 0;
+
+ private:
+  static std::shared_ptr<Trials> made(std::size_t candidates) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < candidates; ++i) names.push_back("candidate " + std::to_string(i));
+    return std::make_shared<Trials>("group", 0, names);
+  }
+  Trials::Options options() const {
+    Trials::Options all{usual_, {}};
+    for (std::size_t i = 0; i < times_.size(); ++i) all.tried.push_back(i);
+    return all;
+  }
+
+  std::vector<int64_t> times_;
+  std::size_t usual_;
+  std::shared_ptr<Trials> trials_;
+};
+
+std::vector<Trials::Report> taken() {
+  std::vector<Trials::Report> reports;
+  while (auto report = Trials::take(0ns)) reports.push_back(std::move(*report));
+  return reports;
+}
+
+// Lets the ranks agree on reports that all of them have made, and returns the others.
+std::vector<Trials::Report> agree(std::vector<Trials::Report> reports, std::size_t ranks) {
+  std::map<std::string, std::vector<Trials::Report>> rounds;
+  for (auto& report : reports) rounds[report.key()].push_back(std::move(report));
+  std::vector<Trials::Report> open;
+  for (auto& [key, round] : rounds) {
+    if (round.size() < ranks) {
+      std::ranges::move(round, std::back_inserter(open));
+      continue;
+    }
+    auto largest = round.front().costs();
+    for (const auto& report : round) {
+      CHECK(report.what() == round.front().what());
+      const auto costs = report.costs();
+      for (std::size_t i = 0; i < costs.size(); ++i) largest[i] = std::max(largest[i], costs[i]);
+    }
+    for (const auto& report : round) report.agree(largest);
+  }
+  return open;
+}
+
+// Makes calls of one rank until its trials are over; how often each candidate got one.
+std::map<std::size_t, int> decide(Rank& rank, const Call& call, int64_t bytes) {
+  std::map<std::size_t, int> counts;
+  while (rank.trials().results().empty()) {
+    if (const auto candidate = rank.call(call, bytes)) {
+      ++counts[*candidate];
+    } else {
+      agree(taken(), 1);
+    }
+  }
+  return counts;
+}
+
+}  // namespace
+
+TEST(the_fastest_candidate_wins) {
+  Rank rank({3000, 100'000, 1000, 4000});
+  const auto counts = decide(rank, call(), 1024);
+  CHECK(rank.call(call(), 1024) == 2u);
+  CHECK(rank.call(call(), 1500) == 2u);  // the same octave
+  CHECK(counts.at(1) == 2);              // 100 times as slow as the best: one round
+  CHECK(counts.at(3) == 2 + 4);          // four times as slow: two rounds
+  const auto result = rank.trials().result(call(), 1024);
+  CHECK(result && result->usual == 0 && result->chosen == 2 && result->costs.size() == 4);
+  const int timed = rank.timed;
+  for (int i = 0; i < 5000; ++i) rank.call(call(), 1024);
+  CHECK(rank.timed == timed);
+  CHECK(taken().empty());
+}
+
+TEST(the_usual_candidate_stays_unless_another_is_clearly_faster) {
+  Rank rank({1000, 990});
+  decide(rank, call(), 1024);
+  CHECK(rank.call(call(), 1024) == 0u);
+}
+
+TEST(sizes_forms_and_operations_are_tried_apart) {
+  Rank rank({2000, 1000});
+  decide(rank, call(), 1024);
+  CHECK(!rank.trials().result(call(), 4096));
+  CHECK(!rank.trials().result(call(Op::all_reduce, true), 1024));
+  CHECK(!rank.trials().result(call(Op::all_gather), 1024));
+}
+
+// Three ranks that measure different times, and learn of an agreement at different times.
+TEST(all_ranks_use_one_candidate_in_every_call) {
+  std::mt19937 random(7);
+  const std::vector<std::pair<Call, int64_t>> kinds = {
+      {call(), 1024}, {call(), 1 << 20}, {call(Op::all_gather, true), 64}, {call(Op::barrier), 0}};
+  std::vector<Rank> ranks;
+  ranks.emplace_back(std::vector<int64_t>{1000, 3000, 2000});
+  ranks.emplace_back(std::vector<int64_t>{5000, 3000, 1500});
+  ranks.emplace_back(std::vector<int64_t>{5000, 3500, 3000});
+  std::vector<std::size_t> order;  // the kinds of all calls
+  for (int i = 0; i < 20000; ++i) order.push_back(random() % kinds.size());
+  std::vector<std::vector<std::size_t>> used(ranks.size());
+  std::vector<Trials::Report> open;
+  while (std::ranges::any_of(used, [&](const auto& one) { return one.size() < order.size(); })) {
+    const auto index = random() % ranks.size();
+    for (int burst = static_cast<int>(random() % 50); burst > 0 && used[index].size() < order.size(); --burst) {
+      const auto& [kind, bytes] = kinds[order[used[index].size()]];
+      const auto candidate = ranks[index].call(kind, bytes);
+      if (!candidate) break;
+      used[index].push_back(*candidate);
+    }
+    std::ranges::move(taken(), std::back_inserter(open));
+    if (random() % 4 == 0) open = agree(std::move(open), ranks.size());
+  }
+  CHECK(used[0] == used[1] && used[1] == used[2]);
+  CHECK(ranks[0].trials().results().size() == kinds.size());
+  for (const auto& result : ranks[1].trials().results()) CHECK(result.chosen == 2);  // its slowest rank is the fastest
+}
+
+TEST(without_an_agreement_the_usual_candidate_stays) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto reports = taken();
+  CHECK(reports.size() == 1);
+  reports.front().abandon();
+  CHECK(rank.call(call(), 1024) == 0u);
+  CHECK(rank.trials().results().empty());
+}
+
+TEST(a_candidate_that_one_rank_has_not_timed_is_not_chosen) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto reports = taken();
+  const auto costs = reports.front().costs();
+  CHECK(costs.size() == 2 && costs[0] > costs[1]);
+  reports.front().agree({costs[0], Trials::kUnknown});
+  CHECK(rank.call(call(), 1024) == 0u);
+  CHECK(taken().empty());
+}
+
+TEST(works_that_are_not_waited_for_teach_nothing) {
+  const auto trials = std::make_shared<Trials>("group", 0, std::vector<std::string>{"a", "b"});
+  const auto options = [] { return Trials::Options{0, {0, 1}}; };
+  const auto kind = call(Op::all_reduce, true);
+  while (trials->next(kind, 1024, options)) {
+  }
+  const auto reports = taken();
+  CHECK(reports.size() == 1);
+  CHECK(reports.front().costs() == (std::vector<int64_t>{Trials::kUnknown, Trials::kUnknown}));
+  reports.front().agree(reports.front().costs());
+  CHECK(trials->next(kind, 1024, options)->candidate == 0);
+  CHECK(trials->results().empty());
+}
+
+TEST(a_call_waits_for_the_agreement) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto report = taken().front();
+  CHECK(report.awaited() == 0ns);
+  std::thread other([&] {
+    while (report.awaited() == 0ns) std::this_thread::yield();
+    report.agree(report.costs());
+  });
+  rank.trials().await(call(), 1024, [] {});
+  other.join();
+  CHECK(rank.call(call(), 1024).has_value());
+}
+
+TEST(a_wait_for_an_agreement_can_fail) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto report = taken().front();
+  const auto text_of = [&](const std::function<void()>& check) {
+    try {
+      rank.trials().await(call(), 1024, check);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  CHECK(text_of([] { throw Error(ErrorCode::PeerLost, "rank 1 is lost"); }) == "rank 1 is lost");
+  report.fail("the store is lost");
+  CHECK(text_of([] {}) == "the store is lost");
+}

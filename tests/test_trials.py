@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a job has measured for itself, calls that this did not cover try the candidates, and then use the fastest."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import launchers
+from mcr_dl import _C
+from mcr_dl.tables import table as files
+from mcr_dl.tables.host import host, software
+from mcr_dl.tables.table import Curve, Sample, Scale, Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = str(ROOT / "tests" / "programs" / "trials.py")
+LIMIT = 60.0
+REFINED = "refined while running"
+
+
+def _leave_table(cache: Path, ranks: int, *, quick: bool) -> None:
+    """A table of this machine that knows only broadcasts, so that gloo gets all other calls: it comes first."""
+    samples = (Sample(4, 9, 1.0, 1.0, 1.0), Sample(1 << 20, 9, 100.0, 100.0, 100.0))
+    curves = tuple(Curve("broadcast", "any", "float32", name, samples) for name in ("gloo", "shm"))
+    scale = Scale(ranks, 1, ranks, "cpu", files.now(), curves, quick=quick)
+    path = cache / "mcr_dl" / "tuning" / f"{host().fingerprint}.json"
+    files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
+
+
+def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool = True) -> list[dict[str, Any]]:
+    """The facts of all ranks."""
+    _leave_table(cache, ranks, quick=quick)
+    variables = {"MCR_DL_TUNING_TABLE": "", "XDG_CACHE_HOME": str(cache), "MCR_DL_BACKENDS": "gloo,shm"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, case]
+    code, text = launchers.finish(command, ROOT, launchers.environment(**variables), LIMIT)
+    assert code == 0, text
+    facts = {int(rank): json.loads(found) for rank, found in re.findall(r"facts (\d+) (\{.*\})$", text, re.MULTILINE)}
+    return [facts[rank] for rank in sorted(facts)]
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [("blocking", 2), ("blocking", 3), ("asynchronous", 2), ("asynchronous", 3), ("through_torch", 2)],
+)
+def test_the_fastest_wins(tmp_path: Path, case: str, ranks: int) -> None:
+    """The ranks decide alike, and for shared memory, which is the fastest by far."""
+    facts = _run(tmp_path, case, ranks)
+    assert len(facts) == ranks
+    assert all(each == facts[0] for each in facts)
+    assert facts[0]["candidate"] == "shm"
+    assert REFINED in facts[0]["text"]
+
+
+def test_refinement_takes_the_results_over(tmp_path: Path) -> None:
+    """``refine`` ends the trials, but not what they have found."""
+    assert REFINED in _run(tmp_path, "blocking")[0]["later"]
+
+
+def test_asynchronous_calls_say_nothing_of_blocking_ones(tmp_path: Path) -> None:
+    """The results of one form are not used for the other."""
+    assert "not measured" in _run(tmp_path, "asynchronous")[0]["later"]
+
+
+def test_groups_of_another_shape(tmp_path: Path) -> None:
+    """Two of three ranks."""
+    facts = _run(tmp_path, "subgroup", 3)
+    assert facts[0] == facts[1]
+    assert facts[0]["candidate"] == "shm"
+    assert facts[2] == {}
+
+
+@pytest.mark.parametrize(("case", "quick"), [("logged", True), ("blocking", False)])
+def test_what_is_not_tried(tmp_path: Path, case: str, quick: bool) -> None:
+    """Calls that go through passes; any calls where mcr-tune has measured."""
+    facts = _run(tmp_path, case, quick=quick)
+    assert facts[0]["candidate"] == facts[1]["candidate"] == "gloo"
+    assert "not measured" in facts[0]["text"]
+
+
+def test_a_rank_that_is_far_ahead(tmp_path: Path) -> None:
+    """It would wait for an agreement with a rank that waits for its message: the ranks agree to do without."""
+    facts = _run(tmp_path, "ahead")
+    assert facts[0] == facts[1]
+    assert "not measured" in facts[0]["text"]
+
+
+def test_a_rank_that_is_lost(tmp_path: Path) -> None:
+    """A call that waits for an agreement ends as other calls do."""
+    (fact,) = _run(tmp_path, "left_alone")
+    assert "rank 1" in fact["text"]
