@@ -100,15 +100,46 @@ def condition(**other: Any) -> dict[str, Any]:
 def decided(*conditions: dict[str, Any]) -> dict[str, Any]:
     """The decision on it together with a working gloo."""
     gloo = condition(library="gloo")
-    values = [{"named": "auto", "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
+    values = [{"named": "auto", "networks": 1, "conditions": {"mpi": each, "gloo": gloo}} for each in conditions]
     return startup._decide(values)
+
+
+@pytest.mark.parametrize(
+    ("domains", "rows", "networks", "expected"),
+    [
+        ("aa", [[0, 1]], 2, []),
+        ("ab", [[0], [1]], 1, []),  # no two ranks share a host
+        ("ab", [[0], [1]], 2, ["stripe(gloo,mpi)"]),
+        ("aab", [[0, 1], [2]], 1, ["hier(shm,mpi)", "hier(shm,gloo)"]),
+        ("abba", [[0, 3], [1, 2]], 2, ["hier(shm,mpi)", "hier(shm,gloo)", "stripe(gloo,mpi)"]),
+        ("abab", [[0, 1], [2, 3]], 1, []),  # the lines of a topology that was given
+    ],
+)
+def test_several_hosts_combine_backends(
+    domains: str, rows: list[list[int]], networks: int, expected: list[str]
+) -> None:
+    """Shared memory within hosts and another backend between them; stripes over several networks."""
+    conditions = {name: condition(library=name) for name in ("mpi", "gloo")}
+    values = [
+        {
+            "named": "auto",
+            "networks": networks,
+            "conditions": {**conditions, "shm": condition(library="shm", domain=domain)},
+        }
+        for domain in domains
+    ]
+    answer = startup._decide(values)
+    agreed = startup.Agreed(answer["backends"], answer["asked"], answer["local"], answer["networks"])
+    assert agreed.backends == ["mpi", "gloo", *(["shm"] if len(set(domains)) == 1 else [])]
+    assert startup.combined(agreed, rows) == expected
 
 
 def test_what_no_rank_has_is_left_out_without_a_word() -> None:
     """A machine without MPI or GPU is normal; one rank of two without is not."""
     absent = condition(problem="no MPI library found", absent=True)
     here = condition(library="MPICH 5")
-    assert decided(absent, absent) == {"failed": "", "backends": ["gloo"], "asked": [], "left_out": []}
+    answer = decided(absent, absent)
+    assert (answer["failed"], answer["backends"], answer["asked"], answer["left_out"]) == ("", ["gloo"], [], [])
     assert decided(here, absent)["left_out"] == ["rank 1: no MPI library found"]
     assert decided(here, {**absent, "asked": True})["failed"] == "rank 1: no MPI library found"
 
@@ -117,7 +148,8 @@ def test_a_backend_of_one_host() -> None:
     """It is left out where its ranks run on several, unless the environment asks for it."""
     here, elsewhere = condition(library="a library", domain="here"), condition(library="a library", domain="elsewhere")
     assert decided(here, here)["backends"] == ["mpi", "gloo"]
-    assert decided(here, elsewhere) == {"failed": "", "backends": ["gloo"], "asked": [], "left_out": []}
+    answer = decided(here, elsewhere)
+    assert (answer["failed"], answer["backends"], answer["asked"], answer["left_out"]) == ("", ["gloo"], [], [])
     assert decided({**here, "asked": True}, elsewhere)["asked"] == ["mpi"]
     assert decided(here, condition(problem="broken"))["left_out"] == ["rank 1: broken"]
 

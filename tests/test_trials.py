@@ -32,9 +32,10 @@ def _leave_table(cache: Path, ranks: int, *, quick: bool) -> None:
     files.write(Table(files.now(), host(), software(_C.backend_status()), {}, (scale,)), path)
 
 
-def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool = True) -> list[dict[str, Any]]:
-    """The facts of all ranks."""
-    _leave_table(cache, ranks, quick=quick)
+def _run(cache: Path, case: str, ranks: int = 2, *, quick: bool | None = True) -> list[dict[str, Any]]:
+    """The facts of all ranks. ``quick``: of the table that they find; None: the one of the last run."""
+    if quick is not None:
+        _leave_table(cache, ranks, quick=quick)
     variables = {"MCR_DL_TUNING_TABLE": "", "XDG_CACHE_HOME": str(cache), "MCR_DL_BACKENDS": "gloo,shm"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, case]
     code, text = launchers.finish(command, ROOT, launchers.environment(**variables), LIMIT)
@@ -64,6 +65,20 @@ def test_refinement_takes_the_results_over(tmp_path: Path) -> None:
 def test_asynchronous_calls_say_nothing_of_blocking_ones(tmp_path: Path) -> None:
     """The results of one form are not used for the other."""
     assert "not measured" in _run(tmp_path, "asynchronous")[0]["later"]
+
+
+def test_the_results_are_kept(tmp_path: Path) -> None:
+    """A later job uses them from its first call, for this kind of calls and this number of ranks."""
+    first = _run(tmp_path, "many")[0]
+    (path,) = tmp_path.rglob("*.json")
+    (scale,) = files.read(path).scales
+    assert {(each.operation, each.dtype_class, each.candidate) for each in scale.trials} >= {
+        ("all_reduce", "integer", "gloo"),
+        ("all_reduce", "integer", "shm"),
+    }
+    for fact in _run(tmp_path, "few", quick=None):
+        assert (fact["candidate"], fact["text"]) == (first["candidate"], first["text"])
+    assert "not measured" in _run(tmp_path, "few")[0]["text"]
 
 
 def test_groups_of_another_shape(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ namespace {
 
 const CostCurve kUnknown;
 
+// Bytes from which on a stripe cuts a call: below, the second message costs more than it saves.
+constexpr int64_t kLeastCut = 64 * 1024;
+
 // A receive costs what the send does.
 Op measured_as(Op op) { return op == Op::recv ? Op::send : op; }
 
@@ -246,7 +249,6 @@ int32_t Selector::Pair::share(int64_t bytes) const {
 }
 
 std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
-  constexpr int64_t kLeastCut = 64 * 1024;        // bytes: below this, the second message costs more than it saves
   constexpr int64_t kUnsized = int64_t{1} << 20;  // the assumed size of uneven calls, whose size not all ranks know
   if (!row(call.op).is(kCuttable)) return std::nullopt;
   const auto bytes = message_bytes(call, ranks_);
@@ -403,7 +405,12 @@ void Selector::start_trials() {
   if (group_.empty() || slots_ == nullptr || slots_->size() < 2 || ranks_ < 2) return;
   std::vector<std::string> names;
   for (const auto& slot : *slots_) names.push_back(slot.name);
-  trials_ = std::make_shared<Trials>(group_, resets_++, std::move(names));
+  trials_ = std::make_shared<Trials>(group_, resets_++, names);
+  for (const auto& tried : tuning_.tried) {
+    const auto found = std::ranges::find(names, tried.candidate);
+    if (found != names.end())
+      trials_->remember(tried.call, static_cast<std::size_t>(found - names.begin()), tried.cost);
+  }
 }
 
 void Selector::await_trials(const Call& call, const std::function<void()>& check) {
@@ -430,9 +437,12 @@ Trials::Options Selector::options(const Call& call, int64_t bytes, const Slot& u
   }
   Trials::Options result{place_of(usual), {}};
   for (std::size_t i = 0; i < compared.slots.size(); ++i) {
+    const auto& slot = *compared.slots[i];
+    // A stripe computes its share, and does not cut small calls.
+    if (slot.striped != nullptr && (slot.variant != 0 || bytes < kLeastCut)) continue;
     const auto& curve = *compared.curves[i];
     if (curve.known() && curve.at(bytes) - kHopeless > best) continue;
-    result.tried.push_back(place_of(*compared.slots[i]));
+    result.tried.push_back(place_of(slot));
   }
   return result;
 }

@@ -55,8 +55,15 @@ struct Tuning {
     std::string candidate;
     static constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
   };
+  /// What earlier jobs have found in trials.
+  struct Tried {
+    Call call;  // as of Trials::Result
+    std::string candidate;
+    int64_t cost;
+  };
   std::vector<Cost> costs;
   std::vector<Rule> rules;
+  std::vector<Tried> tried;
 };
 
 /// How a call is timed.

@@ -80,6 +80,14 @@ std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::functi
   return found->second;
 }
 
+void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  auto& bucket = *buckets_[bucket_of(kind, kind.size_hint, [&] { return Options{candidate, {}}; })];
+  const auto best = std::ranges::find(bucket.tried, bucket.best, &Candidate::index);
+  if (best == bucket.tried.end() || cost < best->cost) bucket.usual = bucket.best = candidate;
+  bucket.tried.push_back({.index = candidate, .times = {}, .cost = cost});
+}
+
 // A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
 std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const std::function<Options()>& options) {
   const std::lock_guard lock(mutex_);

@@ -75,6 +75,10 @@ class Trials : public std::enable_shared_from_this<Trials> {
   /// throws, which is called now and then.
   void await(const Call& call, int64_t bytes, const std::function<void()>& check);
 
+  /// Takes over what an earlier job has found: a candidate's cost in calls like this one (kind_of()), which are not
+  /// tried again. Before next().
+  void remember(const Call& kind, std::size_t candidate, int64_t cost);
+
   /// The times of one round of a bucket, for the ranks' agreement.
   class Report {
    public:

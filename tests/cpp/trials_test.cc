@@ -163,6 +163,18 @@ TEST(all_ranks_use_one_candidate_in_every_call) {
   for (const auto& result : ranks[1].trials().results()) CHECK(result.chosen == 2);  // its slowest rank is the fastest
 }
 
+TEST(results_of_an_earlier_job_are_not_tried_again) {
+  Rank rank({3000, 1000, 2000});
+  auto kind = call();
+  kind.size_hint = 1024;
+  rank.trials().remember(kind, 0, 3 << 16);
+  rank.trials().remember(kind, 2, 2 << 16);
+  CHECK(rank.call(call(), 1024) == 2u && rank.timed == 0);
+  CHECK(rank.trials().result(call(), 1500)->costs.size() == 2);
+  rank.call(call(), 4096);
+  CHECK(rank.timed == 1);
+}
+
 TEST(without_an_agreement_the_usual_candidate_stays) {
   Rank rank({3000, 1000});
   while (rank.call(call(), 1024)) {

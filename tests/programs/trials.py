@@ -46,6 +46,16 @@ def blocking() -> dict[str, Any]:
     return {**found, "later": _all_reduce(SMALL, 100, async_op=False)["text"]}
 
 
+def many() -> dict[str, Any]:
+    """Blocking calls until the trials are over."""
+    return _all_reduce(SMALL, 5000, async_op=False)
+
+
+def few() -> dict[str, Any]:
+    """Fewer calls than the trials need."""
+    return _all_reduce(SMALL, 10, async_op=False)
+
+
 def asynchronous() -> dict[str, Any]:
     """Asynchronous calls, which have trials of their own."""
     found = _all_reduce(SMALL, 8000, async_op=True)

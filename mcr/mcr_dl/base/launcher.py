@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl.base.errors import InvalidArgumentError
+
+_SIOCGIFADDR = 0x8915  # Linux's request for an interface's address
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,21 @@ def own_core() -> int | None:
 def cores() -> str:
     """The cores that this process may use, as the bits of a hexadecimal number."""
     return f"{sum(1 << core for core in os.sched_getaffinity(0)):x}"
+
+
+def networks() -> int:
+    """The number of this host's network interfaces with an IPv4 address, without the loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return sum(not _address(probe, name).startswith("127.") for _, name in socket.if_nameindex())
+
+
+def _address(probe: socket.socket, interface: str) -> str:
+    """The interface's IPv4 address; the loopback's if it has none."""
+    request = struct.pack("256s", interface.encode()[:15])
+    try:
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    except OSError:
+        return "127.0.0.1"
 
 
 def crowded(nodes: Sequence[Any], masks: Sequence[str]) -> list[bool]:

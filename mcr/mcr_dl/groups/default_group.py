@@ -38,8 +38,8 @@ def init_process_group(
 
     Args:
         backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
-            nccl, gloo and shm where all ranks can use them; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else
-            auto.
+            nccl, gloo and shm where all ranks can use them, and in jobs of several hosts for hierarchies and stripes of
+            these; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
         init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
         world_size: the number of ranks, for programs without a launcher; give rank too.

@@ -8,8 +8,9 @@ from datetime import timedelta
 from functools import partial
 
 from mcr_dl import _C
+from mcr_dl.groups import tried
 from mcr_dl.passes import chain
-from mcr_dl.runtime import core_groups, dimensions, lines, state, trials
+from mcr_dl.runtime import core_groups, dimensions, lines, state
 
 
 def make_group(
@@ -29,7 +30,7 @@ def make_group(
         backends = lines.that_fit(backends, ranks)
     group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm)
     if not line:
-        trials.enable(group)
+        tried.follow(group)
     add_passes(group)
     add_dimensions(group, given=None if mpi_comm is None and not line else {})
     return group

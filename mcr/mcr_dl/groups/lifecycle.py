@@ -22,7 +22,7 @@ from mcr_dl.base.errors import (
     DesyncError,
     InvalidArgumentError,
 )
-from mcr_dl.groups import factory, first_start
+from mcr_dl.groups import factory, first_start, tried
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
@@ -31,6 +31,7 @@ from mcr_dl.runtime import (
     devices,
     dimensions,
     exit_steps,
+    lines,
     lives,
     meeting,
     startup,
@@ -114,14 +115,17 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     Otherwise their calls would not meet.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
-    current.backends, current.asked = startup.agree(store, rank, size, current.backends)
+    agreed = startup.agree(store, rank, size, current.backends)
+    current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
     facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
-    decide = dimensions.decider(choice.decider(tuning_table, current.backends), current.backends)
+    possible = [*agreed.backends, *startup.possible(agreed)]  # in rules
+    decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
     answer = agreement.agree(store, rank, size, "facts", facts, decide)
     current.grid = dimensions.grid_of(answer.pop("topology"), size)
-    current.knowledge = choice.knowledge_of(answer, current.backends)
+    current.knowledge = choice.knowledge_of(answer, possible)
+    current.backends = [*agreed.backends, *startup.combined(agreed, lines.of(range(size)))]
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:
             library.share_cores()
@@ -147,7 +151,7 @@ def _make_world(current: state.State) -> _C.Group:
         current.candidates = common
         choice.keep_candidates(world, common)
         first_start.measure(world, store)
-        trials.enable(world)
+        tried.follow(world)
     factory.add_passes(world)
     if current.knowledge is not None:
         choice.check_rules(current.knowledge, world)

@@ -82,6 +82,7 @@ class TorchLibrary(Library):
 
 class _Gloo(TorchLibrary):
     automatic = True
+    networks = True
 
     def _missing(self) -> str | None:
         return None if dist.is_gloo_available() else "this torch is built without gloo"

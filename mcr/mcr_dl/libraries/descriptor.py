@@ -44,6 +44,7 @@ class Library:
     measured = True  # whether benchmarks and tuning measure it
     together = False  # whether its library starts on all ranks together, so that init must name it
     communicators = False  # whether it can work on a communicator that the program has made
+    networks = False  # whether hierarchies use it between hosts, and stripes use it for one of several networks
     rendezvous = False  # whether its ranks find each other without a store
     # Measured by bench/fusion.py for gloo (docs/results/fusion.md).
     fusion = FusionLimits(1 << 20, 1000, 1 << 16)

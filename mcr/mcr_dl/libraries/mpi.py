@@ -111,6 +111,7 @@ class Mpi(Library):
     """MPI. The process ends it; without an MPI launcher, MPI_Init needs ``PmiResponder`` on torch's store."""
 
     automatic = True
+    networks = True
     variable = _VARIABLE
     together = True
     communicators = True

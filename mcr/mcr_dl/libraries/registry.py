@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 
 from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
@@ -233,6 +234,15 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
             message = f"backend: {name!r} {use} of the group's: expected {missing!r} before it"
             raise InvalidArgumentError(f"{message}, got {', '.join(names)}")
     return names
+
+
+def combined(backends: Iterable[str], local: Iterable[str], *, several_networks: bool) -> list[str]:
+    """The backends made of others that ``auto`` adds in a job of several hosts: hierarchies of a ``local`` backend, one
+    of a host, and one between hosts; stripes over two between hosts if every host has several networks."""
+    across = [name for name in backends if describe(name).networks]
+    pairs = combinations(sorted(across), 2) if several_networks else ()
+    names = [f"hier({inner},{outer})" for inner in local for outer in across]
+    return [_C.Candidate(name).backend for name in (*names, *(f"stripe({one},{two})" for one, two in pairs))]
 
 
 def condition(name: str, size: int, *, named: bool) -> Condition:

@@ -39,13 +39,21 @@ _TRIALS = 3  # for planning the batches of small calls
 _VISITS = 3  # to a point that was disturbed
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
 _JUMP = 4  # and so was one that takes so many times as long as its size and a smaller call let expect
+_CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
 
 
+def is_striped(name: str) -> bool:
+    """Whether a candidate cuts calls over two backends."""
+    candidate = _C.Candidate(name)
+    return bool(candidate.parts) and not candidate.hierarchical
+
+
 def candidates(group: _C.Group, operation: str) -> list[str]:
-    """The candidates that ``auto`` compares for an operation."""
+    """The candidates that ``auto`` compares for an operation, without fixed shares of a stripe: it computes its own."""
     measured = cases.candidates(group)
-    return [name for name in group._explain(operation, 0, DTYPE, "SUM", "cpu")["candidates"] if name in measured]
+    compared = group._explain(operation, 0, DTYPE, "SUM", "cpu")["candidates"]
+    return [name for name in compared if name in measured and not (is_striped(name) and _C.Candidate(name).variant)]
 
 
 def all_candidates(group: _C.Group) -> set[str]:
@@ -148,7 +156,11 @@ class Measurement:
         Also if one is left: other sizes' choices and the predicted times of schedules need its curve.
         """
         found = self._results[kind]
-        names = [name for name in candidates(self._group, kind.operation) if name not in found.wrong]
+        names = [
+            name
+            for name in candidates(self._group, kind.operation)
+            if name not in found.wrong and (nbytes >= _CUT or not is_striped(name))
+        ]
         if len(names) < 2:
             return []
         if not kind.async_op and nbytes in _ALWAYS:

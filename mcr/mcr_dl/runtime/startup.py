@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as torch_dist
 
-from mcr_dl.base import agreement
+from mcr_dl import _C
+from mcr_dl.base import agreement, launcher
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import registry
 from mcr_dl.watch import ranks_text
@@ -18,24 +19,67 @@ from mcr_dl.watch import ranks_text
 _Answer = dict[str, Any]
 
 
-def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks have agreed on.
+
+    ``asked``: the backends without which init fails, as they were asked for by name or by a variable that names their
+    library. ``local``: backends that connect only ranks of one host, in a job of several, with each rank's domain.
+    ``networks``: the number of networks that every host has at least.
+    """
+
+    backends: list[str]
+    asked: list[str]
+    local: dict[str, list[str]]
+    networks: int
+
+
+def agree(store: torch_dist.Store, rank: int, size: int, wanted: list[str]) -> Agreed:
     """The backends that all ranks start: the named ones, or else those of ``auto`` that every rank can use.
 
-    Every rank calls this. The second list has the backends that were asked for, by name or by a variable that names
-    their library: init fails without them. Warns on every rank of a backend that is left out although some rank has it.
+    Every rank calls this. Warns on every rank of a backend that is left out although some rank has it.
     Raises BackendUnavailableError on every rank if some rank cannot use a requested backend, or if no backend is left,
     and InvalidArgumentError if the names differ between the ranks.
     """
     conditions = {
         name: asdict(registry.condition(name, size, named=bool(wanted))) for name in wanted or registry.automatic()
     }
-    facts = {"named": ",".join(wanted) or "auto", "conditions": conditions}
+    named = ",".join(wanted) or "auto"
+    facts = {"named": named, "conditions": conditions, "networks": launcher.networks()}
     answer = agreement.agree(store, rank, size, "backends", facts, _decide)
     if answer["failed"]:
         raise BackendUnavailableError(answer["failed"])
     for text in answer["left_out"]:
         warn_left_out(text)
-    return answer["backends"], answer["asked"]
+    return Agreed(answer["backends"], answer["asked"], answer["local"], answer["networks"])
+
+
+def combined(agreed: Agreed, rows: list[list[int]]) -> list[str]:
+    """The backends made of others that ``auto`` adds in a job of several hosts, for lines of these ranks.
+
+    Hierarchies have a backend of one host within the lines, where that can connect each of them; stripes come where
+    every host has several networks. Loads them.
+    """
+    fits = len(rows) > 1 and max(map(len, rows)) > 1
+    local = [
+        name
+        for name, domains in agreed.local.items()
+        if fits and all(len({domains[rank] for rank in row}) == 1 for row in rows)
+    ]
+    names = [name for name in possible(agreed) if not registry.is_hierarchical(name) or _inner(name) in local]
+    for name in names:
+        registry.load(name)
+    return names
+
+
+def _inner(name: str) -> str:
+    return _C.Candidate(name).parts[0]
+
+
+def possible(agreed: Agreed) -> list[str]:
+    """The backends that ``combined`` returns for some lines."""
+    several_networks = bool(agreed.local) and agreed.networks > 1
+    return registry.combined(agreed.backends, agreed.local, several_networks=several_networks)
 
 
 def warn_left_out(text: str) -> None:
@@ -47,10 +91,13 @@ def _decide(values: list[_Answer]) -> _Answer:
     agreement.require_equal("backend", [value["named"] for value in values])
     named = values[0]["named"] != "auto"
     backends, asked, left_out = [], [], []
+    local: dict[str, list[str]] = {}
     for name in values[0]["conditions"]:
         conditions = [value["conditions"][name] for value in values]
         requested = named or any(condition["asked"] for condition in conditions)
         if not requested and len({condition["domain"] for condition in conditions if condition["library"]}) > 1:
+            if len({condition["library"] for condition in conditions}) == 1:
+                local[name] = [condition["domain"] for condition in conditions]
             continue  # a backend of one host in a job of several, which is normal
         libraries = [condition["library"] for condition in conditions]
         if named and all(libraries):
@@ -65,7 +112,9 @@ def _decide(values: list[_Answer]) -> _Answer:
         elif not all(condition["absent"] for condition in conditions):
             left_out.append(problem)
     failed = "" if backends else "; ".join(["no backend can be used by all ranks", *left_out])
-    return {"failed": failed, "backends": backends, "asked": asked, "left_out": left_out}
+    networks = min(value["networks"] for value in values)
+    agreed = {"backends": backends, "asked": asked, "local": local, "networks": networks}
+    return {"failed": failed, "left_out": left_out, **agreed}
 
 
 def problem_of(problems: Sequence[str]) -> str:

@@ -164,17 +164,17 @@ def stop() -> None:
             running.stop()
 
 
-def enable(group: _C.Group) -> None:
+def enable(group: _C.Group) -> bool:
     """Try candidates for the calls of a new group that its measurements do not cover, where trials are on.
 
     They are on where ``auto`` measures by itself, since no table is named and mcr-tune has not measured the group's
     shape. All ranks decide alike: the knowledge is equal on all ranks.
     """
-    current = state.current()
-    known = current.knowledge
+    known = state.current().knowledge
     if known is None or not known.seconds or group.size() < 2 or len(group.candidates) < 2:
-        return
+        return False
     if not known.quick(known.shape(group.ranks)):
-        return
+        return False
     start()
     group._try_candidates()
+    return True

@@ -138,16 +138,17 @@ def _misspelt(rows: list[dict[str, Any]], where: str) -> str | None:
 
 
 def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
-    for kind in ("curves", "excluded"):
-        yield _misspelt(scale[kind], f"{where}.{kind}")
+    for kind in ("curves", "excluded", "trials"):
+        yield _misspelt(scale.get(kind, []), f"{where}.{kind}")
     for index, winner in enumerate(scale["winners"]):
         yield _misspelt(winner["ranges"], f"{where}.winners[{index}].ranges")
-    curves = [{**row, "candidate": _C.canonical(row["candidate"])} for row in scale["curves"]]
-    yield _twice(curves, ("operation", "dtype_class", "candidate", "codec", "async_op"), f"{where}.curves")
+    for kind in ("curves", "trials"):
+        curves = [{**row, "candidate": _C.canonical(row["candidate"])} for row in scale.get(kind, [])]
+        yield _twice(curves, ("operation", "dtype_class", "candidate", "codec", "async_op"), f"{where}.{kind}")
+        for index, curve in enumerate(curves):
+            numbers = [sample["bytes"] for sample in curve["samples"]]
+            yield _not_ascending(numbers, f"{where}.{kind}[{index}].samples", "bytes")
     yield _twice(scale["winners"], ("operation", "dtype_class", "async_op"), f"{where}.winners")
-    for index, curve in enumerate(scale["curves"]):
-        numbers = [sample["bytes"] for sample in curve["samples"]]
-        yield _not_ascending(numbers, f"{where}.curves[{index}].samples", "bytes")
     for index, winner in enumerate(scale["winners"]):
         starts = [each["from"] for each in winner["ranges"]]
         path = f"{where}.winners[{index}].ranges"

@@ -177,6 +177,12 @@ def costs_of(scale: Scale) -> dict[str, Any]:
             points = _with_flat_part([(s.bytes, cost_of(scale.time_of(s))) for s in curve.samples])
             kind = "codecs" if curve.codec else "asynchronous" if curve.async_op else "curves"
             curves[kind].append([*whose, points])
+    trials = [
+        [curve.operation, curve.async_op, curve.dtype, curve.candidate, sample.bytes, cost_of(sample.median_us)]
+        for curve in scale.trials
+        for sample in curve.samples
+        if curve.operation in known
+    ]
     return {
         "ranks": scale.ranks,
         "nodes": scale.nodes,
@@ -184,6 +190,7 @@ def costs_of(scale: Scale) -> dict[str, Any]:
         "name": scale.name,
         "quick": scale.quick,
         "candidates": sorted(scale.candidates),
+        "trials": trials,
         **curves,
     }
 
@@ -254,7 +261,7 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
     if len(group.candidates) < 2:
         return
     shape = knowledge.shape(group.ranks)
-    costs = []
+    costs, trials = [], []
     for device in ("cpu", "cuda") if shape.ranks > 1 else ():  # a single rank has no choice to make
         scale = knowledge.scale_for(shape, device)
         if scale is None:
@@ -266,7 +273,10 @@ def tune(group: _C.Group, knowledge: Knowledge) -> None:
         ]
         if (scale["ranks"], scale["nodes"]) != (shape.ranks, shape.nodes):
             _say_nearest(shape, scale, group.rank())
-    group._tune(costs, [(rule.operation, rule.start, rule.end, rule.candidate) for rule in knowledge.rules])
+        elif device == "cpu":
+            trials = scale["trials"]
+    given = [(rule.operation, rule.start, rule.end, rule.candidate) for rule in knowledge.rules]
+    group._tune(costs, given, trials)
 
 
 _said: set[tuple[Shape, str]] = set()

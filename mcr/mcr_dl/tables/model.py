@@ -139,7 +139,8 @@ class Exclusion:
 class Scale:
     """All measurements with one number and layout of ranks. ``measured`` is an ISO time in UTC.
 
-    ``quick``: a job measured it in a few seconds when it started (mcr_dl.measure.start).
+    ``quick``: a job measured it in a few seconds when it started (mcr_dl.measure.start). ``trials``: times of calls
+    that this did not cover, from jobs that tried the candidates while they ran; each holds for an octave of sizes.
     """
 
     ranks: int
@@ -151,6 +152,7 @@ class Scale:
     winners: tuple[Winner, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
     quick: bool = False
+    trials: tuple[Curve, ...] = ()
 
     @property
     def key(self) -> tuple[str, int, int, int]:
@@ -231,13 +233,16 @@ class Table:
         return max(found, key=lambda each: (each.ranks, each.nodes))
 
 
+# Values that are not written, so that tables keep the form from before these fields existed.
+_ABSENT = (("codec", ""), ("quick", False), ("async_op", False), ("trials", ()))
+
+
 def _plain(value: Any) -> Any:
     """Convert a dataclass, tuple or mapping to JSON's types. Times are floats, so that 4 and 4.0 are equal content."""
     if is_dataclass(value):
         names = (each.name for each in fields(value))
         pairs = [(name, getattr(value, name)) for name in names]
-        # Absent values keep the form from before these fields existed.
-        written = [pair for pair in pairs if pair not in (("codec", ""), ("quick", False), ("async_op", False))]
+        written = [pair for pair in pairs if pair not in _ABSENT]
         return {_key(value, name): _plain(_number(name, each)) for name, each in written}
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
@@ -280,6 +285,7 @@ def _scale(row: dict[str, Any]) -> Scale:
         winners=tuple(map(_winner, row["winners"])),
         excluded=tuple(Exclusion(**each) for each in row["excluded"]),
         quick=row.get("quick", False),
+        trials=tuple(map(_curve, row.get("trials", ()))),
     )
 
 
@@ -293,6 +299,7 @@ def _spelt(scale: Scale) -> Scale:
         curves=tuple(map(_named, scale.curves)),
         winners=tuple(replace(each, ranges=tuple(map(_named, each.ranges))) for each in scale.winners),
         excluded=tuple(map(_named, scale.excluded)),
+        trials=tuple(map(_named, scale.trials)),
     )
 
 

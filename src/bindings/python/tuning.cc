@@ -21,6 +21,7 @@ namespace {
 
 using Points = std::vector<std::pair<int64_t, int32_t>>;
 using Costs = std::vector<std::tuple<std::string, bool, std::string, std::string, std::string, Points>>;
+using TriedRows = std::vector<std::tuple<std::string, bool, std::string, std::string, int64_t, int64_t>>;
 using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>>;
 
 // The names of operations in tables: an op's name, with a "v" for the form with counts per rank. A receive is part of
@@ -51,7 +52,7 @@ CostCurve curve_of(const Points& points) {
 
 DeviceType device_of(const std::string& text) { return text == "cuda" ? DeviceType::CUDA : DeviceType::CPU; }
 
-void tune(Group& group, const Costs& costs, const Rules& rules) {
+void tune(Group& group, const Costs& costs, const Rules& rules, const TriedRows& tried) {
   Tuning tuning;
   for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
     const auto [op, vectored] = operation_of(operation);
@@ -61,6 +62,14 @@ void tune(Group& group, const Costs& costs, const Rules& rules) {
   for (const auto& [operation, from, to, candidate] : rules) {
     const auto [op, vectored] = operation_of(operation);
     tuning.rules.push_back({op, vectored, from, to < 0 ? Tuning::Rule::kNoEnd : to, candidate});
+  }
+  for (const auto& [operation, asynchronous, dtype, candidate, bytes, cost] : tried) {
+    Tuning::Tried one{.call = {}, .candidate = candidate, .cost = cost};
+    std::tie(one.call.op, one.call.vectored) = operation_of(operation);
+    one.call.asynchronous = asynchronous;
+    one.call.dtype = named<DType>(kDTypes, dtype);
+    one.call.size_hint = bytes;
+    tuning.tried.push_back(std::move(one));
   }
   group.tune(std::move(tuning));
 }
@@ -138,7 +147,8 @@ void add_tuning(py::module_& module) {
               py::cpp_function(
                   [](Group& self, const std::string& device) { return self.selector().cost_model(device_of(device)); },
                   py::is_method(group), py::arg("device") = "cpu"));
-  py::setattr(group, "_tune", py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules")));
+  py::setattr(group, "_tune",
+              py::cpp_function(tune, py::is_method(group), py::arg("costs"), py::arg("rules"), py::arg("tried")));
   py::setattr(group, "_explain",
               py::cpp_function(explain, py::is_method(group), py::arg("operation"), py::arg("nbytes"), py::arg("dtype"),
                                py::arg("red"), py::arg("device"), py::arg("async_op") = false));
