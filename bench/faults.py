@@ -3,21 +3,25 @@
 
     python bench/faults.py --faults 200
 
-Each fault has its own job of three ranks, in which rank 1 dies, stops, raises or leaves while the others are idle, in a
-blocking collective or in many asynchronous ones, on mpi, gloo, shm or a stripe. With --json FILE, also writes the
+Each fault has its own job of three ranks (hierarchies: two by two), in which rank 1 dies, stops, raises or leaves while
+the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy. With --json FILE, also writes the
 figures there.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import random
 import re
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
@@ -39,6 +43,14 @@ BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
     "gloo": ("gloo", {}),
     "shm": ("shm", {}),
     "stripe(gloo,mpi)": ("gloo;mpi;stripe(gloo,mpi)", {}),
+    "hier(shm,gloo)": ("gloo;hier(shm,gloo)", {}),
+    "hier(shm,mpi)": ("mpi;hier(shm,mpi)", {}),
+}
+RANKS, ON_TWO_HOSTS = 3, 4  # of a job; hierarchies have two dimensions of two ranks
+_GRID = {
+    "format": "mcr-dl topology",
+    "version": 1,
+    "dimensions": [{"name": "host", "size": 2}, {"name": "rank", "size": 2}],
 }
 LIMIT = 1.0  # timeout of the calls, in seconds
 BOUND = LIMIT + 2.0  # the guarantee of docs/reliability.md
@@ -73,12 +85,24 @@ def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> s
     return "late" if took > bound else None
 
 
+@cache
+def _topology() -> str:
+    """The path of a topology file that holds until this program ends."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump(_GRID, file)
+    atexit.register(Path(file.name).unlink)
+    return file.name
+
+
 def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float, bound: float) -> Outcome:
     """Inject one fault."""
     names, variables = BACKENDS[backend]
     variables = {**variables, "FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
-    ranks = jobs.start(nursery, "faulty", [names, phase, fault], 3, **variables)
-    survivors = [ranks[0], ranks[2]]
+    size = RANKS
+    if backend.startswith("hier"):
+        size, variables["MCR_DL_TOPOLOGY"] = ON_TWO_HOSTS, _topology()
+    ranks = jobs.start(nursery, "faulty", [names, phase, fault], size, **variables)
+    survivors = [ranks[0], *ranks[2:]]
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")
     if not ended or at is None:

@@ -56,7 +56,7 @@ TOGETHER = [("idle", [*jobs.LOST]), ("collective", [*jobs.LOST]), *(("storm", [f
 
 def _survivors(nursery: Nursery, ranks: list[Child], error: str, fault: str) -> list[Child]:
     """The ranks other than rank 1, which have ended with the error and say what happened to rank 1."""
-    survivors = [ranks[0], ranks[2]]
+    survivors = [ranks[0], *ranks[2:]]
     jobs.end(nursery, survivors)
     for rank in survivors:
         library = re.search(r"mcr_dl: \w+: mpi\.", rank.text)  # only a blocking call of MPI cannot raise
@@ -75,6 +75,22 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
         for rank in _survivors(nursery, ranks, rf"{RAISED}: {backend}\.\w+ \(group '", fault):
             if phase == "collective" and "Timeout" in rank.text:
                 assert re.search("1000 ?ms", rank.text), rank.text
+
+
+@pytest.mark.parametrize("across", ["mpi", "gloo"])
+@pytest.mark.parametrize(("phase", "faults"), [("collective", [*jobs.LOST]), ("storm", ["kill"])])
+def test_a_rank_is_lost_in_a_hierarchy(
+    nursery: Nursery, across: str, phase: str, faults: list[str], tmp_path: Path
+) -> None:
+    """Ranks that do not share a line with the lost rank name it too."""
+    grid = {"dimensions": [{"name": "host", "size": 2}, {"name": "rank", "size": 2}]}
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, **grid}))
+    names = f"{across};hier(shm,{across})"
+    for fault in faults:
+        ranks = jobs.start(nursery, "faulty", [names, phase, fault], 4, MCR_DL_TOPOLOGY=str(path))
+        _survivors(nursery, ranks, rf"{RAISED}: hier\(shm,{across}\)\.\w+ \(group '", fault)
+        nursery.clear()
 
 
 @backends
