@@ -2,6 +2,7 @@
 // The backend `shm` with ranks as threads of one process, which share one mapping: ThreadSanitizer sees all that the
 // ranks do to the shared memory.
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -60,9 +61,10 @@ void together(int size, const Body& body, int64_t most = 64 << 20) {
       spec.store = &store;
       try {
         auto meeting = shm::meet(spec, [most] { return most; });
-        // All machines run both kinds of copies and of fences, which depend on the processor and the system.
+        // All machines run both kinds of copies, of fences and of reads, which depend on the processor and the system.
         meeting.streams = size % 2 == 0;
         meeting.remote_fences = meeting.remote_fences && size != 3;
+        if (size == 3) meeting.processes.clear();
         shared = meeting.segment.get();
         const auto engine = std::make_shared<shm::Engine>(spec, std::move(meeting));
         body(*engine, rank);
@@ -182,6 +184,57 @@ TEST(streamed_copies) {
       CHECK(std::count(to.begin(), to.end(), std::byte{255}) == std::ssize(to) - bytes);
     }
   }
+}
+
+TEST(large_blocks_are_read_directly) {
+  constexpr int64_t kCount = 1 << 20;  // several chunks
+  together(2, [&](shm::Engine& engine, int rank) {
+    for (const bool blocking : {true, false}) every_collective(engine, rank, 2, kCount, blocking);
+    // Counts per rank, one of them zero, and more calls in flight than there are slots.
+    constexpr int kCalls = 10;
+    std::vector<std::vector<int32_t>> gathered(kCalls, std::vector<int32_t>(kCount));
+    auto block = values(rank, rank == 0 ? 0 : kCount);
+    const std::vector<int64_t> counts = {0, kCount}, displs = {0, 0};
+    std::vector<std::unique_ptr<Request>> requests;
+    for (auto& out : gathered) {
+      auto call = call_of(Op::all_gather, &block, &out);
+      call.vectored = true;
+      call.out_counts = counts;
+      call.out_displs = displs;
+      Lane lane(false);
+      engine.collective(call, lane);
+      for (auto& request : lane.take()) requests.push_back(std::move(request));
+    }
+    wait(std::move(requests));
+    for (const auto& out : gathered) CHECK(out == values(1, kCount));
+  });
+}
+
+TEST(a_call_that_is_given_up_is_not_read) {
+  std::atomic<bool> given_up{false};
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto block = values(rank, 1 << 20);
+    std::vector<int32_t> out(block.size() * 2);
+    const auto call = call_of(Op::all_gather, &block, &out);
+    if (rank == 0) {
+      Lane lane(false);
+      engine.collective(call, lane);
+      CHECK(lane.pending());
+      lane.take().clear();  // destroys the request
+      given_up = true;
+      return;
+    }
+    while (!given_up) std::this_thread::yield();
+    const auto failure = ranks::failure([&] { run(engine, call); });
+    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up this call"));
+  });
+}
+
+TEST(memory_that_is_not_there_is_not_read) {
+  std::array<std::byte, 8> to{};
+  const auto failure = ranks::failure([&] { shm::read_memory(getpid(), nullptr, to.data(), 8); });
+  CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "cannot be read"));
+  CHECK(!shm::read_memory(1 << 22, to.data(), to.data(), 8));  // above the largest process number
 }
 
 TEST(collectives_in_little_memory) {

@@ -48,6 +48,12 @@ VARIABLES = (
         "shm.md#memory",
     ),
     Variable(
+        "MCR_DL_SHM_DIRECT",
+        "`0`: no rank of a group of `shm` reads the tensors of others directly; default `1`: they do where the system "
+        "allows it",
+        "shm.md#direct-reads",
+    ),
+    Variable(
         "MCR_DL_MPI_INTERRUPTIBLE",
         "`1`: blocking collectives of MPI can raise while they wait, after a loss, `abort()` or Ctrl-C; equal on all "
         "ranks; default `0`",

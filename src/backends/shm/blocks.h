@@ -17,6 +17,7 @@ class Blocks {
   Blocks(const Call& call, int rank, int size)
       : call_(call), rank_(rank), size_(size), element_(size_of(call.dtype)), extent_(row(call.op).extent) {}
 
+  bool rooted() const { return row(call_.op).is(kRooted); }
   bool reduces() const { return row(call_.op).is(kReduces); }
   /// Whether a rank gives a separate block to each rank, instead of one block to all.
   bool parts() const { return extent_ == Extent::Scatter || extent_ == Extent::Exchange; }

@@ -121,14 +121,22 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       peers_(std::move(meeting.peers)),
       waiting_(*segment_, rank_, meeting.cores, meeting.remote_fences),
       steps_(*segment_, rank_),
-      pipeline_(*segment_, rank_, meeting.streams),
+      pieces_(*segment_, rank_),
+      pipeline_(*segment_, pieces_, rank_, meeting.streams),
+      direct_(*segment_, pieces_, rank_, std::move(meeting.processes)),
       messages_(*segment_, rank_) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
 bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
   if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
-  return pipeline_.advance(call, blocks, cursor.pieces, published);
+  if (!direct_.takes(blocks)) return pipeline_.advance(call, blocks, cursor.pieces, published);
+  try {
+    return direct_.advance(blocks, cursor.direct, published);
+  } catch (const Error& error) {
+    fail(error.what());
+    return false;
+  }
 }
 
 bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
@@ -156,6 +164,7 @@ void Engine::collective(const Call& call, Lane& lane) {
   if (queue_.empty() &&
       complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
     return;
+  if (failed_.load(std::memory_order_relaxed)) throw Error(ErrorCode::Backend, failure_);
   auto later = make_pooled<Operation>(call, cursor);
   queue_.push_back(later);
   lane.track(std::make_unique<OperationRequest>(shared_from_this(), std::move(later)));
@@ -330,6 +339,7 @@ void Engine::check_peers() {
 // With the turn. Keeps the first failure; the memory of callers is not accessed after it.
 void Engine::fail(const std::string& text) {
   if (failed_.load(std::memory_order_relaxed)) return;
+  direct_.withdraw();
   queue_.clear();
   messages_.clear();
   failure_ = text;

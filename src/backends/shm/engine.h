@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/shm/direct.h"
 #include "backends/shm/messages.h"
 #include "backends/shm/pipeline.h"
 #include "backends/shm/rendezvous.h"
@@ -22,6 +23,7 @@ namespace mcr::shm {
 struct Cursor {
   Steps::Position step;
   Pipeline::Position pieces;
+  Direct::Position direct;
 };
 
 /// A started collective.
@@ -82,7 +84,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Waiting waiting_;
   std::atomic<bool> busy_{false};  // held by Turn; guards what follows
   Steps steps_;
+  Pieces pieces_;
   Pipeline pipeline_;
+  Direct direct_;
   Messages messages_;
   std::deque<std::shared_ptr<Operation>> queue_;
   int exchanges_ = 0;

@@ -14,26 +14,13 @@ constexpr int64_t kLeast = 16 << 10;
 
 }  // namespace
 
-Pipeline::Pipeline(Segment& segment, int rank, bool streams)
+Pipeline::Pipeline(Segment& segment, Pieces& pieces, int rank, bool streams)
     : segment_(segment),
+      pieces_(pieces),
       rank_(rank),
       size_(segment.layout().ranks()),
       streams_(streams),
-      known_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
-
-bool Pipeline::one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
-  auto& seen = known_[static_cast<std::size_t>(rank)].*known;
-  if (seen < least) seen = (segment_.counts(rank).*counter).load(std::memory_order_acquire);
-  return seen >= least;
-}
-
-bool Pipeline::all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && !one(peer, known, counter, least)) return false;
-  }
-  return true;
-}
 
 Pipeline::Range Pipeline::range(const Position& position, uint64_t piece, int64_t length) {
   const auto begin = static_cast<int64_t>(piece) * position.piece;
@@ -52,9 +39,8 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   const auto wanted = std::max(round_up((blocks.total() + kWanted - 1) / kWanted, kLine), kLeast);
   const auto slot = streams_ ? most : std::min(wanted, most);
   position.piece = blocks.parts() ? std::max(round_down(slot / size_, kLine), kLine) : slot;
-  position.first = pieces_;
   position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
-  pieces_ += position.pieces;
+  position.first = pieces_.take(position.pieces);
   position.begun = true;
 }
 
@@ -69,7 +55,7 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
     constexpr auto kSlots = static_cast<uint64_t>(Layout::kPieceSlots);
     // This rank's own use of the slot may be the last one: in a reduce, the others do not wait for the root.
     if (position.copied_in - position.finished == kSlots) return false;
-    if (number >= kSlots && !all(&Known::finished, &Counts::finished, number + 1 - kSlots)) return false;
+    if (!pieces_.free(number)) return false;
     auto* const slot = segment_.piece(rank_, number);
     if (blocks.parts()) {
       for (int peer = 0; peer < size_; ++peer) {
@@ -83,7 +69,7 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
       hand_over(slot, from, own.begin);
       hand_over(slot + own.end, from + own.end, piece.length() - own.end);
     }
-    segment_.counts(rank_).copied_in.store(number + 1, std::memory_order_release);
+    pieces_.own().copied_in.store(number + 1, std::memory_order_release);
   }
   ++position.copied_in;
   return true;
@@ -96,7 +82,7 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
     return false;
   }
   const auto number = position.first + position.combined;
-  if (!all(&Known::copied_in, &Counts::copied_in, number + 1)) return false;
+  if (!pieces_.all(&Known::copied_in, &Counts::copied_in, number + 1)) return false;
   const auto piece = range(position, position.combined, blocks.length(rank_));
   const auto own = blocks.parts() ? Range{0, piece.length()} : share(piece, rank_);
   const auto offset = blocks.parts() ? rank_ * position.piece : own.begin;
@@ -109,7 +95,7 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
   if (!blocks.parts()) {
     hand_over(result, to, own.length());
-    segment_.counts(rank_).combined.store(number + 1, std::memory_order_release);
+    pieces_.own().combined.store(number + 1, std::memory_order_release);
   }
   ++position.combined;
   return true;
@@ -125,13 +111,13 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
     return true;
   }
   if (blocks.reduces()) {
-    if (!one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
+    if (!pieces_.one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
     const auto theirs = share(piece, peer);
     copy_bytes(blocks.taken(peer) + piece.begin + theirs.begin, segment_.piece(peer, number) + theirs.begin,
                theirs.length());
     return true;
   }
-  if (!one(peer, &Known::copied_in, &Counts::copied_in, number + 1)) return false;
+  if (!pieces_.one(peer, &Known::copied_in, &Counts::copied_in, number + 1)) return false;
   const auto offset = blocks.parts() ? rank_ * position.piece : 0;
   copy_bytes(blocks.taken(peer) + piece.begin, segment_.piece(peer, number) + offset, piece.length());
   return true;
@@ -147,16 +133,9 @@ bool Pipeline::finish(const Blocks& blocks, Position& position) {
     }
   }
   position.next = 0;
-  segment_.counts(rank_).finished.store(position.first + position.finished + 1, std::memory_order_release);
+  pieces_.own().finished.store(position.first + position.finished + 1, std::memory_order_release);
   ++position.finished;
   return true;
-}
-
-// Later calls compare all counters, including those that this call did not need.
-void Pipeline::end(const Position& position) {
-  auto& counts = segment_.counts(rank_);
-  counts.copied_in.store(position.first + position.pieces, std::memory_order_release);
-  counts.combined.store(position.first + position.pieces, std::memory_order_release);
 }
 
 bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& position, bool& published) {
@@ -168,7 +147,7 @@ bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& positio
     published = published || more;
   }
   if (position.finished != position.pieces) return false;
-  end(position);
+  pieces_.end(position.first + position.pieces);
   return true;
 }
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "backends/shm/blocks.h"
-#include "backends/shm/segment.h"
+#include "backends/shm/pieces.h"
 
 namespace mcr::shm {
 
@@ -26,40 +26,34 @@ class Pipeline {
   };
 
   /// `streams`: pieces for other ranks are written past the caches; equal on all ranks, as it decides on their size.
-  Pipeline(Segment& segment, int rank, bool streams);
+  Pipeline(Segment& segment, Pieces& pieces, int rank, bool streams);
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
   /// progress.
   bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
-  /// The last known counters of a rank.
-  struct Known {
-    uint64_t copied_in = 0, combined = 0, finished = 0;
-  };
   struct Range {
     int64_t begin = 0, end = 0;
     int64_t length() const { return end > begin ? end - begin : 0; }
   };
 
   void begin(const Blocks& blocks, Position& position);
-  void end(const Position& position);
   void hand_over(std::byte* to, const std::byte* from, int64_t bytes) const;
   bool copy_in(const Blocks& blocks, Position& position);
   bool combine(const Call& call, const Blocks& blocks, Position& position);
   bool finish(const Blocks& blocks, Position& position);
   bool copy_out(const Blocks& blocks, const Position& position, int peer);
 
-  bool all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least);
-  bool one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least);
   static Range range(const Position& position, uint64_t piece, int64_t length);
   Range share(const Range& piece, int rank) const;
 
+  using Known = Pieces::Known;
+
   Segment& segment_;
+  Pieces& pieces_;
   const int rank_, size_;
   const bool streams_;
-  uint64_t pieces_ = 0;  // of all calls so far
-  std::vector<Known> known_;
   std::vector<const void*> sources_;
 };
 

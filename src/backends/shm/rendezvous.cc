@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -17,6 +19,7 @@
 #include <utility>
 
 #include "backends/shm/copies.h"
+#include "backends/shm/direct.h"
 #include "backends/shm/sockets.h"
 #include "backends/shm/waiting.h"
 
@@ -48,6 +51,7 @@ struct Card {
   std::string name;     // the name of its socket
   std::string token;    // which a connecting rank must send
   std::string cores;    // one character for each: 1 if the process may run on it
+  std::string address;  // of the token, in the process's memory; empty: other ranks are not to read there
   int64_t most = 0;
   bool remote_fences = false;
   bool streams = false;
@@ -55,14 +59,15 @@ struct Card {
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
-    for (const auto* field : {&host, &machine, &network, &name, &token, &cores}) out << *field << '\n';
+    for (const auto* field : {&host, &machine, &network, &name, &token, &cores, &address}) out << *field << '\n';
     out << most << ' ' << remote_fences << ' ' << streams;
     return out.str();
   }
   static Card parse(const std::string& text) {
     std::istringstream in(text);
     Card card;
-    for (auto* field : {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores}) {
+    for (auto* field :
+         {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores, &card.address}) {
       std::getline(in, *field);
     }
     in >> card.most >> card.remote_fences >> card.streams;
@@ -91,6 +96,16 @@ Card Card::mine(int64_t most) {
   return card;
 }
 
+// Whether this rank lets others read its tensors.
+bool reads_directly() {
+  constexpr const char* kVariable = "MCR_DL_SHM_DIRECT";
+  const char* const given = std::getenv(kVariable);
+  const std::string_view text = given == nullptr ? "" : given;
+  if (text.empty() || text == "1" || text == "0") return text != "0";
+  throw Error(ErrorCode::InvalidArgument,
+              "shm: " + std::string(kVariable) + ": expected 0 or 1, got '" + std::string(text) + "'");
+}
+
 std::string listed(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
@@ -106,6 +121,7 @@ class Rendezvous {
     File listener;
     agree("met", [&] {
       own_ = Card::mine(most_());
+      if (reads_directly()) own_.address = std::to_string(reinterpret_cast<std::uintptr_t>(own_.token.data()));
       if (spec_.size() > 1) listener = listen_at(own_.name, spec_.size());
     });
     exchange_cards();
@@ -120,6 +136,7 @@ class Rendezvous {
         if (peer.socket) peer.process = process_of(peer.socket);
       }
     });
+    meeting.processes = readable_processes(peers);
     meeting.peers = Peers(std::move(peers));
     meeting.streams = cards_.front().streams;
     meeting.cores = cores();
@@ -228,6 +245,36 @@ class Rendezvous {
     if (spec_.rank == 0) memory->populate(0, layout.rank_at(0));
     memory->populate(layout.rank_at(spec_.rank), layout.per_rank());
     return std::make_unique<Segment>(layout, std::move(memory));
+  }
+
+  /// The processes of the ranks, if each rank can read the memory of all others, which the system may forbid. The
+  /// token proves it. All ranks keep theirs until all have answered.
+  std::vector<pid_t> readable_processes(const std::vector<Peers::Peer>& peers) const {
+    std::vector<pid_t> processes;
+    bool readable = true;
+    for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+      const bool own = static_cast<int>(rank) == spec_.rank;
+      processes.push_back(own ? getpid() : number_of(peers[rank].socket));
+      readable = readable && (own || can_read(processes.back(), cards_[rank]));
+    }
+    if (spec_.size() == 1) return processes;
+    store().set("readable/" + std::to_string(spec_.rank), readable ? "yes" : "no");
+    for (int rank = 0; rank < spec_.size(); ++rank) {
+      readable = store().get("readable/" + std::to_string(rank)) == "yes" && readable;
+    }
+    return readable ? processes : std::vector<pid_t>{};
+  }
+
+  static bool can_read(pid_t process, const Card& card) {
+    if (process < 0 || card.address.empty()) return false;
+    std::array<std::byte, kTokenBytes> found{};
+    const auto* const address = reinterpret_cast<const std::byte*>(std::stoull(card.address));
+    try {
+      return read_memory(process, address, found.data(), kTokenBytes) &&
+             std::memcmp(found.data(), card.token.data(), kTokenBytes) == 0;
+    } catch (const Error&) {
+      return false;
+    }
   }
 
   int cores() const {

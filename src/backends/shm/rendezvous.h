@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <memory>
 #include <vector>
@@ -32,6 +34,7 @@ struct Meeting {
   Peers peers;
   bool streams = false;        // pieces are written past the caches (Pipeline)
   int cores = 1;               // that all ranks together may run on
+  std::vector<pid_t> processes;  // of the ranks; empty if some rank cannot read the memory of another (Direct)
   bool remote_fences = false;  // the system gives all ranks fences on the cores of the others (Waiting)
 };
 

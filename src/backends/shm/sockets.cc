@@ -129,12 +129,18 @@ File receive_file(const File& socket, Deadline deadline) {
   return File(number);
 }
 
-File process_of(const File& socket) {
+pid_t number_of(const File& socket) {
   ucred peer{};
   socklen_t length = sizeof(peer);
-  if (getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return {};
+  const bool known = getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0;
+  return known ? peer.pid : -1;
+}
+
+File process_of(const File& socket) {
+  const auto number = number_of(socket);
+  if (number < 0) return {};
   // close-on-exec by definition
-  return File(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
+  return File(static_cast<int>(syscall(SYS_pidfd_open, number, 0)));
 }
 
 }  // namespace mcr::shm

@@ -2,6 +2,8 @@
 // Unix sockets with abstract names: they need no file system, and only processes of one network namespace see them.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <string>
 
@@ -23,6 +25,8 @@ std::string receive_text(const File& socket, std::size_t bytes, Deadline deadlin
 void send_file(const File& socket, const File& file);
 /// Receives a file descriptor; none if the sender has none.
 File receive_file(const File& socket, Deadline deadline);
+/// The process at the other end, or -1 if it is in another PID namespace.
+pid_t number_of(const File& socket);
 /// A descriptor of the process at the other end; none if the system does not support it.
 File process_of(const File& socket);
 
