@@ -4,8 +4,8 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks (hierarchies: two by two), in which rank 1 dies, stops, raises or leaves while
-the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy. With --json FILE, also writes the
-figures there.
+the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy.
+With --json FILE, also writes the figures there.
 """
 
 from __future__ import annotations
