@@ -64,7 +64,8 @@ def scales(draw: st.DrawFn) -> Scale:
     exclusions = st.builds(Exclusion, st.just("send"), st.just("bool"), candidates, st.text(), async_op=st.booleans())
     excluded = draw(st.lists(exclusions, max_size=2))
     device = draw(st.sampled_from(["cpu", "cuda"]))
-    parts = {"curves": tuple(curves), "winners": tuple(winners), "excluded": tuple(excluded)}
+    tried = tuple(curves) if draw(st.booleans()) else ()
+    parts = {"curves": tuple(curves), "winners": tuple(winners), "excluded": tuple(excluded), "trials": tried}
     return Scale(draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), device, TIME, **parts)
 
 
@@ -104,7 +105,7 @@ def test_the_schema_is_closed_and_describes_every_key() -> None:
         if "properties" not in part:
             continue
         assert part["additionalProperties"] is False, name
-        assert set(part["required"]) == set(part["properties"]) - {"codec", "quick", "async_op"}, name
+        assert set(part["required"]) == set(part["properties"]) - {"codec", "quick", "async_op", "trials"}, name
         for key, value in part["properties"].items():
             target = schema["$defs"][value["$ref"].split("/")[-1]] if "$ref" in value else {}
             assert value.get("description", target.get("description")), f"{name}.{key}"

@@ -239,3 +239,40 @@ TEST(products_with_a_factor) {
   CHECK(values == std::vector<float>({2, -4, 6}));
   CHECK(refuses([] { multiply(nullptr, 0, DType::Bool, 1, nullptr); }));
 }
+
+TEST(combine_all_is_combine_in_rank_order) {
+  std::mt19937 random(1);
+  for (std::size_t type = 0; type < kDTypes.size(); ++type) {
+    const auto dtype = static_cast<DType>(type);
+    const auto kind = row(dtype).kind;
+    if (kind == DTypeKind::Floating && size_of(dtype) < 4) continue;  // rounded once, not after each source
+    for (std::size_t i = 0; i < kReductions.size(); ++i) {
+      const auto red = static_cast<RedOp>(i);
+      if (!defined(dtype, red) || red == RedOp::AVG) continue;
+      for (const std::size_t ranks : {1, 2, 3, 5}) {
+        constexpr int64_t kCount = 2'500;
+        std::vector<std::vector<uint64_t>> data(ranks, std::vector<uint64_t>(kCount * 2));
+        for (auto& one : data) {
+          for (auto& word : one) {
+            word = kind == DTypeKind::Floating || kind == DTypeKind::Complex
+                       ? std::bit_cast<uint64_t>(1.0 + random() % 9)
+                       : random() % 2 * 0x0101010101010101u;
+            if (size_of(dtype) == 4 && kind == DTypeKind::Floating) {
+              word = std::bit_cast<uint32_t>(1.5F + static_cast<float>(random() % 9)) * 0x100000001ull;
+            }
+          }
+        }
+        auto want = data[0];
+        for (std::size_t rank = 1; rank < ranks; ++rank) combine(want.data(), data[rank].data(), kCount, dtype, red);
+        for (std::size_t in_place = 0; in_place < ranks; ++in_place) {
+          auto sources = data;
+          std::vector<const void*> pointers;
+          for (const auto& one : sources) pointers.push_back(one.data());
+          auto& out = sources[in_place];
+          combine_all(out.data(), pointers, kCount, dtype, red);
+          CHECK(std::memcmp(out.data(), want.data(), static_cast<std::size_t>(kCount * size_of(dtype))) == 0);
+        }
+      }
+    }
+  }
+}

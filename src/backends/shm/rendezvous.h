@@ -32,10 +32,10 @@ class Peers {
 struct Meeting {
   std::unique_ptr<Segment> segment;
   Peers peers;
-  bool streams = false;        // pieces are written past the caches (Pipeline)
-  int cores = 1;               // that all ranks together may run on
+  bool streams = false;          // pieces are written past the caches (Pipeline)
+  int cores = 1;                 // that all ranks together may run on
   std::vector<pid_t> processes;  // of the ranks; empty if some rank cannot read the memory of another (Direct)
-  bool remote_fences = false;  // the system gives all ranks fences on the cores of the others (Waiting)
+  bool remote_fences = false;    // the system gives all ranks fences on the cores of the others (Waiting)
 };
 
 /// Connects the ranks of a group on one host: they exchange addresses through the store, connect to each other and map
