@@ -19,7 +19,10 @@ struct Round {
   int64_t tries;
   int32_t most;  // in units of costs
 };
-constexpr std::array<Round, 3> kRounds = {{{2, 3 << 16}, {4, 1 << 15}, {9, 0}}};
+constexpr std::array<Round, 3> kRounds = {{{4, 3 << 16}, {6, 1 << 15}, {9, 0}}};
+
+// The usual candidate stays unless another is faster by 10 %: a program's own work disturbs the times.
+constexpr int32_t kClearly = 9011;
 
 // One octave of sizes shares a bucket: the best candidate rarely differs inside.
 int octave(int64_t bytes) { return size_class(bytes) / 4; }
@@ -34,11 +37,12 @@ int64_t calls_to_agree(int64_t bytes) {
 // The calls after a round before its times are reported: works of asynchronous calls are waited for later.
 int64_t calls_to_report(const Call& call) { return call.asynchronous ? calls_to_agree(call.size_hint) / 2 : 0; }
 
-int64_t median(std::vector<int64_t> times) {
-  if (times.empty()) return Trials::kUnknown;
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return fixed_log2(*middle);
+// The lower quartile: other work can only make a call slower.
+int64_t cost_of(std::vector<int64_t> samples) {
+  if (samples.empty()) return Trials::kUnknown;
+  const auto place = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 4);
+  std::nth_element(samples.begin(), place, samples.end());
+  return fixed_log2(*place);
 }
 
 // The reports of all groups. Never destroyed: a thread may wait in it until the process ends.
@@ -57,7 +61,7 @@ Queue& queue() {
 }  // namespace
 
 void Trial::waited(std::chrono::nanoseconds time) noexcept {
-  if (!counted_.test_and_set(std::memory_order_relaxed)) owner_->add(bucket_, round_, place_, spent_ + time);
+  if (!counted_.test_and_set(std::memory_order_relaxed)) owner_->add(place_, spent_ + time);
 }
 
 Trials::Trials(std::string group, int64_t serial, std::vector<std::string> candidates)
@@ -75,9 +79,15 @@ std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::functi
   const auto given = options();
   bucket.call = kind_of(call, bytes);
   bucket.usual = bucket.best = given.usual;
-  for (const auto index : given.tried) bucket.tried.push_back({.index = index, .times = {}});
+  for (const auto index : given.tried) bucket.tried.push_back({.index = index});
   bucket.decided = bucket.tried.size() < 2;
+  begin_round(bucket);
   return found->second;
+}
+
+void Trials::begin_round(Bucket& bucket) const {
+  bucket.calls = 0;
+  for (auto& each : bucket.tried) each.times.assign(static_cast<std::size_t>(kRounds[bucket.round].tries), kNotTimed);
 }
 
 void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
@@ -85,7 +95,7 @@ void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
   auto& bucket = *buckets_[bucket_of(kind, kind.size_hint, [&] { return Options{candidate, {}}; })];
   const auto best = std::ranges::find(bucket.tried, bucket.best, &Candidate::index);
   if (best == bucket.tried.end() || cost < best->cost) bucket.usual = bucket.best = candidate;
-  bucket.tried.push_back({.index = candidate, .times = {}, .cost = cost});
+  bucket.tried.push_back({.index = candidate, .cost = cost});
 }
 
 // A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
@@ -115,7 +125,8 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
   // The order changes from turn to turn: a program's loop may have several calls of one bucket.
   const auto turn = static_cast<uint64_t>(count / width);
   const auto place = (static_cast<uint64_t>(count) + scatter(turn)) % static_cast<uint64_t>(width);
-  return Turn{bucket.tried[place].index, std::make_shared<Trial>(shared_from_this(), number, bucket.round, place)};
+  const Trial::Place timed{number, bucket.round, place, turn};
+  return Turn{bucket.tried[place].index, std::make_shared<Trial>(shared_from_this(), timed)};
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {
@@ -134,22 +145,25 @@ void Trials::await(const Call& call, int64_t bytes, const std::function<void()>&
 
 // The candidates in the order of the group, so that all ranks break ties alike.
 void Trials::conclude(Bucket& bucket) const {
-  const auto costs = *std::exchange(bucket.agreed, std::nullopt);
+  const auto times = *std::exchange(bucket.agreed, std::nullopt);
   bucket.awaited.reset();
-  for (std::size_t i = 0; i < costs.size(); ++i) bucket.tried[i].cost = costs[i];
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    auto& candidate = bucket.tried[i];
+    std::ranges::copy_if(times[i], std::back_inserter(candidate.samples), [](int64_t time) { return time >= 0; });
+    candidate.cost = cost_of(candidate.samples);
+  }
   const auto cost = [](const Candidate& candidate) { return candidate.cost; };
   const auto best = std::ranges::min_element(bucket.tried, {}, cost);
-  if (costs.empty() || best->cost == kUnknown) {  // nothing was learnt
+  if (times.empty() || best->cost == kUnknown) {  // nothing was learnt
     bucket.best = bucket.usual;
     bucket.decided = true;
     return;
   }
   const auto usual = std::ranges::find(bucket.tried, bucket.usual, &Candidate::index);
-  const bool stays = usual != bucket.tried.end() && usual->cost <= best->cost + kHysteresis;
+  const bool stays = usual != bucket.tried.end() && usual->cost <= best->cost + kClearly;
   bucket.best = stays ? bucket.usual : best->index;
   const auto limit = best->cost + kRounds[bucket.round].most;
   ++bucket.round;
-  bucket.calls = 0;
   bucket.decided = bucket.round == kRounds.size();
   if (bucket.decided) return;
   const auto slow =
@@ -157,14 +171,15 @@ void Trials::conclude(Bucket& bucket) const {
   for (auto& each : slow) bucket.dropped.push_back(std::move(each));
   bucket.tried.erase(slow.begin(), slow.end());
   bucket.decided = bucket.tried.size() < 2;
+  begin_round(bucket);
 }
 
-void Trials::add(std::size_t bucket, std::size_t round, std::size_t place, std::chrono::nanoseconds time) {
+void Trials::add(const Trial::Place& place, std::chrono::nanoseconds time) {
   const std::lock_guard lock(mutex_);
-  auto& found = *buckets_[bucket];
-  if (found.decided || found.round != round) return;
-  auto& candidate = found.tried[place];
-  if (std::exchange(candidate.warm, true)) candidate.times.push_back(time.count());
+  auto& bucket = *buckets_[place.bucket];
+  const bool first = place.round == 0 && place.turn == 0;  // a library may prepare something then
+  if (first || bucket.decided || bucket.round != place.round) return;
+  bucket.tried[place.candidate].times[place.turn] = time.count();
 }
 
 Trials::Result Trials::result_of(const Bucket& bucket) {
@@ -216,11 +231,16 @@ std::string Trials::Report::what() const {
   return text;
 }
 
-std::vector<int64_t> Trials::Report::costs() const {
+Trials::Times Trials::Report::times() const {
   const std::lock_guard lock(owner_->mutex_);
-  std::vector<int64_t> result;
-  for (const auto& each : owner_->buckets_[bucket_]->tried) result.push_back(median(each.times));
+  Times result;
+  for (const auto& each : owner_->buckets_[bucket_]->tried) result.push_back(each.times);
   return result;
+}
+
+bool Trials::Report::largest_counts() const {
+  const std::lock_guard lock(owner_->mutex_);
+  return row(owner_->buckets_[bucket_]->call.op).is(kRooted);
 }
 
 std::chrono::nanoseconds Trials::Report::awaited() const {
@@ -229,14 +249,14 @@ std::chrono::nanoseconds Trials::Report::awaited() const {
   return since ? Trial::Clock::now() - *since : std::chrono::nanoseconds(0);
 }
 
-void Trials::Report::agree(std::vector<int64_t> costs) const {
+void Trials::Report::agree(Times times) const {
   const std::lock_guard lock(owner_->mutex_);
   auto& bucket = *owner_->buckets_[bucket_];
-  if (!costs.empty() && costs.size() != bucket.tried.size()) {
-    throw Error(ErrorCode::InvalidArgument,
-                "costs: expected " + std::to_string(bucket.tried.size()) + ", got " + std::to_string(costs.size()));
+  if (!times.empty() && times.size() != bucket.tried.size()) {
+    throw Error(ErrorCode::InvalidArgument, "times: expected those of " + std::to_string(bucket.tried.size()) +
+                                                " candidates, got " + std::to_string(times.size()));
   }
-  bucket.agreed = std::move(costs);
+  bucket.agreed = std::move(times);
   owner_->agreed_.notify_all();
 }
 

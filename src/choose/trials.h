@@ -30,8 +30,13 @@ class Trial final : public WaitTime {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Trial(std::shared_ptr<Trials> owner, std::size_t bucket, std::size_t round, std::size_t place)
-      : owner_(std::move(owner)), bucket_(bucket), round_(round), place_(place), begin_(Clock::now()) {}
+  /// A call's place among those that are timed.
+  struct Place {
+    std::size_t bucket, round, candidate, turn;
+  };
+
+  Trial(std::shared_ptr<Trials> owner, const Place& place)
+      : owner_(std::move(owner)), place_(place), begin_(Clock::now()) {}
 
   /// The call has returned.
   void returned() { spent_ = Clock::now() - begin_; }
@@ -40,20 +45,25 @@ class Trial final : public WaitTime {
 
  private:
   const std::shared_ptr<Trials> owner_;
-  const std::size_t bucket_, round_, place_;
+  const Place place_;
   const Clock::time_point begin_;
   std::chrono::nanoseconds spent_{0};
   std::atomic_flag counted_ = ATOMIC_FLAG_INIT;
 };
 
 /// The trials of one group. Calls of one kind and about one size share a bucket. In each of three rounds the calls of a
-/// bucket use its candidates in turn; then the ranks agree on the largest of their median times while calls go on with
-/// the best candidate so far, and slow candidates drop out. After the last round the calls use the winner.
+/// bucket use its candidates in turn; then the ranks agree on the times of these calls while the next calls use the
+/// best candidate so far, and slow candidates drop out. After the last round the calls use the winner.
+///
+/// The time of a call, on one rank, has the wait for ranks that come later. Where all ranks wait for each other, the
+/// last rank to come waits least, so the least time over the ranks counts; with a root, the largest.
 /// Methods may be called from any thread.
 class Trials : public std::enable_shared_from_this<Trials> {
  public:
-  /// The time of a candidate that this rank has not timed. It wins every maximum over the ranks.
   static constexpr int64_t kUnknown = Refinement::kUnknown;
+  /// The times of some calls of each candidate in nanoseconds; of those that were not timed, kNotTimed.
+  using Times = std::vector<std::vector<int64_t>>;
+  static constexpr int64_t kNotTimed = -1;
 
   /// The candidates of a call: indexes in the group's list. Equal on all ranks.
   struct Options {
@@ -88,12 +98,14 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::string key() const;
     /// What was tried: equal on all ranks that have made the same calls.
     std::string what() const;
-    /// The medians as costs (log2 of nanoseconds, 16 fractional bits), or kUnknown.
-    std::vector<int64_t> costs() const;
+    /// This rank's times.
+    Times times() const;
+    /// Whether the largest time over the ranks counts for each call, not the least.
+    bool largest_counts() const;
     /// How long a call has been waiting for the agreement.
     std::chrono::nanoseconds awaited() const;
-    /// The ranks have agreed on these costs.
-    void agree(std::vector<int64_t> costs) const;
+    /// The ranks have agreed on these times.
+    void agree(Times times) const;
     /// The ranks have agreed to end the trials of the bucket.
     void abandon() const { agree({}); }
     /// Whether the ranks have agreed is unknown: the bucket's next call that needs it fails with this text.
@@ -123,9 +135,9 @@ class Trials : public std::enable_shared_from_this<Trials> {
   friend class Trial;
   struct Candidate {
     std::size_t index;
-    std::vector<int64_t> times;  // of this rank, in nanoseconds; the first call's does not count
-    bool warm = false;
-    int64_t cost = kUnknown;  // agreed
+    std::vector<int64_t> times = {};    // of this rank, in this round
+    std::vector<int64_t> samples = {};  // agreed times of all rounds, without those that are not known
+    int64_t cost = kUnknown;            // from these
   };
   struct Bucket {
     Call call;
@@ -135,7 +147,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::size_t round = 0;
     int64_t calls = 0;  // in this round
     bool decided = false;
-    std::optional<std::vector<int64_t>> agreed;
+    std::optional<Times> agreed;
     std::string failure;
     std::optional<Trial::Clock::time_point> awaited;  // since when
   };
@@ -143,7 +155,8 @@ class Trials : public std::enable_shared_from_this<Trials> {
   Bucket* find(const Call& call, int64_t bytes) const;
   std::size_t bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);
   void conclude(Bucket& bucket) const;
-  void add(std::size_t bucket, std::size_t round, std::size_t place, std::chrono::nanoseconds time);
+  void begin_round(Bucket& bucket) const;
+  void add(const Trial::Place& place, std::chrono::nanoseconds time);
   static Result result_of(const Bucket& bucket);
 
   const std::string group_;

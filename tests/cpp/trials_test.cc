@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "choose/curve.h"
 
 using namespace mcr;
 using namespace std::chrono_literals;
@@ -69,6 +70,22 @@ std::vector<Trials::Report> taken() {
   return reports;
 }
 
+// The times of one round on which ranks with these reports agree.
+Trials::Times merged(const std::vector<Trials::Report>& round) {
+  auto times = round.front().times();
+  for (const auto& report : round) {
+    CHECK(report.what() == round.front().what());
+    const auto theirs = report.times();
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      for (std::size_t turn = 0; turn < times[i].size(); ++turn) {
+        auto& time = times[i][turn];
+        time = report.largest_counts() ? std::max(time, theirs[i][turn]) : std::min(time, theirs[i][turn]);
+      }
+    }
+  }
+  return times;
+}
+
 // Lets the ranks agree on reports that all of them have made, and returns the others.
 std::vector<Trials::Report> agree(std::vector<Trials::Report> reports, std::size_t ranks) {
   std::map<std::string, std::vector<Trials::Report>> rounds;
@@ -79,13 +96,8 @@ std::vector<Trials::Report> agree(std::vector<Trials::Report> reports, std::size
       std::ranges::move(round, std::back_inserter(open));
       continue;
     }
-    auto largest = round.front().costs();
-    for (const auto& report : round) {
-      CHECK(report.what() == round.front().what());
-      const auto costs = report.costs();
-      for (std::size_t i = 0; i < costs.size(); ++i) largest[i] = std::max(largest[i], costs[i]);
-    }
-    for (const auto& report : round) report.agree(largest);
+    const auto times = merged(round);
+    for (const auto& report : round) report.agree(times);
   }
   return open;
 }
@@ -110,8 +122,8 @@ TEST(the_fastest_candidate_wins) {
   const auto counts = decide(rank, call(), 1024);
   CHECK(rank.call(call(), 1024) == 2u);
   CHECK(rank.call(call(), 1500) == 2u);  // the same octave
-  CHECK(counts.at(1) == 2);              // 100 times as slow as the best: one round
-  CHECK(counts.at(3) == 2 + 4);          // four times as slow: two rounds
+  CHECK(counts.at(1) == 4);              // 100 times as slow as the best: one round
+  CHECK(counts.at(3) == 4 + 6);          // four times as slow: two rounds
   const auto result = rank.trials().result(call(), 1024);
   CHECK(result && result->usual == 0 && result->chosen == 2 && result->costs.size() == 4);
   const int timed = rank.timed;
@@ -121,7 +133,7 @@ TEST(the_fastest_candidate_wins) {
 }
 
 TEST(the_usual_candidate_stays_unless_another_is_clearly_faster) {
-  Rank rank({1000, 990});
+  Rank rank({1000, 950});
   decide(rank, call(), 1024);
   CHECK(rank.call(call(), 1024) == 0u);
 }
@@ -138,9 +150,9 @@ TEST(sizes_forms_and_operations_are_tried_apart) {
 TEST(all_ranks_use_one_candidate_in_every_call) {
   std::mt19937 random(7);
   const std::vector<std::pair<Call, int64_t>> kinds = {
-      {call(), 1024}, {call(), 1 << 20}, {call(Op::all_gather, true), 64}, {call(Op::barrier), 0}};
+      {call(), 1024}, {call(), 1 << 20}, {call(Op::all_gather, true), 64}, {call(Op::broadcast), 0}};
   std::vector<Rank> ranks;
-  ranks.emplace_back(std::vector<int64_t>{1000, 3000, 2000});
+  ranks.emplace_back(std::vector<int64_t>{4000, 3000, 2000});
   ranks.emplace_back(std::vector<int64_t>{5000, 3000, 1500});
   ranks.emplace_back(std::vector<int64_t>{5000, 3500, 3000});
   std::vector<std::size_t> order;  // the kinds of all calls
@@ -160,7 +172,12 @@ TEST(all_ranks_use_one_candidate_in_every_call) {
   }
   CHECK(used[0] == used[1] && used[1] == used[2]);
   CHECK(ranks[0].trials().results().size() == kinds.size());
-  for (const auto& result : ranks[1].trials().results()) CHECK(result.chosen == 2);  // its slowest rank is the fastest
+  // The last rank to come decides, which waits least; of a broadcast the slowest.
+  for (const auto& result : ranks[1].trials().results()) {
+    CHECK(result.costs.size() == 3 &&
+          result.costs[2].second == fixed_log2(result.call.op == Op::broadcast ? 3000 : 1500));
+    CHECK(result.chosen == 2);
+  }
 }
 
 TEST(results_of_an_earlier_job_are_not_tried_again) {
@@ -191,11 +208,26 @@ TEST(a_candidate_that_one_rank_has_not_timed_is_not_chosen) {
   while (rank.call(call(), 1024)) {
   }
   const auto reports = taken();
-  const auto costs = reports.front().costs();
-  CHECK(costs.size() == 2 && costs[0] > costs[1]);
-  reports.front().agree({costs[0], Trials::kUnknown});
+  auto times = reports.front().times();
+  CHECK(times.size() == 2 && times[0].back() == 3000 && times[1].back() == 1000);
+  std::ranges::fill(times[1], Trials::kNotTimed);
+  reports.front().agree(times);
   CHECK(rank.call(call(), 1024) == 0u);
   CHECK(taken().empty());
+}
+
+TEST(a_call_that_was_disturbed_does_not_count) {
+  Rank rank({3000, 1000});
+  while (rank.call(call(), 1024)) {
+  }
+  const auto reports = taken();
+  auto times = reports.front().times();
+  CHECK(times[1].front() == Trials::kNotTimed);  // the first call of each candidate
+  times[1][1] = times[1][2] = 1'000'000;
+  reports.front().agree(times);
+  CHECK(rank.call(call(), 1024).has_value());
+  CHECK(decide(rank, call(), 1024).at(1) > 9);
+  CHECK(rank.call(call(), 1024) == 1u);
 }
 
 TEST(works_that_are_not_waited_for_teach_nothing) {
@@ -206,8 +238,9 @@ TEST(works_that_are_not_waited_for_teach_nothing) {
   }
   const auto reports = taken();
   CHECK(reports.size() == 1);
-  CHECK(reports.front().costs() == (std::vector<int64_t>{Trials::kUnknown, Trials::kUnknown}));
-  reports.front().agree(reports.front().costs());
+  for (const auto& times : reports.front().times())
+    CHECK(std::ranges::all_of(times, [](int64_t time) { return time < 0; }));
+  reports.front().agree(reports.front().times());
   CHECK(trials->next(kind, 1024, options)->candidate == 0);
   CHECK(trials->results().empty());
 }
@@ -220,7 +253,7 @@ TEST(a_call_waits_for_the_agreement) {
   CHECK(report.awaited() == 0ns);
   std::thread other([&] {
     while (report.awaited() == 0ns) std::this_thread::yield();
-    report.agree(report.costs());
+    report.agree(report.times());
   });
   rank.trials().await(call(), 1024, [] {});
   other.join();

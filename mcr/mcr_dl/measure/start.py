@@ -38,6 +38,7 @@ _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and
 _TRIALS = 3  # for planning the batches of small calls
 _VISITS = 3  # to a point that was disturbed
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
+_IMPLAUSIBLE = 2  # one that still takes so many times as long is left out
 _JUMP = 4  # and so was one that takes so many times as long as its size and a smaller call let expect
 _CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
@@ -116,6 +117,12 @@ class _Results:
     def most(self, name: str, nbytes: int) -> float:
         """The least time of a larger call in µs, which a smaller one should not exceed; infinite if there is none."""
         return min((each.min_us for each in self.samples.get(name, []) if each.bytes > nbytes), default=math.inf)
+
+
+def _plausible(samples: list[Sample]) -> list[Sample]:
+    """The samples without those that took much longer than a larger one: interpolation is better than these."""
+    least = [min((each.min_us for each in samples[index + 1 :]), default=math.inf) for index in range(len(samples))]
+    return [each for each, larger in zip(samples, least, strict=True) if each.min_us <= _IMPLAUSIBLE * larger]
 
 
 def _bytes(sample: Sample) -> int:
@@ -223,7 +230,7 @@ class Measurement:
             if falls_back and found.largest() < _COARSE[-1] / 2:
                 continue
             for name, samples in found.samples.items():
-                ordered = tuple(sorted(samples, key=_bytes))
+                ordered = tuple(_plausible(sorted(samples, key=_bytes)))
                 curves.append(Curve(operation, types, DTYPE, name, ordered, async_op=async_op))
             excluded += [
                 Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +80,7 @@ class _Agreements:
         members = f"{report.group}/{group.ranks[0]}"  # parts of one group may share a name
         store = torch_dist.PrefixStore(f"trials/{members}", self._store)
         one = _Open(report, Round(store, report.key, group.rank(), group.size(), values=f"value/{report.key}"))
-        value = agreement.encode({"what": report.what, "costs": report.costs()})
+        value = agreement.encode({"what": report.what, "times": report.times()})
         try:
             last = one.round.arrive(value)
         except _StoreError as error:
@@ -89,7 +90,8 @@ class _Agreements:
             return
         try:
             if last:
-                one.round.answer(agreement.encode(_largest(one.round.values())))
+                answer = _answer(one.round.values(), max if report.largest_counts else min)
+                one.round.answer(agreement.encode(answer))
         except _StoreError as error:
             report.fail(_lost(report, error))
             return
@@ -119,18 +121,21 @@ def _lost(report: _C.TrialReport, reason: object) -> str:
     return f"trials (group {report.group!r}): whether the ranks have agreed is not known: {reason}"
 
 
-def _largest(values: list[bytes | None]) -> dict[str, Any]:
-    """The answer: the largest cost of each candidate over the ranks, or what differs."""
+def _answer(values: list[bytes | None], choose: Callable[[tuple[int, ...]], int]) -> dict[str, Any]:
+    """One time for each timed call, of those of the ranks; or what differs between the ranks."""
     decoded = [agreement.decode(value or b"{}", f"value of rank {rank}") for rank, value in enumerate(values)]
     for rank, value in enumerate(decoded):
         if value["what"] != decoded[0]["what"]:
             return {"different": [rank, value["what"], decoded[0]["what"]]}
-    return {"costs": [max(costs) for costs in zip(*(value["costs"] for value in decoded), strict=True)]}
+    candidates = zip(*(value["times"] for value in decoded), strict=True)
+    # A call that some rank has not timed counts for nothing.
+    calls = [[(min(times), choose(times)) for times in zip(*ranks, strict=True)] for ranks in candidates]
+    return {"times": [[time if least >= 0 else least for least, time in each] for each in calls]}
 
 
 def _finish(report: _C.TrialReport, answer: dict[str, Any]) -> None:
-    if "costs" in answer:
-        report.agree(answer["costs"])
+    if "times" in answer:
+        report.agree(answer["times"])
         return
     if "different" in answer:
         rank, got, expected = answer["different"]

@@ -52,9 +52,10 @@ void add_trials(py::module_& module) {
       .def_property_readonly("group", &Report::group)
       .def_property_readonly("key", &Report::key)
       .def_property_readonly("what", &Report::what)
-      .def("costs", &Report::costs)
+      .def("times", &Report::times)
+      .def_property_readonly("largest_counts", &Report::largest_counts)
       .def("awaited", [](const Report& self) { return Seconds(self.awaited()).count(); })
-      .def("agree", &Report::agree, py::arg("costs"))
+      .def("agree", &Report::agree, py::arg("times"))
       .def("abandon", &Report::abandon)
       .def("fail", &Report::fail, py::arg("text"));
   module.def("next_trials", next_trials, py::arg("seconds"),
