@@ -110,7 +110,10 @@ const Selector::Choice& Selector::decide(const Call& call) {
     choice.unsized = {0, compared.slots.empty() ? &slots_->front() : compared.slots.front(), false};
     choice.ranges = {choice.unsized};
   }
-  if (trials_ != nullptr) choice.trials_from = uncovered_from(compared.own);
+  if (trials_ != nullptr) {
+    choice.trials_from = uncovered_from(compared.own);
+    choice.decided = std::make_unique<Decided>();
+  }
   for (const auto& rule : tuning_.rules) {
     if (rule.op != measured_as(call.op) || rule.vectored != call.vectored) continue;
     for (auto& slot : *slots_) {
@@ -285,17 +288,23 @@ Slot* Selector::choose(const Call& call, Timing& timing) {
   Slot& slot = usual(choice, call, bytes);
   if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]
     return &slot;
-  // Not tried: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; the user's rules;
-  // device calls, whose time the host's clock does not show.
+  if (range_of(choice, bytes).forced) return &slot;  // the user's rule
+  const bool tried = timing.direct && refinement_ == nullptr && choice.decided != nullptr;
+  if (tried && bytes <= INT_MAX) {
+    if (auto* const decided = (*choice.decided)[Trials::octave(bytes)].load(std::memory_order_relaxed)) return decided;
+  }
+  // Not tried: point-to-point calls, as not all ranks make them; calls whose size not all ranks know; device calls,
+  // whose time the host's clock does not show.
   if (row(call.op).is(kPeer) || bytes < 0 || bytes > INT_MAX || call.device.type != DeviceType::CPU) return &slot;
-  if (range_of(choice, bytes).forced) return &slot;
   if (refinement_ != nullptr) return call.asynchronous ? &slot : refined(call, bytes, slot, timing.stopwatch);
   // Passes may issue calls in an order of their own, which the trials of two ranks might count differently.
-  if (!timing.direct) return &slot;
+  if (!tried) return &slot;
   auto turn = trials_->next(call, bytes, [&] { return options(call, bytes, slot); });
   if (!turn) return nullptr;
   timing.trial = std::move(turn->trial);
-  return &at(turn->candidate);
+  auto* const candidate = &at(turn->candidate);
+  if (turn->decided) (*choice.decided)[Trials::octave(bytes)].store(candidate, std::memory_order_relaxed);
+  return candidate;
 }
 
 Slot* Selector::refined(const Call& call, int64_t bytes, Slot& usual, Stopwatch& watch) {

@@ -148,11 +148,14 @@ class Selector {
     std::array<const CostCurve*, 2> curves;
     int32_t share(int64_t bytes) const;
   };
+  // What trials have decided, by octave of sizes; null: nothing yet.
+  using Decided = std::array<std::atomic<Slot*>, Trials::kOctaves>;
   static constexpr int64_t kCovered = std::numeric_limits<int64_t>::max();
   struct Choice {
     std::vector<Range> ranges;  // starting at 0, never empty
     Range unsized;
-    int64_t trials_from = kCovered;  // calls of so many bytes or more are not covered by measurements
+    int64_t trials_from = kCovered;    // calls of so many bytes or more are not covered by measurements
+    std::unique_ptr<Decided> decided;  // of these calls; null if there are none
     std::vector<Pair> pairs;
   };
   // The calls for which a set of curves was measured.

@@ -24,8 +24,13 @@ constexpr std::array<Round, 3> kRounds = {{{4, 3 << 16}, {6, 1 << 15}, {9, 0}}};
 // The usual candidate stays unless another is faster by 10 %: a program's own work disturbs the times.
 constexpr int32_t kClearly = 9011;
 
-// One octave of sizes shares a bucket: the best candidate rarely differs inside.
-int octave(int64_t bytes) { return size_class(bytes) / 4; }
+// Calls with one key have the same candidates: which ones can do a reduction may depend on it, and on the type.
+uint64_t key_of(const Call& call, int64_t bytes) {
+  const auto key = kind_key(call, static_cast<int>(Trials::octave(bytes)));
+  if (!row(call.op).is(kReduces)) return key;
+  return (key * kDTypes.size() + static_cast<uint64_t>(call.dtype)) * kReductions.size() +
+         static_cast<uint64_t>(call.red);
+}
 
 // The calls after a round that the ranks have for their agreement, about a millisecond's worth or more.
 int64_t calls_to_agree(int64_t bytes) {
@@ -68,12 +73,12 @@ Trials::Trials(std::string group, int64_t serial, std::vector<std::string> candi
     : group_(std::move(group)), serial_(serial), names_(std::move(candidates)) {}
 
 Trials::Bucket* Trials::find(const Call& call, int64_t bytes) const {
-  const auto found = places_.find(kind_key(call, octave(bytes)));
+  const auto found = places_.find(key_of(call, bytes));
   return found == places_.end() ? nullptr : buckets_[found->second].get();
 }
 
 std::size_t Trials::bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options) {
-  const auto [found, fresh] = places_.try_emplace(kind_key(call, octave(bytes)), buckets_.size());
+  const auto [found, fresh] = places_.try_emplace(key_of(call, bytes), buckets_.size());
   if (!fresh) return found->second;
   auto& bucket = *buckets_.emplace_back(std::make_unique<Bucket>());
   const auto given = options();
@@ -118,15 +123,15 @@ std::optional<Trials::Turn> Trials::next(const Call& call, int64_t bytes, const 
       conclude(bucket);
     }
   }
-  if (bucket.decided) return Turn{bucket.best, nullptr};
+  if (bucket.decided) return Turn{bucket.best, nullptr, true};
   const auto width = static_cast<int64_t>(bucket.tried.size());
   const auto count = bucket.calls++;
-  if (count >= kRounds[bucket.round].tries * width) return Turn{bucket.best, nullptr};
+  if (count >= kRounds[bucket.round].tries * width) return Turn{.candidate = bucket.best, .trial = nullptr};
   // The order changes from turn to turn: a program's loop may have several calls of one bucket.
   const auto turn = static_cast<uint64_t>(count / width);
   const auto place = (static_cast<uint64_t>(count) + scatter(turn)) % static_cast<uint64_t>(width);
   const Trial::Place timed{number, bucket.round, place, turn};
-  return Turn{bucket.tried[place].index, std::make_shared<Trial>(shared_from_this(), timed)};
+  return Turn{.candidate = bucket.tried[place].index, .trial = std::make_shared<Trial>(shared_from_this(), timed)};
 }
 
 void Trials::await(const Call& call, int64_t bytes, const std::function<void()>& check) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -51,9 +52,10 @@ class Trial final : public WaitTime {
   std::atomic_flag counted_ = ATOMIC_FLAG_INIT;
 };
 
-/// The trials of one group. Calls of one kind and about one size share a bucket. In each of three rounds the calls of a
-/// bucket use its candidates in turn; then the ranks agree on the times of these calls while the next calls use the
-/// best candidate so far, and slow candidates drop out. After the last round the calls use the winner.
+/// The trials of one group. Calls of one kind, type and reduction and about one size share a bucket. In each of three
+/// rounds the calls of a bucket use its candidates in turn; then the ranks agree on the times of these calls while the
+/// next calls use the best candidate so far, and slow candidates drop out. After the last round the calls use the
+/// winner.
 ///
 /// The time of a call, on one rank, has the wait for ranks that come later. Where all ranks wait for each other, the
 /// last rank to come waits least, so the least time over the ranks counts; with a root, the largest.
@@ -77,7 +79,12 @@ class Trials : public std::enable_shared_from_this<Trials> {
   struct Turn {
     std::size_t candidate;
     std::shared_ptr<Trial> trial;  // null: the call is not timed
+    bool decided = false;          // all later calls of the bucket use the candidate
   };
+  /// One octave of sizes shares a bucket: the best candidate rarely differs inside. Up to 2 GiB.
+  static constexpr std::size_t kOctaves = 32;
+  static std::size_t octave(int64_t bytes) { return bytes < 2 ? 0 : std::bit_width(static_cast<uint64_t>(bytes)) - 1; }
+
   /// Counts a call, and returns its candidate. Nothing if the ranks must agree first: then call await(), and next()
   /// again. `options` is called for the first call of a bucket.
   std::optional<Turn> next(const Call& call, int64_t bytes, const std::function<Options()>& options);

@@ -51,8 +51,7 @@ def _with(scale: Scale, rows: Iterable[tuple[Any, ...]]) -> Scale:
     for operation, async_op, dtype, nbytes, _, _, costs in rows:
         for candidate, cost in costs:
             types = _C.dtype_class(dtype) if _reduces(operation) else "any"
-            own = (key for key in samples if key[:3] == (operation, async_op, types) and key[4] == candidate)
-            found = samples.setdefault(next(own, (operation, async_op, types, dtype, candidate)), {})
+            found = samples.setdefault((operation, async_op, types, dtype, candidate), {})
             time = 2 ** (cost / 65536) / 1000
             found[nbytes.bit_length()] = Sample(nbytes, 1, time, time, time)
     curves = tuple(
