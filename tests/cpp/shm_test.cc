@@ -308,6 +308,32 @@ TEST(a_message_of_another_size_is_an_error_of_the_receiver) {
   }
 }
 
+TEST(a_message_that_is_given_up_is_not_read) {
+  std::atomic<int> step{0};
+  const auto reached = [&](int wanted) {
+    while (step < wanted) std::this_thread::yield();
+  };
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto data = values(rank, 1 << 20);
+    Lane lane(false);
+    engine.message(call_of(rank == 0 ? Op::send : Op::recv, nullptr, &data, 1 - rank), lane);
+    auto requests = lane.take();
+    if (rank == 0) {
+      reached(1);  // the receiver has taken the request
+      engine.progress();
+      requests.clear();
+      step = 2;
+      return;
+    }
+    while (engine.progress(), step == 0) {
+      if (shared->ring(1, 0).written.load() != 0) step = 1;
+    }
+    reached(2);
+    const auto failure = ranks::failure([&] { wait(std::move(requests)); });
+    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up a message"));
+  });
+}
+
 TEST(many_short_messages_wait_for_a_late_receiver) {
   constexpr int kMessages = 3'000;
   together(2, [&](shm::Engine& engine, int rank) {

@@ -123,8 +123,8 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       steps_(*segment_, rank_),
       pieces_(*segment_, rank_),
       pipeline_(*segment_, pieces_, rank_, meeting.streams),
-      direct_(*segment_, pieces_, rank_, std::move(meeting.processes)),
-      messages_(*segment_, rank_) {}
+      direct_(*segment_, pieces_, rank_, meeting.processes),
+      messages_(*segment_, rank_, std::move(meeting.processes)) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ struct alignas(kLine) Bell {
 /// The packets from one rank to another. Positions count bytes since the group was made.
 struct Ring {
   alignas(kLine) Counter written;  // by the sender
+  Counter given_up;                // offers of the sender whose memory is no longer valid
   alignas(kLine) Counter read;     // by the receiver
   Counter delivered;               // bytes of eager messages that receives have taken
 };

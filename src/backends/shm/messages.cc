@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backends/shm/blocks.h"
+#include "backends/shm/direct.h"
 
 namespace mcr::shm {
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int64_t kEager = 8 << 10;        // bytes of a message that goes without asking
 constexpr uint64_t kCredit = 1 << 20;      // bytes of such messages that a receiver keeps per sender
+constexpr int64_t kDirect = 64 << 10;      // bytes of a message that the receiver reads in the sender's memory
 constexpr int64_t kCostOfMessage = kLine;  // empty messages count too
 
 std::string described(const Message& receive) {
@@ -35,10 +37,11 @@ Error shorter(const Message& receive, int64_t bytes, int source) {
 
 }  // namespace
 
-Messages::Messages(Segment& segment, int rank)
+Messages::Messages(Segment& segment, int rank, std::vector<pid_t> processes)
     : segment_(segment),
       rank_(rank),
       size_(segment.layout().ranks()),
+      processes_(std::move(processes)),
       outgoing_(static_cast<std::size_t>(size_)),
       incoming_(static_cast<std::size_t>(size_)) {}
 
@@ -98,13 +101,25 @@ bool Messages::put_data(int peer, Job& job) {
   return true;
 }
 
+bool Messages::put_offer(int peer, Job& job) {
+  const auto& message = job.message;
+  const Offered offer{message->data, segment_.ring(rank_, peer).given_up.load(std::memory_order_relaxed)};
+  auto packet = job.packet;
+  packet.bytes = sizeof(offer);
+  if (!put(peer, packet, reinterpret_cast<const std::byte*>(&offer))) return false;
+  outgoing_[static_cast<std::size_t>(peer)].offered[message->id] = message;
+  return true;
+}
+
 void Messages::flush(int peer, bool& published) {
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
   while (!out.jobs.empty()) {
     auto& job = out.jobs.front();
     const auto before = out.written;
     const bool whole = job.packet.kind == Kind::Data ? put_data(peer, job)
-                                                     : put(peer, job.packet, job.message ? job.message->data : nullptr);
+                       : job.packet.kind == Kind::Offer
+                           ? put_offer(peer, job)
+                           : put(peer, job.packet, job.message ? job.message->data : nullptr);
     published = published || out.written != before;
     if (!whole) return;
     if (job.packet.kind == Kind::Eager || job.packet.kind == Kind::Data) complete(*job.message, -1);
@@ -154,6 +169,38 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
   }
 }
 
+// Reads an offered message; false if the sender has ended, which ends the group.
+bool Messages::read(int peer, const Offered& offer, Message& receive) {
+  bool there = true;
+  try {
+    there = read_memory(processes_[static_cast<std::size_t>(peer)], offer.address, receive.data, receive.incoming);
+  } catch (const Error& error) {
+    receive.error = error;
+  }
+  // A read-modify-write, which is not done before the memory has been read. Another message may have been given up:
+  // then this error is one too many, but memory that was freed is never taken for data.
+  if (segment_.ring(peer, rank_).given_up.fetch_add(0) != offer.given_up) {
+    receive.error = Error(ErrorCode::Backend, "rank " + std::to_string(peer) + " of the group has given up a message");
+    return true;
+  }
+  if (there && !receive.error && receive.incoming < receive.bytes) {
+    receive.error = shorter(receive, receive.incoming, peer);
+  }
+  return there;
+}
+
+void Messages::take_offer(int peer, const Packet& packet, const Offered& offer) {
+  auto& accepted = incoming_[static_cast<std::size_t>(peer)].accepted;
+  const auto found = accepted.find(packet.id);
+  if (found != accepted.end()) {  // else the receive has been withdrawn
+    if (!read(peer, offer, *found->second)) return;
+    complete(*found->second, peer);
+    accepted.erase(found);
+  }
+  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
+      {{Kind::Taken, packet.context, packet.tag, 0, packet.total, packet.id}, nullptr});
+}
+
 void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
   auto& in = incoming_[static_cast<std::size_t>(peer)];
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
@@ -170,7 +217,15 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
     auto asked = out.asked.extract(packet.id);
     if (asked.empty()) return;
     if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
-    out.jobs.push_back({{Kind::Data, packet.context, packet.tag, 0, packet.total, packet.id}, asked.mapped()});
+    const auto kind = !processes_.empty() && packet.total >= kDirect ? Kind::Offer : Kind::Data;
+    out.jobs.push_back({{kind, packet.context, packet.tag, 0, packet.total, packet.id}, asked.mapped()});
+  } else if (packet.kind == Kind::Taken) {
+    const auto offered = out.offered.extract(packet.id);
+    if (!offered.empty()) complete(*offered.mapped(), -1);
+  } else if (packet.kind == Kind::Offer) {
+    Offered offer;
+    std::memcpy(&offer, data, sizeof(offer));
+    take_offer(peer, packet, offer);
   } else if (packet.kind == Kind::Data) {
     const auto found = in.accepted.find(packet.id);
     if (found == in.accepted.end()) return;  // withdrawn
@@ -247,7 +302,10 @@ void Messages::progress(bool& published) {
 void Messages::withdraw(const std::shared_ptr<Message>& message) {
   std::erase(posted_, message);
   for (auto& in : incoming_) std::erase_if(in.accepted, [&](const auto& entry) { return entry.second == message; });
-  for (auto& out : outgoing_) {
+  for (int peer = 0; peer < size_; ++peer) {
+    auto& out = outgoing_[static_cast<std::size_t>(peer)];
+    const auto given_up = std::erase_if(out.offered, [&](const auto& entry) { return entry.second == message; });
+    if (given_up > 0) segment_.ring(rank_, peer).given_up.fetch_add(given_up);
     std::erase_if(out.asked, [&](const auto& entry) { return entry.second == message; });
     std::erase_if(out.jobs, [&](const Job& job) { return job.message == message; });
   }
@@ -256,7 +314,10 @@ void Messages::withdraw(const std::shared_ptr<Message>& message) {
 void Messages::clear() {
   posted_.clear();
   for (auto& in : incoming_) in.accepted.clear();
-  for (auto& out : outgoing_) {
+  for (int peer = 0; peer < size_; ++peer) {
+    auto& out = outgoing_[static_cast<std::size_t>(peer)];
+    if (!out.offered.empty()) segment_.ring(rank_, peer).given_up.fetch_add(out.offered.size());
+    out.offered.clear();
     out.asked.clear();
     out.jobs.clear();
   }

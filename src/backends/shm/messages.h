@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <deque>
 #include <map>
@@ -36,11 +38,13 @@ struct Message {
 
 /// Sends and receives, in packets through a ring for each pair of ranks. A short message is sent at once (eager). For a
 /// long message the sender sends a request first, and the data when the receive is posted, so it never blocks the ring
-/// for others. A receiver keeps short messages that no receive matches yet; if it keeps too many, the sender sends
-/// requests for short messages too. One thread at a time.
+/// for others. The data goes through the ring, or the receiver reads it out of the sender's memory. A receiver keeps
+/// short messages that no receive matches yet; if it keeps too many, the sender sends requests for short messages too.
+/// One thread at a time.
 class Messages {
  public:
-  Messages(Segment& segment, int rank);
+  /// `processes`: of the ranks, where each can read the memory of the others (Direct); else empty.
+  Messages(Segment& segment, int rank, std::vector<pid_t> processes);
 
   /// Starts a message, which may be complete afterwards.
   void start(const std::shared_ptr<Message>& message);
@@ -51,7 +55,7 @@ class Messages {
   void clear();
 
  private:
-  enum class Kind : uint32_t { Skip, Eager, Ask, Clear, Refuse, Data };
+  enum class Kind : uint32_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken };
   struct Packet {
     Kind kind;
     Context context;
@@ -59,6 +63,10 @@ class Messages {
     uint32_t bytes;  // that follow
     int64_t total;   // of the message
     uint64_t id;
+  };
+  struct Offered {  // the data of an Offer
+    const std::byte* address;
+    uint64_t given_up;  // the sender's counter before
   };
   struct Job {
     Packet packet;
@@ -68,7 +76,7 @@ class Messages {
     std::deque<Job> jobs;
     uint64_t written = 0, read = 0;     // positions in the ring; the latter as far as it is known
     uint64_t eager = 0, delivered = 0;  // bytes of eager messages; the latter as far as it is known
-    std::map<uint64_t, std::shared_ptr<Message>> asked;
+    std::map<uint64_t, std::shared_ptr<Message>> asked, offered;
   };
   struct Incoming {
     uint64_t read = 0;
@@ -84,10 +92,13 @@ class Messages {
   int64_t most() const { return segment_.layout().ring() / 4 - static_cast<int64_t>(sizeof(Packet)); }
   bool put(int peer, const Packet& packet, const std::byte* data);
   bool put_data(int peer, Job& job);
+  bool put_offer(int peer, Job& job);
   bool eager(int peer, int64_t bytes);
   void flush(int peer, bool& published);
   void drain(int peer, bool& published);
   void handle(int peer, const Packet& packet, const std::byte* data);
+  void take_offer(int peer, const Packet& packet, const Offered& offer);
+  bool read(int peer, const Offered& offer, Message& receive);
   void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
   void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
   std::shared_ptr<Message> take_posted(int peer, const Packet& packet);
@@ -97,6 +108,7 @@ class Messages {
 
   Segment& segment_;
   const int rank_, size_;
+  const std::vector<pid_t> processes_;
   uint64_t next_id_ = 1;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
