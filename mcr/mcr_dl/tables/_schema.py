@@ -144,8 +144,8 @@ def _scale_faults(scale: dict[str, Any], where: str) -> Iterable[str | None]:
         yield _misspelt(winner["ranges"], f"{where}.winners[{index}].ranges")
     for kind in ("curves", "trials"):
         curves = [{**row, "candidate": _C.canonical(row["candidate"])} for row in scale.get(kind, [])]
-        keys = ("operation", "dtype_class" if kind == "curves" else "dtype", "candidate", "codec", "async_op")
-        yield _twice(curves, keys, f"{where}.{kind}")
+        types = ("dtype_class",) if kind == "curves" else ("dtype_class", "dtype")
+        yield _twice(curves, ("operation", *types, "candidate", "codec", "async_op"), f"{where}.{kind}")
         for index, curve in enumerate(curves):
             numbers = [sample["bytes"] for sample in curve["samples"]]
             yield _not_ascending(numbers, f"{where}.{kind}[{index}].samples", "bytes")
