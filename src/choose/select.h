@@ -55,7 +55,7 @@ struct Tuning {
     std::string candidate;
     static constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
   };
-  /// What earlier jobs have found in trials.
+  /// A result of trials in earlier jobs.
   struct Tried {
     Call call;  // as of Trials::Result
     std::string candidate;
@@ -148,7 +148,7 @@ class Selector {
     std::array<const CostCurve*, 2> curves;
     int32_t share(int64_t bytes) const;
   };
-  // What trials have decided, by octave of sizes; null: nothing yet.
+  // The candidates on which trials have decided, by octave of sizes; null: none yet.
   using Decided = std::array<std::atomic<Slot*>, Trials::kOctaves>;
   static constexpr int64_t kCovered = std::numeric_limits<int64_t>::max();
   struct Choice {

@@ -103,7 +103,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
     const std::string& group() const { return owner_->group_; }
     /// Equal on all ranks, and different for every report of a group.
     std::string key() const;
-    /// What was tried: equal on all ranks that have made the same calls.
+    /// The calls and their candidates as a text: equal on all ranks that have made the same calls.
     std::string what() const;
     /// This rank's times.
     Times times() const;

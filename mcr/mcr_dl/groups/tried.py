@@ -11,6 +11,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.operations import dtype_class
 from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
@@ -50,8 +51,7 @@ def _with(scale: Scale, rows: Iterable[tuple[Any, ...]]) -> Scale:
         samples[key] = {sample.bytes.bit_length(): sample for sample in old.samples}
     for operation, async_op, dtype, nbytes, _, _, costs in rows:
         for candidate, cost in costs:
-            types = _C.dtype_class(dtype) if _reduces(operation) else "any"
-            found = samples.setdefault((operation, async_op, types, dtype, candidate), {})
+            found = samples.setdefault((operation, async_op, dtype_class(operation, dtype), dtype, candidate), {})
             time = 2 ** (cost / 65536) / 1000
             found[nbytes.bit_length()] = Sample(nbytes, 1, time, time, time)
     curves = tuple(
@@ -59,7 +59,3 @@ def _with(scale: Scale, rows: Iterable[tuple[Any, ...]]) -> Scale:
         for (operation, async_op, types, dtype, candidate), found in sorted(samples.items())
     )
     return replace(scale, trials=curves)
-
-
-def _reduces(operation: str) -> bool:
-    return any(row["reduces"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))

@@ -140,7 +140,7 @@ class _Meeting:
         if self._round.arrive(agreement.encode({"turn": self._turn, **mine})):
             self._finish(self._decided())
             if self._turn > 0:
-                self._round.forget([str(self._turn - 1)])
+                self._round.forget(str(self._turn - 1))
         elif not self._appears(self.group.timeout.total_seconds()):
             if self._round.close():
                 self._finish({"error": [CollectiveTimeoutError.__name__, self._late()]})

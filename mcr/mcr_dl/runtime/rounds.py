@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -51,8 +50,7 @@ class Round:
         text: bytes = self._store.get(f"answer/{self._key}")
         return text
 
-    def forget(self, keys: Sequence[str]) -> None:
-        """Delete the counters and answers of earlier rounds, which all ranks have read."""
-        for key in keys:
-            self._store.delete_key(f"come/{key}")
-            self._store.delete_key(f"answer/{key}")
+    def forget(self, key: str) -> None:
+        """Delete the counter and the answer of an earlier round, which all ranks have read."""
+        self._store.delete_key(f"come/{key}")
+        self._store.delete_key(f"answer/{key}")
