@@ -190,7 +190,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _refinement(self) -> tuple[int, int, list[int]]:",
         "def _adopt(self, costs: list[int]) -> list[tuple[str, int, str, str]]:",
         "def _try_candidates(self) -> None:",
-        "def _trial_results(self) -> list[tuple[str, bool, str, int, str, str, list[tuple[str, int]]]]:",
+        "def _trial_results(self) -> list[tuple[str, bool, str, int, list[tuple[str, int]]]]:",
     ),
     "PassedCall": (
         "@property def op(self) -> str:",

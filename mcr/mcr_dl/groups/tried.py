@@ -49,7 +49,7 @@ def _with(scale: Scale, rows: Iterable[tuple[Any, ...]]) -> Scale:
     for old in scale.trials:
         key = (old.operation, old.async_op, old.dtype_class, old.dtype, old.candidate)
         samples[key] = {sample.bytes.bit_length(): sample for sample in old.samples}
-    for operation, async_op, dtype, nbytes, _, _, costs in rows:
+    for operation, async_op, dtype, nbytes, costs in rows:
         for candidate, cost in costs:
             found = samples.setdefault((operation, async_op, dtype_class(operation, dtype), dtype, candidate), {})
             time = 2 ** (cost / 65536) / 1000

@@ -29,6 +29,21 @@ bool read_memory(pid_t process, const std::byte* from, std::byte* to, int64_t by
   return true;
 }
 
+Reading read_offered(pid_t process, const std::byte* from, std::byte* to, int64_t bytes, Counter& given_up,
+                     uint64_t before) {
+  std::optional<Error> problem;
+  bool there = false;
+  try {
+    there = read_memory(process, from, to, bytes);
+  } catch (const Error& error) {
+    problem = error;
+  }
+  // A read-modify-write, which is not done before the memory has been read.
+  if (given_up.fetch_add(0) != before) return Reading::GivenUp;
+  if (problem) throw Error(*problem);
+  return there ? Reading::Done : Reading::Ended;
+}
+
 Direct::Direct(Segment& segment, Pieces& pieces, int rank, std::vector<pid_t> processes)
     : segment_(segment),
       pieces_(pieces),
@@ -56,21 +71,12 @@ bool Direct::read(const Blocks& blocks, Position& position, int peer) {
   auto& offer = this->offer(peer, *position.number);
   const auto* const addresses = &offer.blocks[0];
   const auto bytes = std::min(blocks.taken_length(peer) - position.offset, kChunk);
-  // The memory may be given back while it is read: then the rank has withdrawn its offer before.
-  std::optional<Error> problem;
-  bool there = false;
-  try {
-    there = read_memory(processes_[static_cast<std::size_t>(peer)], addresses[rank_] + position.offset,
-                        blocks.taken(peer) + position.offset, bytes);
-  } catch (const Error& error) {
-    problem = error;
-  }
-  // A read-modify-write, which is not done before the memory has been read.
-  if (offer.withdrawn.fetch_add(0) != 0) {
+  const auto reading = read_offered(processes_[static_cast<std::size_t>(peer)], addresses[rank_] + position.offset,
+                                    blocks.taken(peer) + position.offset, bytes, offer.withdrawn, 0);
+  if (reading == Reading::GivenUp) {
     throw Error(ErrorCode::Backend, "shm: rank " + std::to_string(peer) + " of the group has given up this call");
   }
-  if (problem) throw Error(*problem);
-  if (!there) return false;
+  if (reading == Reading::Ended) return false;
   position.offset += bytes;
   return true;
 }

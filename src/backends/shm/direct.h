@@ -16,6 +16,14 @@ namespace mcr::shm {
 /// the system refuses.
 bool read_memory(pid_t process, const std::byte* from, std::byte* to, int64_t bytes);
 
+/// The outcome of a read of memory that its rank may give up meanwhile.
+enum class Reading { Done, Ended, GivenUp };
+
+/// As read_memory(), of memory that is valid while the counter `given_up` has the value `before`: the rank changes it
+/// before the memory may be freed. Then the outcome is GivenUp, whatever was read. Ended: the process has ended.
+Reading read_offered(pid_t process, const std::byte* from, std::byte* to, int64_t bytes, Counter& given_up,
+                     uint64_t before);
+
 /// Large all_to_alls, and all_gathers of two ranks: each rank offers the addresses of its blocks, and the other ranks
 /// read them out of its tensor, with one copy instead of two. The offer lies in a slot of the pieces. Other operations
 /// are faster in pieces: with a root, ranks copy in and out at the same time; and a block that several ranks read is
@@ -50,7 +58,7 @@ class Direct {
   static constexpr int64_t kChunk = 512 << 10;  // bytes of one read
 
   struct Offer {
-    std::atomic<uint32_t> withdrawn;
+    Counter withdrawn;
     const std::byte* blocks[1];  // by rank; as many as there are ranks
   };
   Offer& offer(int rank, uint64_t number);

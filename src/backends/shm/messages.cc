@@ -171,22 +171,19 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
 
 // Reads an offered message; false if the sender has ended, which ends the group.
 bool Messages::read(int peer, const Offered& offer, Message& receive) {
-  bool there = true;
   try {
-    there = read_memory(processes_[static_cast<std::size_t>(peer)], offer.address, receive.data, receive.incoming);
+    // The sender counts all offers that it gives up: an error may be one too many, if that was another message.
+    const auto reading = read_offered(processes_[static_cast<std::size_t>(peer)], offer.address, receive.data,
+                                      receive.incoming, segment_.ring(peer, rank_).given_up, offer.given_up);
+    if (reading == Reading::Ended) return false;
+    if (reading == Reading::GivenUp) {
+      throw Error(ErrorCode::Backend, "rank " + std::to_string(peer) + " of the group has given up a message");
+    }
+    if (receive.incoming < receive.bytes) receive.error = shorter(receive, receive.incoming, peer);
   } catch (const Error& error) {
     receive.error = error;
   }
-  // A read-modify-write, which is not done before the memory has been read. Another message may have been given up:
-  // then this error is one too many, but memory that was freed is never taken for data.
-  if (segment_.ring(peer, rank_).given_up.fetch_add(0) != offer.given_up) {
-    receive.error = Error(ErrorCode::Backend, "rank " + std::to_string(peer) + " of the group has given up a message");
-    return true;
-  }
-  if (there && !receive.error && receive.incoming < receive.bytes) {
-    receive.error = shorter(receive, receive.incoming, peer);
-  }
-  return there;
+  return true;
 }
 
 void Messages::take_offer(int peer, const Packet& packet, const Offered& offer) {

@@ -25,9 +25,8 @@ std::optional<Trials::Report> next_trials(double seconds) {
   return unlocked([&] { return Trials::take(std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(seconds))); });
 }
 
-// Operation, asynchronous, type, size, the usual candidate, the chosen one, and the costs.
-using Row = std::tuple<std::string, bool, std::string, int64_t, std::string, std::string,
-                       std::vector<std::pair<std::string, int64_t>>>;
+// Operation, asynchronous, type, size, and the costs by candidate.
+using Row = std::tuple<std::string, bool, std::string, int64_t, std::vector<std::pair<std::string, int64_t>>>;
 
 std::vector<Row> results(Group& group) {
   std::vector<std::string> names;
@@ -40,7 +39,7 @@ std::vector<Row> results(Group& group) {
     std::vector<std::pair<std::string, int64_t>> costs;
     for (const auto& [candidate, cost] : found.costs) costs.emplace_back(names[candidate], cost);
     rows.emplace_back(operation, found.call.asynchronous, std::string(row(found.call.dtype).name), found.call.size_hint,
-                      names[found.usual], names[found.chosen], std::move(costs));
+                      std::move(costs));
   }
   return rows;
 }
