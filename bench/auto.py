@@ -63,14 +63,19 @@ def peer_pass(sizes: list[int], table: str | None, shuffle: random.Random) -> di
 
 
 def ratios(passes: list[Times]) -> dict[str, dict[str, dict[str, float]]]:
-    """By operation and bytes: speed of `auto` over the best candidate's (median over passes), and median times."""
+    """By operation and bytes: median times over the passes, and the speed of `auto` over the best candidate's.
+
+    The best candidate is the one with the least median time. (The least time of each pass would be too low: of equal
+    candidates, it is that of the one with the luckiest disturbances.)
+    """
     result: dict[str, dict[str, dict[str, float]]] = {}
     for operation, sizes in passes[0].items():
         for nbytes in sizes:
             points = [each[operation][nbytes] for each in passes]
             others = [name for name in points[0] if name != "auto"]
             row = {name: statistics.median(point[name] for point in points) for name in points[0]}
-            row["ratio"] = statistics.median(min(point[name] for name in others) / point["auto"] for point in points)
+            best = min(others, key=row.__getitem__)
+            row["ratio"] = statistics.median(point[best] / point["auto"] for point in points)
             result.setdefault(operation, {})[nbytes] = row
     return result
 

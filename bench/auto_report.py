@@ -17,7 +17,8 @@ INTRODUCTION = """\
 
 Two ranks on one host, float32, SUM; medians over {passes} passes of fresh ranks, in each of which all candidates and
 `auto` are measured in interleaved rounds ({budget_seconds} s a point). The ratio is the speed of `auto` over that of
-the fastest candidate of the same pass: 1 is as fast as naming the right one each time, and values above 1 are noise.
+the candidate with the least median time, in the same pass: 1 is as fast as naming the right one, and values above 1 are
+noise.
 The aim is {aim} everywhere: {met} of {count} points reach it; the lowest is {lowest}.
 """
 

@@ -55,9 +55,11 @@ def _points(job: dict[str, Any]) -> Points:
     return {(point["operation"], point["nbytes"]): point["times"] for point in job["points"]}
 
 
-def _ratio(times: dict[str, list[float]], names: list[str], middle: Callable[[list[float]], float]) -> float:
+def _ratio(
+    times: dict[str, list[float]], names: list[str], middle: Callable[[list[float]], float], mine: str = "shm"
+) -> float:
     """How many times longer the fastest of these takes than shm."""
-    return min(middle(times[name]) for name in names) / middle(times["shm"])
+    return min(middle(times[name]) for name in names) / middle(times[mine])
 
 
 def _row(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float]] | None) -> list[str]:
@@ -66,12 +68,13 @@ def _row(nbytes: int, times: dict[str, list[float]], other: dict[str, list[float
     others = [*mpich, "gloo"]
     cells = [
         size_text(nbytes) if nbytes else "none",
-        *(f"{least[name]:,.2f}" for name in ("shm", shm_rank.ASYNC)),
+        *(f"{least[name]:,.2f}" for name in ("shm", shm_rank.SHARED, shm_rank.ASYNC)),
         f"{min(least[name] for name in mpich):,.2f}",
         NO_OPENMPI if other is None else f"{min(other['mpi']):,.2f}",
         *(f"{least[name]:,.2f}" for name in ("gloo", shm_rank.MEMCPY)),
         f"{_ratio(times, others, min):.2f}",
         f"{_ratio(times, others, statistics.median):.2f}",
+        f"{_ratio(times, others, min, shm_rank.SHARED):.2f}",
     ]
     for middle in (min, statistics.median):
         cells.append(NO_OPENMPI if other is None else f"{_ratio(other, ['mpi'], middle):.2f}")
@@ -89,14 +92,15 @@ def markdown(found: dict[str, Any]) -> str:
         "float32, through Python, all candidates of a job in turns. Times in µs, minima over rounds; sizes are those",
         "of one rank's tensor; `memcpy` copies it. `mpich` is the best of MPICH's variants. The ratios divide the time",
         "of the fastest other library by shm's (above 1: shm is faster): of MPICH and gloo, and of Open MPI in its own",
-        "job against shm there. `by median` uses medians instead of minima. `async / blocking` divides shm's",
-        "asynchronous call with wait by its blocking call.",
+        "job against shm there. `shared` is shm with inputs from `empty_shared()`. `by median` uses medians instead of",
+        "minima. `async / blocking` divides shm's asynchronous call with wait by its blocking call.",
         "",
         "![shm against the others](../images/shm.png)",
         "",
     ]
-    header = ["size", "shm", "async + wait", "mpich", "open mpi", "gloo", "memcpy", "mpich, gloo / shm", "by median"]
-    header += ["open mpi / shm", "by median", "async / blocking"]
+    header = ["size", "shm", "shared", "async + wait", "mpich", "open mpi", "gloo", "memcpy"]
+    header += ["mpich, gloo / shm", "by median", "mpich, gloo / shared", "open mpi / shm", "by median"]
+    header += ["async / blocking"]
     for job in found["jobs"]:
         points = _points(job["mpich"])
         others = _points(job["openmpi"]) if job["openmpi"] is not None else {}

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from timeit import Timer
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from mcr_dl.bench.ranks import bind
 
 OPERATIONS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
 SIZES = tuple(4**power for power in range(1, 13))  # 4 B to 16 MiB
-ASYNC, MEMCPY = "shm async", "memcpy"
+ASYNC, SHARED, MEMCPY = "shm async", "shm shared", "memcpy"
 
 # The function of each operation, and its arguments.
 _CALLS = {
@@ -34,7 +35,7 @@ def _timers(operation: str, nbytes: int, candidates: list[str]) -> dict[str, Tim
     function, arguments = _CALLS[operation]
     x = torch.zeros(max(nbytes // 4, 1))
     parts = torch.zeros(max(nbytes // 4 // size, 1) * size)
-    names = {
+    names: dict[str, Any] = {
         "call": getattr(mcr_dl, function),
         "x": x,
         "gathered": torch.zeros(x.numel() * size),
@@ -44,7 +45,9 @@ def _timers(operation: str, nbytes: int, candidates: list[str]) -> dict[str, Tim
         "target": torch.zeros_like(x),
     }
     start = f"call({arguments}{', ' if arguments else ''}backend="
+    shared = {**names, **{name: mcr_dl.empty_shared(names[name].shape).zero_() for name in ("x", "parts")}}
     timers = {name: Timer(f"{start}'{name}')", globals=names) for name in candidates}
+    timers[SHARED] = Timer(f"{start}'shm')", globals=shared)
     timers[ASYNC] = Timer(f"{start}'shm', async_op=True).wait()", globals=names)
     timers[MEMCPY] = Timer("target.copy_(source)", globals=names)
     return timers

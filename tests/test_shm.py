@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from harness import Pools
@@ -13,6 +18,19 @@ from ranks import shm
 def test_several_sizes(pools: Pools, world: int) -> None:
     """With more ranks than most machines for tests have cores, too."""
     pools.get("processes", world).run(shm.several_sizes, limit=120)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_shared_tensors(pools: Pools, world: int) -> None:
+    """Each rank decides for itself whether its tensors are shared."""
+    pools.get("processes", world).run(shm.shared_tensors, limit=120)
+
+
+def test_shared_tensors_are_tensors() -> None:
+    """They have the sizes and types of torch.empty's, and a bound."""
+    program = "from ranks import shm; shm.shared_tensors_are_tensors()"
+    variables = {**os.environ, "MCR_DL_SHM_TENSOR_BYTES": str(4 << 20), "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, "-c", program], env=variables, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -79,6 +79,7 @@ from mcr_dl.libraries.registry import available_backends, use
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
 from mcr_dl.records.log import records as log_records
 from mcr_dl.records.log import reset as reset_log
+from mcr_dl.runtime.shared_tensors import empty_shared
 from mcr_dl.runtime.state import is_initialized
 from mcr_dl.trace import configure, log_summary
 from mcr_dl.tuning.explain import Explanation, explain
@@ -141,6 +142,7 @@ __all__ = [
     "deepspeed",
     "default_pg_timeout",
     "destroy_process_group",
+    "empty_shared",
     "explain",
     "finalize",
     "gather_object",

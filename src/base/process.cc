@@ -2,6 +2,13 @@
 #include "base/process.h"
 
 #include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "base/error.h"
 
 namespace mcr {
 
@@ -14,5 +21,16 @@ std::atomic<bool> leaves{false};
 void leave_process() noexcept { leaves = true; }
 
 bool process_leaves() noexcept { return leaves; }
+
+int64_t bytes_of_variable(const char* variable, int64_t otherwise) {
+  const char* const given = std::getenv(variable);
+  if (given == nullptr || *given == '\0') return otherwise;
+  const std::string_view text(given);
+  int64_t bytes = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (problem == std::errc() && end == text.data() + text.size() && bytes > 0) return bytes;
+  throw Error(ErrorCode::InvalidArgument,
+              "shm: " + std::string(variable) + ": expected a number of bytes, got '" + given + "'");
+}
 
 }  // namespace mcr

@@ -74,9 +74,9 @@ Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) con
 
 const Selector::Range& Selector::range_of(const Choice& choice, int64_t bytes) const {
   if (bytes < 0) return choice.unsized;
-  std::size_t i = choice.ranges.size() - 1;
-  while (choice.ranges[i].from > bytes) --i;
-  return choice.ranges[i];
+  auto range = choice.ranges.begin();  // short calls are the ones that notice
+  for (auto next = range + 1; next != choice.ranges.end() && next->from <= bytes; ++next) range = next;
+  return *range;
 }
 
 const Selector::Choice& Selector::remembered(const Call& call) {
@@ -282,8 +282,7 @@ void Selector::refine(int64_t period) {
   refinement_ = period == 0 ? nullptr : std::make_unique<Refinement>(period, slots_->size());
 }
 
-Slot* Selector::choose(const Call& call, Timing& timing) {
-  const auto bytes = message_bytes(call, ranks_);
+Slot* Selector::choose(const Call& call, int64_t bytes, Timing& timing) {
   const auto& choice = remembered(call);
   Slot& slot = usual(choice, call, bytes);
   if (bytes < choice.trials_from && refinement_ == nullptr) [[likely]]

@@ -220,8 +220,9 @@ class Issue {
 
   Group::Slot& choose() {
     auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage_;
+    const auto bytes = timing_.direct ? trail.bytes : message_bytes(call, group.size());
     for (;;) {
-      if (auto* chosen = group.choose(call, timing_)) [[likely]]
+      if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
         return *chosen;
       release(lock_);
       group.selector().await_trials(call, [&group, interrupt] {

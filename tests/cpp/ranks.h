@@ -47,8 +47,8 @@ Failure failure(const std::function<void()>& body);
 
 mcr::GroupSpec spec(int size, int rank);
 
-template <class T>
-mcr::Buffer buffer(std::vector<T>& values) {
+template <class T, class Allocator>
+mcr::Buffer buffer(std::vector<T, Allocator>& values) {
   return {values.data(), static_cast<int64_t>(values.size())};
 }
 

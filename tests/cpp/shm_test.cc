@@ -1,166 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backend `shm` with ranks as threads of one process, which share one mapping: ThreadSanitizer sees all that the
-// ranks do to the shared memory.
 #include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <numeric>
-#include <thread>
 
-#include "backends/shm/engine.h"
-#include "check.h"
-#include "ranks.h"
+#include "shm_ranks.h"
 
-namespace {
-
-using namespace mcr;
-using namespace std::chrono_literals;
-
-class MemoryStore : public Store {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  std::string get(const std::string& key) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, 60s, [&] { return values_.contains(key); })) {
-      throw Error(ErrorCode::Timeout, "store: " + key);
-    }
-    return values_[key];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
-
-using Body = std::function<void(shm::Engine&, int rank)>;
-
-thread_local shm::Segment* shared = nullptr;  // the memory of the rank that runs in this thread
-
-/// Runs `body` on `size` threads, each with the engine of one rank, in memory of at most `most` bytes.
-void together(int size, const Body& body, int64_t most = 64 << 20) {
-  MemoryStore store;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto spec = ranks::spec(size, rank);
-      spec.store = &store;
-      try {
-        auto meeting = shm::meet(spec, [most] { return most; });
-        // All machines run both kinds of copies, of fences and of reads, which depend on the processor and the system.
-        meeting.streams = size % 2 == 0;
-        meeting.remote_fences = meeting.remote_fences && size != 3;
-        if (size == 3) meeting.processes.clear();
-        shared = meeting.segment.get();
-        const auto engine = std::make_shared<shm::Engine>(spec, std::move(meeting));
-        body(*engine, rank);
-        engine->leave();
-      } catch (const Error& error) {
-        check::failed("rank", rank, error.what());
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-}
-
-void wait(std::vector<std::unique_ptr<Request>> requests) {
-  for (const auto& request : requests) {
-    while (!request->poll()) request->block(100ms);
-  }
-}
-
-/// The operation as a blocking call, or as one that is started.
-void run(shm::Engine& engine, const Call& call, bool blocking = true) {
-  Lane lane(blocking);
-  if (row(call.op).is(kPeer)) {
-    engine.message(call, lane);
-  } else if (call.vectored && (call.op == Op::all_to_all || call.op == Op::gather || call.op == Op::scatter)) {
-    engine.exchange(call, lane);
-  } else {
-    engine.collective(call, lane);
-  }
-  wait(lane.take());
-}
-
-Call call_of(Op op, std::vector<int32_t>* in, std::vector<int32_t>* out, int root = 0) {
-  Call call;
-  call.op = op;
-  call.dtype = DType::Int;
-  call.root = root;
-  if (in != nullptr) call.in = ranks::buffer(*in);
-  if (out != nullptr) call.out = ranks::buffer(*out);
-  return call;
-}
-
-int32_t value(int rank, int64_t index) { return static_cast<int32_t>(rank * 100'003 + index * 7 + 1); }
-
-std::vector<int32_t> values(int rank, int64_t count, int64_t from = 0) {
-  std::vector<int32_t> made(static_cast<std::size_t>(count));
-  for (int64_t i = 0; i < count; ++i) made[static_cast<std::size_t>(i)] = value(rank, from + i);
-  return made;
-}
-
-std::vector<int32_t> sums(int size, int64_t count, int64_t from = 0) {
-  auto sum = values(0, count, from);
-  for (int rank = 1; rank < size; ++rank) {
-    const auto more = values(rank, count, from);
-    std::ranges::transform(sum, more, sum.begin(), std::plus<>());
-  }
-  return sum;
-}
-
-// Around the bounds of slots and pieces.
-const std::vector<int64_t> kCounts = {1, 13, 14, 15, 1023, 1024, 1025, 5'000, 16'384, 16'385, 70'001};
-
-void every_collective(shm::Engine& engine, int rank, int size, int64_t count, bool blocking) {
-  const int root = static_cast<int>(count) % size;
-  auto data = values(rank, count);
-  run(engine, call_of(Op::all_reduce, nullptr, &data), blocking);
-  CHECK(data == sums(size, count));
-  data = values(rank, count);
-  run(engine, call_of(Op::reduce, nullptr, &data, root), blocking);
-  CHECK(data == (rank == root ? sums(size, count) : values(rank, count)));
-  data = values(rank, count);
-  run(engine, call_of(Op::broadcast, nullptr, &data, root), blocking);
-  CHECK(data == values(root, count));
-
-  auto whole = values(rank, count * size);
-  std::vector<int32_t> block(static_cast<std::size_t>(count));
-  run(engine, call_of(Op::reduce_scatter, &whole, &block), blocking);
-  CHECK(block == sums(size, count, rank * count));
-  std::vector<int32_t> exchanged(whole.size());
-  run(engine, call_of(Op::all_to_all, &whole, &exchanged), blocking);
-  std::ranges::fill(block, 0);
-  run(engine, call_of(Op::scatter, rank == root ? &whole : nullptr, &block, root), blocking);
-  CHECK(block == values(root, count, rank * count));
-
-  block = values(rank, count);
-  std::vector<int32_t> gathered(whole.size());
-  run(engine, call_of(Op::all_gather, &block, &gathered), blocking);
-  std::vector<int32_t> at_root(rank == root ? whole.size() : 0);
-  run(engine, call_of(Op::gather, &block, &at_root, root), blocking);
-  for (int peer = 0; peer < size; ++peer) {
-    const auto theirs = values(peer, count);
-    const auto sent = values(peer, count, rank * count);
-    CHECK(std::equal(theirs.begin(), theirs.end(), gathered.begin() + peer * count));
-    CHECK(std::equal(sent.begin(), sent.end(), exchanged.begin() + peer * count));
-    CHECK(rank != root || std::equal(theirs.begin(), theirs.end(), at_root.begin() + peer * count));
-  }
-  run(engine, call_of(Op::barrier, nullptr, nullptr), blocking);
-}
-
-}  // namespace
+using namespace shm_ranks;
 
 TEST(collectives) {
   for (const int size : {1, 2, 3, 4, 8}) {
@@ -189,7 +38,7 @@ TEST(large_blocks_are_read_directly) {
     for (const bool blocking : {true, false}) every_collective(engine, rank, 2, kCount, blocking);
     // Counts per rank, one of them zero, and more calls in flight than there are slots.
     constexpr int kCalls = 10;
-    std::vector<std::vector<int32_t>> gathered(kCalls, std::vector<int32_t>(kCount));
+    std::vector<Numbers> gathered(kCalls, Numbers(kCount));
     auto block = values(rank, rank == 0 ? 0 : kCount);
     const std::vector<int64_t> counts = {0, kCount}, displs = {0, 0};
     std::vector<std::unique_ptr<Request>> requests;
@@ -211,7 +60,7 @@ TEST(a_call_that_is_given_up_is_not_read) {
   std::atomic<bool> given_up{false};
   together(2, [&](shm::Engine& engine, int rank) {
     auto block = values(rank, 1 << 20);
-    std::vector<int32_t> out(block.size() * 2);
+    Numbers out(block.size() * 2);
     const auto call = call_of(Op::all_gather, &block, &out);
     if (rank == 0) {
       Lane lane(false);
@@ -246,7 +95,7 @@ TEST(collectives_in_little_memory) {
 TEST(started_collectives_complete_in_order_whatever_is_waited_for) {
   constexpr int kCalls = 40;
   together(3, [&](shm::Engine& engine, int rank) {
-    std::vector<std::vector<int32_t>> data;
+    std::vector<Numbers> data;
     for (int i = 0; i < kCalls; ++i) data.push_back(values(rank, i % 5 == 0 ? 30'000 : i + 1));
     std::vector<std::unique_ptr<Request>> requests;
     for (auto& one : data) {
@@ -266,10 +115,10 @@ TEST(messages_match_by_rank_tag_and_order) {
     const int before = (rank + 2) % 3;
     for (const auto count : {int64_t{0}, int64_t{1}, int64_t{2'000}, int64_t{2'100}, int64_t{200'000}}) {
       // Three messages, received in another order; the second of tag 7 after the first.
-      std::vector<std::vector<int32_t>> sent = {values(rank, count), values(rank, count, 1), values(rank, count, 2)};
-      std::vector<std::vector<int32_t>> got(3, std::vector<int32_t>(static_cast<std::size_t>(count)));
+      std::vector<Numbers> sent = {values(rank, count), values(rank, count, 1), values(rank, count, 2)};
+      std::vector<Numbers> got(3, Numbers(static_cast<std::size_t>(count)));
       std::vector<std::unique_ptr<Request>> requests;
-      const auto start = [&](Op op, std::vector<int32_t>& data, int peer, int tag) {
+      const auto start = [&](Op op, Numbers& data, int peer, int tag) {
         Lane lane(false);
         auto call = call_of(op, nullptr, &data, peer);
         call.tag = tag;
@@ -339,7 +188,7 @@ TEST(many_short_messages_wait_for_a_late_receiver) {
   together(2, [&](shm::Engine& engine, int rank) {
     auto data = values(0, kMessages);
     std::vector<std::unique_ptr<Request>> requests;
-    std::vector<int32_t> got(kMessages);
+    Numbers got(kMessages);
     if (rank == 1) run(engine, call_of(Op::barrier, nullptr, nullptr));
     for (std::size_t i = 0; i < kMessages; ++i) {
       Call call;
@@ -373,7 +222,7 @@ TEST(vectored_exchanges_with_gaps) {
         outs += out_counts.back() + 3;
       }
       auto in = values(rank, ins);
-      std::vector<int32_t> out(static_cast<std::size_t>(outs), -1);
+      Numbers out(static_cast<std::size_t>(outs), -1);
       auto call = call_of(Op::all_to_all, &in, &out);
       call.vectored = true;
       call.in_counts = in_counts;

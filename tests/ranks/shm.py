@@ -7,6 +7,7 @@ import os
 import threading
 import time
 
+import pytest
 import torch
 
 import mcr_dl
@@ -34,6 +35,58 @@ def several_sizes() -> None:
         assert mcr_dl.recv(y, (rank - 1) % size) == (rank - 1) % size
         assert torch.equal(y, x + (rank - 1) % size)
         sent.wait()
+
+
+def shared_tensors() -> None:
+    """Collectives and messages of tensors that all, some or no ranks have in memory that the others map."""
+    session.start("shm")
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for turn, count in enumerate((9, 2048, 9001, 70_001, 300_000)):
+        for shared in (True, rank == turn % size, rank != turn % size):
+            make = mcr_dl.empty_shared if shared else torch.empty
+            x = make(count, dtype=torch.int64).copy_(torch.arange(count) + rank)
+            y = torch.empty(count * size, dtype=torch.int64)
+            mcr_dl.all_gather_into_tensor(y, x)
+            assert torch.equal(y, torch.cat([torch.arange(count) + peer for peer in range(size)]))
+            sent = mcr_dl.isend(x, (rank + 1) % size)
+            z = torch.empty_like(x)
+            mcr_dl.recv(z, (rank - 1) % size)
+            assert torch.equal(z, torch.arange(count) + (rank - 1) % size)
+            sent.wait()
+            mcr_dl.broadcast(x, turn % size)
+            assert torch.equal(x, torch.arange(count) + turn % size)
+            mcr_dl.reduce(x, turn % size)
+            total = (torch.arange(count) + turn % size) * (size if rank == turn % size else 1)
+            assert torch.equal(x, total)
+            x.copy_(torch.arange(count) + rank)
+            mcr_dl.all_reduce(x)
+            assert torch.equal(x, torch.arange(count) * size + sum(range(size)))
+
+
+def shared_tensors_are_tensors() -> None:
+    """Sizes, types and arguments as of torch.empty; what is freed is used again."""
+    x = mcr_dl.empty_shared(2, 3)
+    assert x.shape == (2, 3)
+    assert x.dtype == torch.get_default_dtype()
+    assert x.is_contiguous()
+    assert not x._is_view()
+    assert mcr_dl.empty_shared((4,), dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert mcr_dl.empty_shared().shape == ()
+    assert mcr_dl.empty_shared(0, 5).shape == (0, 5)
+    parameter = torch.nn.Parameter(mcr_dl.empty_shared(3).zero_())
+    (parameter * 2).sum().backward()
+    assert torch.equal(parameter.grad, torch.full((3,), 2.0))
+    view = x.zero_()[1]
+    del x
+    assert torch.equal(view, torch.zeros(3))
+    for _ in range(3):  # more than the bound, if it were not freed
+        big = mcr_dl.empty_shared(3 << 20, dtype=torch.uint8)
+        del big
+    for size in ((-1,), ("4",), (2.0,)):
+        with pytest.raises(mcr_dl.InvalidArgumentError, match="empty_shared: size"):
+            mcr_dl.empty_shared(*size)  # type: ignore[arg-type]
+    with pytest.raises(mcr_dl.BackendError, match="MCR_DL_SHM_TENSOR_BYTES"):
+        mcr_dl.empty_shared(5 << 20, dtype=torch.uint8)
 
 
 def forms_that_differ() -> None:

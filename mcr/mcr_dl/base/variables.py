@@ -54,6 +54,11 @@ VARIABLES = (
         "shm.md#direct-reads",
     ),
     Variable(
+        "MCR_DL_SHM_TENSOR_BYTES",
+        "the most bytes of the process's tensors from `empty_shared()`; half of the machine's memory by default",
+        "shm.md#shared-tensors",
+    ),
+    Variable(
         "MCR_DL_MPI_INTERRUPTIBLE",
         "`1`: blocking collectives of MPI can raise while they wait, after a loss, `abort()` or Ctrl-C; equal on all "
         "ranks; default `0`",

@@ -201,7 +201,8 @@ class Prepared:
         }
         if self.case.codec:
             names["codec"] = self.case.codec
-        return partial(getattr(_C, row["name"]), self.candidate, *places, **names)
+        named = () if self.candidate == "auto" else (self.candidate,)
+        return partial(getattr(_C, row["name"]), *named, *places, **names)
 
     def _bind_collective(self) -> Callable[[], object]:
         start = self._partial(self.row.op, True)

@@ -121,18 +121,20 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
       peers_(std::move(meeting.peers)),
       waiting_(*segment_, rank_, meeting.cores, meeting.remote_fences),
       steps_(*segment_, rank_),
+      memory_(std::move(meeting.processes), std::move(meeting.heaps)),
       pieces_(*segment_, rank_),
-      pipeline_(*segment_, pieces_, rank_, meeting.streams),
-      direct_(*segment_, pieces_, rank_, meeting.processes),
-      messages_(*segment_, rank_, std::move(meeting.processes)) {}
+      offers_(*segment_, rank_),
+      pipeline_(*segment_, pieces_, offers_, memory_, rank_, meeting.streams),
+      direct_(*segment_, pieces_, offers_, memory_, rank_),
+      messages_(*segment_, memory_, rank_) {}
 
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
 bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
   if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
-  if (!direct_.takes(blocks)) return pipeline_.advance(call, blocks, cursor.pieces, published);
   try {
-    return direct_.advance(blocks, cursor.direct, published);
+    if (direct_.takes(blocks)) return direct_.advance(blocks, cursor.direct, published);
+    return pipeline_.advance(call, blocks, cursor.pieces, published);
   } catch (const Error& error) {
     fail(error.what());
     return false;
@@ -339,7 +341,7 @@ void Engine::check_peers() {
 // With the turn. Keeps the first failure; the memory of callers is not accessed after it.
 void Engine::fail(const std::string& text) {
   if (failed_.load(std::memory_order_relaxed)) return;
-  direct_.withdraw();
+  offers_.withdraw();
   queue_.clear();
   messages_.clear();
   failure_ = text;

@@ -11,6 +11,8 @@
 
 #include "backends/shm/direct.h"
 #include "backends/shm/messages.h"
+#include "backends/shm/offers.h"
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/pipeline.h"
 #include "backends/shm/rendezvous.h"
 #include "backends/shm/steps.h"
@@ -84,7 +86,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Waiting waiting_;
   std::atomic<bool> busy_{false};  // held by Turn; guards what follows
   Steps steps_;
+  const PeerMemory memory_;
   Pieces pieces_;
+  Offers offers_;
   Pipeline pipeline_;
   Direct direct_;
   Messages messages_;

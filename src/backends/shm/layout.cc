@@ -40,7 +40,8 @@ void Layout::fit(int64_t piece, int64_t ring) {
   per_ring_ = static_cast<int64_t>(sizeof(Ring)) + ring;
   counters_ = bell_at(ranks_);
   ranks_at_ = round_up(counters_at(ranks_), page);
-  pieces_ = round_up(kSlots * static_cast<int64_t>(sizeof(Slot)), page);
+  offers_ = kSlots * static_cast<int64_t>(sizeof(Slot));
+  pieces_ = round_up(offers_ + kLine + ranks_ * static_cast<int64_t>(sizeof(void*)), page);
   rings_ = pieces_ + kPieceSlots * piece;
   per_rank_ = round_up(rings_ + (ranks_ > 1 ? ranks_ * per_ring_ : 0), page);
   bytes_ = ranks_at_ + ranks_ * per_rank_;

@@ -32,6 +32,7 @@ struct alignas(kLine) Slot {
 /// How many pieces of large collectives a rank has processed since the group was made, by phase.
 struct Counts {
   alignas(kLine) Counter copied_in;
+  Counter offered;  // 1 + the first piece of the last call with an offer (Offers), stored before `copied_in`
   alignas(kLine) Counter combined;
   alignas(kLine) Counter finished;
 };
@@ -74,6 +75,7 @@ class Layout {
   int64_t slot_at(int rank, uint64_t step) const {
     return rank_at(rank) + static_cast<int64_t>(step % kSlots * sizeof(Slot));
   }
+  int64_t offer_at(int rank) const { return rank_at(rank) + offers_; }
   int64_t piece_at(int rank, uint64_t number) const {
     return rank_at(rank) + pieces_ + static_cast<int64_t>(number % kPieceSlots) * piece_;
   }
@@ -84,7 +86,7 @@ class Layout {
 
   int ranks_;
   int64_t piece_ = 0, ring_ = 0, per_ring_ = 0;
-  int64_t counters_ = 0, ranks_at_ = 0, per_rank_ = 0, pieces_ = 0, rings_ = 0, bytes_ = 0;
+  int64_t counters_ = 0, ranks_at_ = 0, per_rank_ = 0, offers_ = 0, pieces_ = 0, rings_ = 0, bytes_ = 0;
 };
 
 }  // namespace mcr::shm

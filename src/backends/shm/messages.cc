@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "backends/shm/blocks.h"
-#include "backends/shm/direct.h"
 
 namespace mcr::shm {
 
@@ -37,11 +36,11 @@ Error shorter(const Message& receive, int64_t bytes, int source) {
 
 }  // namespace
 
-Messages::Messages(Segment& segment, int rank, std::vector<pid_t> processes)
+Messages::Messages(Segment& segment, const PeerMemory& memory, int rank)
     : segment_(segment),
+      memory_(memory),
       rank_(rank),
       size_(segment.layout().ranks()),
-      processes_(std::move(processes)),
       outgoing_(static_cast<std::size_t>(size_)),
       incoming_(static_cast<std::size_t>(size_)) {}
 
@@ -111,6 +110,10 @@ bool Messages::put_offer(int peer, Job& job) {
   return true;
 }
 
+bool Messages::offers(const Message& message) const {
+  return message.bytes >= kDirect && (memory_.readable() || memory_.shared(message.data, message.bytes));
+}
+
 void Messages::flush(int peer, bool& published) {
   auto& out = outgoing_[static_cast<std::size_t>(peer)];
   while (!out.jobs.empty()) {
@@ -173,8 +176,8 @@ void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Mess
 bool Messages::read(int peer, const Offered& offer, Message& receive) {
   try {
     // The sender counts all offers that it gives up: an error may be one too many, if that was another message.
-    const auto reading = read_offered(processes_[static_cast<std::size_t>(peer)], offer.address, receive.data,
-                                      receive.incoming, segment_.ring(peer, rank_).given_up, offer.given_up);
+    const auto reading = memory_.read(peer, offer.address, receive.data, receive.incoming,
+                                      segment_.ring(peer, rank_).given_up, offer.given_up);
     if (reading == Reading::Ended) return false;
     if (reading == Reading::GivenUp) {
       throw Error(ErrorCode::Backend, "rank " + std::to_string(peer) + " of the group has given up a message");
@@ -214,7 +217,7 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
     auto asked = out.asked.extract(packet.id);
     if (asked.empty()) return;
     if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
-    const auto kind = !processes_.empty() && packet.total >= kDirect ? Kind::Offer : Kind::Data;
+    const auto kind = offers(*asked.mapped()) ? Kind::Offer : Kind::Data;
     out.jobs.push_back({{kind, packet.context, packet.tag, 0, packet.total, packet.id}, asked.mapped()});
   } else if (packet.kind == Kind::Taken) {
     const auto offered = out.offered.extract(packet.id);

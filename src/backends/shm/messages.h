@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <deque>
 #include <map>
@@ -10,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/segment.h"
 #include "base/call.h"
 #include "base/error.h"
@@ -43,8 +42,7 @@ struct Message {
 /// One thread at a time.
 class Messages {
  public:
-  /// `processes`: of the ranks, where each can read the memory of the others (Direct); else empty.
-  Messages(Segment& segment, int rank, std::vector<pid_t> processes);
+  Messages(Segment& segment, const PeerMemory& memory, int rank);
 
   /// Starts a message, which may be complete afterwards.
   void start(const std::shared_ptr<Message>& message);
@@ -97,6 +95,7 @@ class Messages {
   void flush(int peer, bool& published);
   void drain(int peer, bool& published);
   void handle(int peer, const Packet& packet, const std::byte* data);
+  bool offers(const Message& message) const;
   void take_offer(int peer, const Packet& packet, const Offered& offer);
   bool read(int peer, const Offered& offer, Message& receive);
   void accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive);
@@ -107,8 +106,8 @@ class Messages {
   static void complete(Message& message, int source);
 
   Segment& segment_;
+  const PeerMemory& memory_;
   const int rank_, size_;
-  const std::vector<pid_t> processes_;
   uint64_t next_id_ = 1;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;

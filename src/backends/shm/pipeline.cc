@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/shm/pipeline.h"
 
+#include <algorithm>
+
 #include "base/reduce.h"
 
 namespace mcr::shm {
@@ -11,15 +13,20 @@ namespace {
 // streams, whole slots are faster: each piece ends with a fence.
 constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
+// Bytes of a call whose tensors are offered: the end of such a call costs a look at all ranks.
+constexpr int64_t kLeastOffer = 32 << 10;
 
 }  // namespace
 
-Pipeline::Pipeline(Segment& segment, Pieces& pieces, int rank, bool streams)
+Pipeline::Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams)
     : segment_(segment),
       pieces_(pieces),
+      offers_(offers),
+      memory_(memory),
       rank_(rank),
       size_(segment.layout().ranks()),
       streams_(streams),
+      given_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
 Pipeline::Range Pipeline::range(const Position& position, uint64_t piece, int64_t length) {
@@ -42,6 +49,49 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.pieces = static_cast<uint64_t>((blocks.longest() + position.piece - 1) / position.piece);
   position.first = pieces_.take(position.pieces);
   position.begun = true;
+  std::ranges::fill(given_, Given{});
+  position.offers = lies_in_heap(blocks);
+  if (!position.offers) return;
+  offers_.make(blocks, position.first, keeps_result(blocks, position) ? blocks.taken(rank_) : nullptr);
+  pieces_.own().copied_in.store(position.first + position.pieces, std::memory_order_release);
+  position.copied_in = position.pieces;
+}
+
+// A rank without a result needs a slot for its part of it, so it gives pieces.
+bool Pipeline::lies_in_heap(const Blocks& blocks) const {
+  if (!blocks.gives(rank_) || blocks.total() < kLeastOffer) return false;
+  if (blocks.reduces() && !blocks.parts() && !blocks.takes(rank_)) return false;
+  if (!blocks.parts()) return memory_.shared(blocks.given(rank_), blocks.length(rank_));
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!memory_.shared(blocks.given(peer), blocks.length(peer))) return false;
+  }
+  return true;
+}
+
+// Whether the other ranks read this rank's part of a reduction in its tensor.
+bool Pipeline::keeps_result(const Blocks& blocks, const Position& position) const {
+  return position.offers && blocks.reduces() && !blocks.parts();
+}
+
+// Whether a rank has given a piece. With the first one, finds out where.
+bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
+  if (!pieces_.one(peer, &Known::copied_in, &Counts::copied_in, position.first + piece + 1)) return false;
+  auto& given = given_[static_cast<std::size_t>(peer)];
+  if (given.known) return true;
+  given.known = true;
+  if (offers_.made(peer, position.first)) {
+    given.block = memory_.find(peer, offers_.block(peer));
+    given.result = offers_.result(peer) == nullptr ? nullptr : memory_.find(peer, offers_.result(peer));
+  }
+  return true;
+}
+
+bool Pipeline::read_by_others(const Blocks& blocks, const Position& position) {
+  for (int peer = 0; peer < size_; ++peer) {
+    const bool reads = peer != rank_ && (blocks.reduces() || blocks.takes(peer));
+    if (reads && !pieces_.one(peer, &Known::finished, &Counts::finished, position.first + position.pieces)) return false;
+  }
+  return true;
 }
 
 void Pipeline::hand_over(std::byte* to, const std::byte* from, int64_t bytes) const {
@@ -81,20 +131,26 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
     position.combined = position.copied_in;
     return false;
   }
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && !given(position, position.combined, peer)) return false;
+  }
   const auto number = position.first + position.combined;
-  if (!pieces_.all(&Known::copied_in, &Counts::copied_in, number + 1)) return false;
   const auto piece = range(position, position.combined, blocks.length(rank_));
   const auto own = blocks.parts() ? Range{0, piece.length()} : share(piece, rank_);
   const auto offset = blocks.parts() ? rank_ * position.piece : own.begin;
   for (int peer = 0; peer < size_; ++peer) {
+    const auto* const block = peer == rank_ ? blocks.given(rank_) : given_[static_cast<std::size_t>(peer)].block;
     sources_[static_cast<std::size_t>(peer)] =
-        peer == rank_ ? blocks.given(rank_) + piece.begin + own.begin : segment_.piece(peer, number) + offset;
+        block != nullptr ? block + piece.begin + own.begin : segment_.piece(peer, number) + offset;
   }
   auto* const result = segment_.piece(rank_, number) + offset;
   auto* const to = blocks.takes(rank_) ? blocks.taken(rank_) + piece.begin + own.begin : result;
   combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (given_[static_cast<std::size_t>(peer)].block != nullptr) offers_.check(peer);
+  }
   if (!blocks.parts()) {
-    hand_over(result, to, own.length());
+    if (!keeps_result(blocks, position)) hand_over(result, to, own.length());
     pieces_.own().combined.store(number + 1, std::memory_order_release);
   }
   ++position.combined;
@@ -110,16 +166,22 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
       copy_bytes(blocks.taken(peer) + piece.begin, blocks.given(peer) + piece.begin, piece.length());
     return true;
   }
+  const auto& theirs = given_[static_cast<std::size_t>(peer)];
   if (blocks.reduces()) {
     if (!pieces_.one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
-    const auto theirs = share(piece, peer);
-    copy_bytes(blocks.taken(peer) + piece.begin + theirs.begin, segment_.piece(peer, number) + theirs.begin,
-               theirs.length());
-    return true;
+    const auto part = share(piece, peer);
+    copy_bytes(blocks.taken(peer) + piece.begin + part.begin,
+               theirs.result != nullptr ? theirs.result + piece.begin + part.begin
+                                        : segment_.piece(peer, number) + part.begin,
+               part.length());
+  } else {
+    if (!given(position, position.finished, peer)) return false;
+    const auto offset = blocks.parts() ? rank_ * position.piece : 0;
+    copy_bytes(blocks.taken(peer) + piece.begin,
+               theirs.block != nullptr ? theirs.block + piece.begin : segment_.piece(peer, number) + offset,
+               piece.length());
   }
-  if (!pieces_.one(peer, &Known::copied_in, &Counts::copied_in, number + 1)) return false;
-  const auto offset = blocks.parts() ? rank_ * position.piece : 0;
-  copy_bytes(blocks.taken(peer) + piece.begin, segment_.piece(peer, number) + offset, piece.length());
+  if (theirs.block != nullptr) offers_.check(peer);
   return true;
 }
 
@@ -147,6 +209,10 @@ bool Pipeline::advance(const Call& call, const Blocks& blocks, Position& positio
     published = published || more;
   }
   if (position.finished != position.pieces) return false;
+  if (position.offers) {
+    if (!read_by_others(blocks, position)) return false;
+    offers_.end();
+  }
   pieces_.end(position.first + position.pieces);
   return true;
 }

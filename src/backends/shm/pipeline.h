@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "backends/shm/blocks.h"
+#include "backends/shm/offers.h"
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/pieces.h"
 
 namespace mcr::shm {
@@ -12,7 +14,10 @@ namespace mcr::shm {
 /// Large collectives, in pieces that go through a few slots of each rank. A piece has three phases, each with a counter
 /// per rank: copy in the data that other ranks need; combine this rank's share of the piece, if the call reduces; copy
 /// out the data that other ranks have combined or copied in. While one piece is copied in, the previous piece is
-/// combined, and so on. One thread at a time.
+/// combined, and so on.
+///
+/// A rank whose tensor lies in its heap offers it, copies nothing in, and ends the call when the other ranks have read
+/// it. Each rank decides this for itself: the others see for each rank where its data is. One thread at a time.
 class Pipeline {
  public:
   /// The progress of a call.
@@ -23,13 +28,14 @@ class Pipeline {
     int64_t piece = 0;                                   // bytes of a block that one piece moves
     uint64_t copied_in = 0, combined = 0, finished = 0;  // pieces
     int next = 0;                                        // the rank to copy out next, counted from this one
+    bool offers = false;
   };
 
   /// `streams`: pieces for other ranks are written past the caches; equal on all ranks, as it decides on their size.
-  Pipeline(Segment& segment, Pieces& pieces, int rank, bool streams);
+  Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams);
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
-  /// progress.
+  /// progress. Throws Error if a rank has withdrawn its offer.
   bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
@@ -38,7 +44,18 @@ class Pipeline {
     int64_t length() const { return end > begin ? end - begin : 0; }
   };
 
+  /// The data of a rank in its heap; null: it is in pieces.
+  struct Given {
+    bool known = false;
+    const std::byte* block = nullptr;   // to this rank
+    const std::byte* result = nullptr;  // of its part of a reduction
+  };
+
   void begin(const Blocks& blocks, Position& position);
+  bool lies_in_heap(const Blocks& blocks) const;
+  bool keeps_result(const Blocks& blocks, const Position& position) const;
+  bool given(const Position& position, uint64_t piece, int peer);
+  bool read_by_others(const Blocks& blocks, const Position& position);
   void hand_over(std::byte* to, const std::byte* from, int64_t bytes) const;
   bool copy_in(const Blocks& blocks, Position& position);
   bool combine(const Call& call, const Blocks& blocks, Position& position);
@@ -52,8 +69,11 @@ class Pipeline {
 
   Segment& segment_;
   Pieces& pieces_;
+  Offers& offers_;
+  const PeerMemory& memory_;
   const int rank_, size_;
   const bool streams_;
+  std::vector<Given> given_;  // in the running call, by rank
   std::vector<const void*> sources_;
 };
 

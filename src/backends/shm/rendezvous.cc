@@ -16,12 +16,13 @@
 #include <map>
 #include <random>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "backends/shm/copies.h"
-#include "backends/shm/direct.h"
 #include "backends/shm/sockets.h"
 #include "backends/shm/waiting.h"
+#include "base/shared_heap.h"
 
 namespace mcr::shm {
 
@@ -43,6 +44,16 @@ std::string padded(int rank) {
   return std::string(kRankBytes - text.size(), '0') + text;
 }
 
+// Null if the system refuses a heap: then empty_shared() raises the error, and groups do without.
+const SharedHeap* own_heap() {
+  try {
+    return &SharedHeap::instance();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::InvalidArgument) throw;
+    return nullptr;
+  }
+}
+
 /// The address of a rank, which it publishes in the store. Abstract socket names are visible in one network namespace.
 struct Card {
   std::string host;     // its name, for error texts
@@ -55,12 +66,14 @@ struct Card {
   int64_t most = 0;
   bool remote_fences = false;
   bool streams = false;
+  std::uintptr_t heap = 0;  // the address of the process's heap; 0: it has none
+  int64_t heap_bytes = 0;
 
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
     for (const auto* field : {&host, &machine, &network, &name, &token, &cores, &address}) out << *field << '\n';
-    out << most << ' ' << remote_fences << ' ' << streams;
+    out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes;
     return out.str();
   }
   static Card parse(const std::string& text) {
@@ -70,7 +83,7 @@ struct Card {
          {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores, &card.address}) {
       std::getline(in, *field);
     }
-    in >> card.most >> card.remote_fences >> card.streams;
+    in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes;
     return card;
   }
 };
@@ -93,6 +106,10 @@ Card Card::mine(int64_t most) {
   card.most = most;
   card.streams = memory_beats_caches();
   card.remote_fences = Waiting::register_for_fences();
+  if (const auto* const heap = own_heap()) {
+    card.heap = reinterpret_cast<std::uintptr_t>(heap->begin());
+    card.heap_bytes = heap->bytes();
+  }
   return card;
 }
 
@@ -132,11 +149,15 @@ class Rendezvous {
     agree("mapped", [&] {
       accept_higher(listener, peers);
       meeting.segment = share_memory(peers);
+      meeting.heaps = share_heaps(peers);
       for (auto& peer : peers) {
         if (peer.socket) peer.process = process_of(peer.socket);
       }
     });
-    meeting.processes = readable_processes(peers);
+    meeting.processes = processes_of(peers);
+    const auto [readable, mapped] = agreed_reach(meeting);
+    if (!readable) meeting.processes.clear();
+    if (!mapped) meeting.heaps.clear();
     meeting.peers = Peers(std::move(peers));
     meeting.streams = cards_.front().streams;
     meeting.cores = cores();
@@ -229,7 +250,7 @@ class Rendezvous {
     if (spec_.rank == 0) {
       std::unique_ptr<Error> problem;
       try {
-        file = Memory::make(layout.bytes());
+        file = Memory::make(layout.bytes(), kBound);
       } catch (const Error& error) {
         problem = std::make_unique<Error>(error);
       }
@@ -241,28 +262,64 @@ class Rendezvous {
       file = receive_file(peers.front().socket, deadline_);
       if (!file) throw Error(ErrorCode::Backend, "shm: the first rank has no shared memory");
     }
-    auto memory = Memory::map(file, layout.bytes());
+    auto memory = Memory::map(file, layout.bytes(), kBound);
     if (spec_.rank == 0) memory->populate(0, layout.rank_at(0));
     memory->populate(layout.rank_at(spec_.rank), layout.per_rank());
     return std::make_unique<Segment>(layout, std::move(memory));
   }
 
-  /// The processes of the ranks, if each rank can read the memory of all others, which the system may forbid. The
-  /// token proves it. All ranks keep theirs until all have answered.
-  std::vector<pid_t> readable_processes(const std::vector<Peers::Peer>& peers) const {
-    std::vector<pid_t> processes;
-    bool readable = true;
+  /// Maps the heaps of all ranks; nothing if a rank has none, or the system refuses.
+  std::vector<Heap> share_heaps(const std::vector<Peers::Peer>& peers) const {
+    const auto has_heap = [](const Card& card) { return card.heap != 0; };
+    if (!std::ranges::all_of(cards_, has_heap)) return {};
+    const auto& own = SharedHeap::instance().file();
+    for (const auto& peer : peers) {
+      if (peer.socket) send_file(peer.socket, own);
+    }
+    std::vector<Heap> heaps;
+    bool mapped = true;
     for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+      const auto& [card, socket] = std::tie(cards_[rank], peers[rank].socket);
+      const auto received = socket ? receive_file(socket, deadline_) : File();
+      try {
+        auto memory = Memory::map(socket ? received : own, card.heap_bytes, SharedHeap::kVariable);
+        heaps.push_back({reinterpret_cast<const std::byte*>(card.heap), std::move(memory)});
+      } catch (const Error&) {
+        mapped = false;
+      }
+    }
+    return mapped ? heaps : std::vector<Heap>{};
+  }
+
+  std::vector<pid_t> processes_of(const std::vector<Peers::Peer>& peers) const {
+    std::vector<pid_t> processes;
+    for (std::size_t rank = 0; rank < peers.size(); ++rank) {
+      processes.push_back(static_cast<int>(rank) == spec_.rank ? getpid() : number_of(peers[rank].socket));
+    }
+    return processes;
+  }
+
+  struct Reach {
+    bool readable = true;  // each rank can read the memory of all others, which the system may forbid
+    bool mapped = true;    // each rank has mapped the heaps of all others
+  };
+
+  /// The reach that all ranks have. The token of each stays at its address until all have answered.
+  Reach agreed_reach(const Meeting& meeting) const {
+    Reach reach{true, !meeting.heaps.empty()};
+    for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
       const bool own = static_cast<int>(rank) == spec_.rank;
-      processes.push_back(own ? getpid() : number_of(peers[rank].socket));
-      readable = readable && (own || can_read(processes.back(), cards_[rank]));
+      reach.readable = reach.readable && (own || can_read(meeting.processes[rank], cards_[rank]));
     }
-    if (spec_.size() == 1) return processes;
-    store().set("readable/" + std::to_string(spec_.rank), readable ? "yes" : "no");
+    if (spec_.size() == 1) return reach;
+    const auto word = [](bool yes) { return yes ? "yes" : "no"; };
+    store().set("reach/" + std::to_string(spec_.rank), std::string(word(reach.readable)) + ' ' + word(reach.mapped));
     for (int rank = 0; rank < spec_.size(); ++rank) {
-      readable = store().get("readable/" + std::to_string(rank)) == "yes" && readable;
+      const auto text = store().get("reach/" + std::to_string(rank));
+      reach.readable = reach.readable && text.starts_with("yes");
+      reach.mapped = reach.mapped && text.ends_with("yes");
     }
-    return readable ? processes : std::vector<pid_t>{};
+    return reach;
   }
 
   static bool can_read(pid_t process, const Card& card) {

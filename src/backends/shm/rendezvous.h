@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/shm/peer_memory.h"
 #include "backends/shm/segment.h"
 #include "plugin/backend.h"
 
@@ -34,7 +35,8 @@ struct Meeting {
   Peers peers;
   bool streams = false;          // pieces are written past the caches (Pipeline)
   int cores = 1;                 // that all ranks together may run on
-  std::vector<pid_t> processes;  // of the ranks; empty if some rank cannot read the memory of another (Direct)
+  std::vector<pid_t> processes;  // as of PeerMemory
+  std::vector<Heap> heaps;       // as of PeerMemory
   bool remote_fences = false;    // the system gives all ranks fences on the cores of the others (Waiting)
 };
 

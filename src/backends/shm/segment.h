@@ -7,46 +7,20 @@
 #include <memory>
 
 #include "backends/shm/layout.h"
+#include "base/shared_memory.h"
 
 namespace mcr::shm {
 
-/// An owned file descriptor.
-class File {
- public:
-  File() = default;
-  explicit File(int number) : number_(number) {}
-  File(File&& other) noexcept;
-  File& operator=(File&& other) noexcept;
-  ~File();
-  int get() const { return number_; }
-  explicit operator bool() const { return number_ >= 0; }
+/// Bounds the memory of a group, in bytes.
+inline constexpr const char* kBound = "MCR_DL_SHM_BYTES";
 
- private:
-  int number_ = -1;
-};
+/// A rank's memory that other ranks read (Offers). Addresses are those of its process.
+struct alignas(kLine) Offer {
+  Counter withdrawn;
+  const std::byte* result;
 
-/// Anonymous shared memory, mapped into this process. It has no name, and the kernel frees it with its last process.
-class Memory {
- public:
-  Memory(int file, int64_t bytes);
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory();
-
-  /// Makes a file of zeros; throws Error if the system refuses.
-  static File make(int64_t bytes);
-  /// The mapping of the file. Ranks that are threads of one process share one mapping, so that tools such as
-  /// ThreadSanitizer see that they share memory.
-  static std::shared_ptr<Memory> map(const File& file, int64_t bytes);
-
-  /// Populates these bytes now, near the calling thread's core; throws Error if the system has no memory. Without this
-  /// a later access would end the process.
-  void populate(int64_t offset, int64_t bytes);
-  std::byte* at(int64_t offset) const { return start_ + offset; }
-
- private:
-  std::byte* start_;
-  int64_t bytes_;
+  /// By rank; there is space for all of them behind the offer.
+  const std::byte** blocks() { return reinterpret_cast<const std::byte**>(this + 1); }
 };
 
 /// The shared memory of a group, with access to its parts.
@@ -59,6 +33,7 @@ class Segment {
   Bell& bell(int rank) { return part<Bell>(layout_.bell_at(rank)); }
   Slot& slot(int rank, uint64_t step) { return part<Slot>(layout_.slot_at(rank, step)); }
   Counts& counts(int rank) { return part<Counts>(layout_.counters_at(rank)); }
+  Offer& offer(int rank) { return part<Offer>(layout_.offer_at(rank)); }
   std::byte* piece(int rank, uint64_t number) { return memory_->at(layout_.piece_at(rank, number)); }
   Ring& ring(int from, int to) { return part<Ring>(layout_.ring_at(from, to)); }
   std::byte* packets(int from, int to) {

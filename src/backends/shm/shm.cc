@@ -1,27 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared memory between processes of one host (docs/shm.md).
-#include <charconv>
-#include <cstdlib>
-#include <string_view>
-
 #include "backends/shm/engine.h"
+#include "base/process.h"
 
 namespace mcr::shm {
 namespace {
 
-constexpr const char* kVariable = "MCR_DL_SHM_BYTES";
 constexpr int64_t kMost = 64 << 20;  // bytes per group, if the variable does not say
 
-int64_t most() {
-  const char* const given = std::getenv(kVariable);
-  if (given == nullptr || *given == '\0') return kMost;
-  const std::string_view text(given);
-  int64_t bytes = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-  if (problem == std::errc() && end == text.data() + text.size() && bytes > 0) return bytes;
-  throw Error(ErrorCode::InvalidArgument,
-              "shm: " + std::string(kVariable) + ": expected a number of bytes, got '" + given + "'");
-}
+int64_t most() { return bytes_of_variable(kBound, kMost); }
 
 class ShmCommunicator final : public OpMethods<ShmCommunicator> {
  public:

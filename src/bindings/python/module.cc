@@ -22,6 +22,7 @@
 #include "bindings/python/names.h"
 #include "bindings/python/passes.h"
 #include "bindings/python/plans.h"
+#include "bindings/python/shared_tensors.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/themis.h"
 #include "bindings/python/trials.h"
@@ -328,6 +329,7 @@ PYBIND11_MODULE(_C, module) {
     add_plans(module);
     add_tuning(module);
     add_trials(module);
+    add_shared_tensors(module);
     add_passes(module);
     add_log(module);
     add_compress(module);

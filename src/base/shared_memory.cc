@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "backends/shm/segment.h"
+#include "base/shared_memory.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -17,14 +18,14 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-namespace mcr::shm {
+namespace mcr {
 
 namespace {
 
-[[noreturn]] void refused(const char* what, int64_t bytes, int number) {
+[[noreturn]] void refused(const char* what, int64_t bytes, int number, const char* variable) {
   throw Error(ErrorCode::Backend, "shm: the system refuses " + std::to_string(bytes) + " bytes of shared memory (" +
-                                      what + ": " + std::system_category().message(number) +
-                                      "); MCR_DL_SHM_BYTES sets a lower bound for each group");
+                                      what + ": " + std::system_category().message(number) + "); " + variable +
+                                      " sets a lower bound");
 }
 
 }  // namespace
@@ -40,39 +41,44 @@ File::~File() {
   if (number_ >= 0) close(number_);
 }
 
-Memory::Memory(int file, int64_t bytes) : bytes_(bytes) {
-  void* const start = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (start == MAP_FAILED) refused("mmap", bytes, errno);
+Memory::Memory(int file, int64_t bytes, const char* variable) : bytes_(bytes), variable_(variable) {
+  void* const start =
+      mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  if (start == MAP_FAILED) refused("mmap", bytes, errno, variable);
   start_ = static_cast<std::byte*>(start);
   madvise(start, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // only a hint
 }
 
 Memory::~Memory() { munmap(start_, static_cast<std::size_t>(bytes_)); }
 
-File Memory::make(int64_t bytes) {
+File Memory::make(int64_t bytes, const char* variable) {
   File file(memfd_create("mcr_dl", MFD_CLOEXEC));
-  if (!file) refused("memfd_create", bytes, errno);
-  if (ftruncate(file.get(), bytes) != 0) refused("ftruncate", bytes, errno);
+  if (!file) refused("memfd_create", bytes, errno, variable);
+  if (ftruncate(file.get(), bytes) != 0) refused("ftruncate", bytes, errno, variable);
   return file;
 }
 
-std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes) {
+std::shared_ptr<Memory> Memory::map(const File& file, int64_t bytes, const char* variable) {
   struct stat found{};
-  if (fstat(file.get(), &found) != 0) refused("fstat", bytes, errno);
+  if (fstat(file.get(), &found) != 0) refused("fstat", bytes, errno, variable);
   static std::mutex mutex;
   static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<Memory>> known;
   const std::lock_guard lock(mutex);
   std::erase_if(known, [](const auto& entry) { return entry.second.expired(); });
   auto& entry = known[{found.st_dev, found.st_ino}];
   auto memory = entry.lock();
-  if (memory == nullptr) entry = memory = std::make_shared<Memory>(file.get(), bytes);
+  if (memory == nullptr) entry = memory = std::make_shared<Memory>(file.get(), bytes, variable);
   return memory;
 }
 
 void Memory::populate(int64_t offset, int64_t bytes) {
   if (madvise(at(offset), static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) == 0) return;
   // Kernels before 5.14 do not have it.
-  if (errno != EINVAL) refused("madvise", bytes, errno);
+  if (errno != EINVAL) refused("madvise", bytes, errno, variable_);
 }
 
-}  // namespace mcr::shm
+void Memory::discard(int64_t offset, int64_t bytes) noexcept {
+  madvise(at(offset), static_cast<std::size_t>(bytes), MADV_REMOVE);
+}
+
+}  // namespace mcr

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/shared_tensors.h"
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "base/shared_heap.h"
+#include "bindings/python/unlocked.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+at::Tensor shared_bytes(int64_t bytes) {
+  auto* const memory = unlocked([&] { return SharedHeap::instance().allocate(bytes); });
+  const auto free = [](void* data) { SharedHeap::instance().free(static_cast<std::byte*>(data)); };
+  return at::from_blob(memory, {bytes}, free, at::kByte);
+}
+
+}  // namespace
+
+void add_shared_tensors(py::module_& module) {
+  module.def("_shared_bytes", shared_bytes, py::arg("bytes"),
+             "Memory that the processes of the host can map, as a tensor of bytes (mcr_dl.empty_shared).");
+}
+
+}  // namespace mcr::python
