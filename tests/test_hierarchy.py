@@ -10,6 +10,7 @@ from mcr_dl import _C
 from mcr_dl.testing.calls import SIGNATURES
 from mcr_dl.testing.cases import COUNTS, LARGE, LARGE_DTYPES, table
 from ranks import hierarchy
+from ranks.hierarchy import GRIDS
 from seed import share
 
 shapes = pytest.mark.parametrize(
@@ -25,8 +26,11 @@ def test_values(pools: Pools, world: int, shape: list[int], function: str) -> No
     for number, dtype in enumerate(_C.dtypes()):
         found = [case for case in table(function, "hier(shm,mpi)", dtype, world, COUNTS) if case.group == "world"]
         cases += share(found, 1 if len(found) < 12 else 47, number)
+        if shape:
+            found = [case for case in table(function, "themis(shm,mpi)", dtype, world, COUNTS) if case.group == "world"]
+            cases += share(found, 1 if len(found) < 12 else 67, number)
     for number, dtype in enumerate(LARGE_DTYPES):
-        for backend in ("hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))"):
+        for backend in ("hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))", *GRIDS[: 2 * len(shape)]):
             found = [case for case in table(function, backend, dtype, world, (17, LARGE)) if case.group == "world"]
             cases += share(found, 1 if len(found) < 12 else 61, number)
     assert pools.get("processes", world).run(hierarchy.run_all, cases, shape, limit=120) == [len(cases)] * world
@@ -41,6 +45,11 @@ def test_mixed(pools: Pools, world: int, shape: list[int]) -> None:
 def test_life(pools: Pools) -> None:
     """With other groups, passes, and the end of a library."""
     pools.get("processes", 4).run(hierarchy.life)
+
+
+def test_three_dimensions(pools: Pools) -> None:
+    """Chunks in orders of three dimensions, each on its own library."""
+    pools.get("processes", 8).run(hierarchy.three_dimensions, limit=120)
 
 
 @pytest.mark.parametrize("world", [2, 4])

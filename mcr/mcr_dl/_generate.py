@@ -81,7 +81,8 @@ _FUNCTIONS = (
     "def name_backend(name: str | None) -> str | None:",
     "def set_coalescing(works: list[Work] | None) -> None:",
     "def add_striped(first: str, second: str) -> None:",
-    "def add_hierarchy(parts: list[str]) -> None:",
+    "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
+    "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int) -> ThemisPlan:",
     "def members_of_lines(lines: list[list[int]], rank: int) -> list[list[int]]:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
@@ -175,6 +176,8 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _has(self, candidate: str) -> bool:",
         "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "
         "parts: list[tuple[Group | None, str]]) -> None:",
+        "def _connect_themis(self, backend: str, network: list[tuple[str, int, int, int, int]], ranks: list[int], "
+        "parts: list[tuple[Group, str]]) -> None:",
         "def _set_stages(self, groups: list[Group]) -> None:",
         "def _has_stages(self) -> bool:",
         "def _late_issues(self) -> dict[str, dict[str, float]]:",
@@ -248,6 +251,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "@property def name(self) -> str:",
         "@property def backend(self) -> str:",
         "@property def parts(self) -> list[str]:",
+        "@property def algorithm(self) -> str:",
         "@property def hierarchical(self) -> bool:",
         "@property def variant(self) -> str:",
         "@property def codec(self) -> str:",

@@ -28,9 +28,10 @@ struct Chunk {
 // Builds the schedule of one rank.
 class Ordered {
  public:
-  Ordered(const Call& call, std::span<const int> sizes, Schedule& schedule)
+  Ordered(const Call& call, std::span<const int> sizes, std::span<const int> at, Schedule& schedule)
       : call_(call),
         sizes_(sizes),
+        at_(at),
         schedule_(schedule),
         ranks_(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>())) {}
 
@@ -100,10 +101,11 @@ class Ordered {
     const int64_t block = blocks.count / ranks_ * element, bytes = chunk.count * element;
     auto* const in_blocks = static_cast<std::byte*>(blocks.data) + chunk.offset * element;
     auto* const in_places = static_cast<std::byte*>(placed.data);
-    const auto run = [&places, in_blocks, in_places, block, bytes, packs](Schedule&) {
-      for (std::size_t rank = 0; rank < places.size(); ++rank) {
-        auto* const of_rank = in_blocks + static_cast<int64_t>(rank) * block;
-        auto* const place = in_places + places[rank] * bytes;
+    const auto run = [&places, at = at_, in_blocks, in_places, block, bytes, packs](Schedule&) {
+      for (std::size_t point = 0; point < places.size(); ++point) {
+        const auto rank = at.empty() ? static_cast<int64_t>(point) : at[point];
+        auto* const of_rank = in_blocks + rank * block;
+        auto* const place = in_places + places[point] * bytes;
         std::memcpy(packs ? place : of_rank, packs ? of_rank : place, static_cast<std::size_t>(bytes));
       }
     };
@@ -136,6 +138,7 @@ class Ordered {
 
   const Call& call_;
   const std::span<const int> sizes_;
+  const std::span<const int> at_;  // the rank at each point; empty: 0, 1, 2, ...
   Schedule& schedule_;
   const int64_t ranks_;
   std::vector<Chunk> chunks_;
@@ -159,9 +162,10 @@ bool has_ordered(const Call& call) {
   return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
 }
 
-void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule) {
+void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule,
+             std::span<const int> ranks) {
   if (!has_ordered(call)) throw Error(ErrorCode::Unsupported, std::string(row(call.op).name) + ": no ordered form");
-  Ordered(call, sizes, schedule).build(chunks);
+  Ordered(call, sizes, ranks, schedule).build(chunks);
 }
 
 }  // namespace mcr

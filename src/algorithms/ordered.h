@@ -27,7 +27,9 @@ bool has_ordered(const Call& call);
 
 /// Adds the tasks of an all_reduce, reduce_scatter or all_gather: Issues whose part is the dimension on whose
 /// communicator, of the ranks of grid_line(), they are issued; copies, and memory. All Issues are late, so that one
-/// executor can keep them in order. All ranks have the same tasks.
-void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule);
+/// executor can keep them in order. All ranks have the same tasks. `ranks`: the group rank at each point of the grid;
+/// empty: 0, 1, 2, ... It outlives the schedule.
+void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule,
+             std::span<const int> ranks = {});
 
 }  // namespace mcr

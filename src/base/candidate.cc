@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kStripe = "stripe";
 constexpr std::string_view kHierarchy = "hier";
+constexpr std::string_view kThemis = "themis";
 
 [[noreturn]] void wrong(const std::string& expected, std::string_view text) {
   throw Error(ErrorCode::InvalidArgument, "expected " + expected + ", got '" + std::string(text) + "'");
@@ -63,8 +64,11 @@ Candidate striped(const std::vector<std::string_view>& pieces, std::string_view 
 Candidate without_codec(std::string_view name, std::string_view text);
 
 // From a name for each dimension.
-Candidate hierarchical_of(const std::vector<std::string_view>& pieces, std::string_view text) {
-  if (pieces.size() < 2) wrong("a backend for each dimension, innermost first, as hier(shm,mpi)", text);
+Candidate hierarchical_of(std::string_view algorithm, const std::vector<std::string_view>& pieces,
+                          std::string_view text) {
+  if (pieces.size() < 2) {
+    wrong("a backend for each dimension, innermost first, as " + std::string(algorithm) + "(shm,mpi)", text);
+  }
   Candidate result;
   for (const auto piece : pieces) {
     const auto part = without_codec(piece, text);
@@ -73,14 +77,16 @@ Candidate hierarchical_of(const std::vector<std::string_view>& pieces, std::stri
     }
     result.parts.push_back(part.backend);
   }
-  result.backend = hierarchy_of(result.parts);
+  result.backend = over_dimensions(algorithm, result.parts);
   return result;
 }
 
 Candidate call_of(std::string_view name, std::string_view text) {
   const auto open = name.find('(');
   const auto algorithm = trimmed(name.substr(0, open));
-  if (algorithm != kStripe && algorithm != kHierarchy) wrong("stripe(FIRST,SECOND) or hier(INNER,OUTER)", text);
+  if (algorithm != kStripe && algorithm != kHierarchy && algorithm != kThemis) {
+    wrong("stripe(FIRST,SECOND), hier(INNER,OUTER) or themis(INNER,OUTER)", text);
+  }
   const auto inside = name.substr(open + 1);
   int depth = 1;
   std::size_t close = 0;
@@ -91,7 +97,7 @@ Candidate call_of(std::string_view name, std::string_view text) {
   if (close == inside.size()) wrong("')' at the end", text);
   if (close + 1 < inside.size()) wrong("nothing behind ')'", text);
   const auto pieces = trimmed_pieces(inside.substr(0, close), ',');
-  return algorithm == kStripe ? striped(pieces, text) : hierarchical_of(pieces, text);
+  return algorithm == kStripe ? striped(pieces, text) : hierarchical_of(algorithm, pieces, text);
 }
 
 Candidate without_codec(std::string_view name, std::string_view text) {
@@ -157,10 +163,14 @@ std::vector<std::string_view> split_outside_parentheses(std::string_view text, c
   return pieces;
 }
 
-bool Candidate::hierarchical() const { return backend.starts_with(std::string(kHierarchy) + "("); }
+std::string_view Candidate::algorithm() const {
+  return parts.empty() ? std::string_view() : std::string_view(backend).substr(0, backend.find('('));
+}
 
-std::string hierarchy_of(const std::vector<std::string>& parts) {
-  std::string name(kHierarchy);
+bool Candidate::hierarchical() const { return algorithm() == kHierarchy || algorithm() == kThemis; }
+
+std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts) {
+  std::string name(algorithm);
   for (const auto& part : parts) name += (&part == &parts.front() ? "(" : ",") + part;
   return name + ")";
 }

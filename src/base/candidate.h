@@ -10,8 +10,8 @@
 namespace mcr {
 
 /// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
-/// with 67 % for the first, "hier(shm,mpi)" with a backend for each dimension of the topology, innermost first, each
-/// optionally with a codec: "mpi|bf16".
+/// with 67 % for the first, "hier(shm,mpi)" and "themis(shm,mpi)" with a backend for each dimension of the topology, innermost
+/// first, each optionally with a codec: "mpi|bf16".
 struct Candidate {
   std::string backend;  // without variant and codec: "mpi", "stripe(gloo,mpi)"
   std::vector<std::string>
@@ -19,6 +19,8 @@ struct Candidate {
   std::string variant;  // "p2p", "67"; empty for the backend's own choice
   std::string codec;    // empty for none
 
+  /// What makes one of the parts: "stripe", "hier" or "themis"; empty if there are none. A view of `backend`.
+  std::string_view algorithm() const;
   /// Whether the parts serve the dimensions of a topology.
   bool hierarchical() const;
 
@@ -45,6 +47,6 @@ std::string variant_of(std::string_view backend, std::string_view variant);
 std::string stripe_of(std::string_view first, std::string_view second);
 
 /// The name of the backend that uses one for each dimension, innermost first.
-std::string hierarchy_of(const std::vector<std::string>& parts);
+std::string over_dimensions(std::string_view algorithm, const std::vector<std::string>& parts);
 
 }  // namespace mcr

@@ -1,95 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hierarchical.h"
 
-#include "base/candidate.h"
-#include "base/pool.h"
-#include "engine/dispatch.h"
+#include <memory>
+#include <utility>
 
 namespace mcr {
 
-HierarchicalCommunicator::HierarchicalCommunicator(int rank, Lines lines, const Parts& parts,
-                                                   std::shared_ptr<Communicator> whole, Progress& progress)
-    : rank_(rank),
-      lines_(std::move(lines)),
-      whole_(std::move(whole)),
-      targets_(std::make_shared<Targets>()),
-      executor_(std::make_shared<Executor>(true, &progress)) {
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].group == nullptr) continue;
-    auto* slot = parts[i].group->find(parts[i].candidate);
-    if (slot == nullptr || slot->streams) {
-      throw Error(ErrorCode::InvalidArgument,
-                  "backend: expected a library of the host for each dimension, got " + parts[i].candidate);
-    }
-    (*targets_)[i].group = parts[i].group;
-    (*targets_)[i].slot.emplace(*slot);
-  }
-}
+namespace {
 
-bool HierarchicalCommunicator::supports(const Call& call) const {
-  if (call.device.type != DeviceType::CPU) return false;
-  const bool steps = !call.vectored && !row(call.op).is(kPeer);
-  return steps ? has_hierarchy(call) : whole_->supports(call);
-}
+class HierarchicalCommunicator final : public DimensionsCommunicator {
+ public:
+  HierarchicalCommunicator(int rank, Lines lines, const LineParts& parts, const Dimensions& dimensions)
+      : DimensionsCommunicator(parts, dimensions.whole, dimensions.entry.progress),
+        rank_(rank),
+        lines_(std::move(lines)) {}
 
-void HierarchicalCommunicator::issue(const Call& call, Lane& lane) {
-  if (!has_hierarchy(call)) return whole_->issue(call, lane);
-  const auto schedule = Schedule::make();
-  hierarchy(call, rank_, lines_, *schedule);
-  // The schedule outlives the run that calls this.
-  const Start start = [targets = targets_, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
-    auto& target = (*targets)[task.part];
-    Slot slot = target.slot.value();
-    Call one = task.call;
-    Plan plan;
-    plan.owned.push_back(memory.lock());
-    requests.push_back(request_of(mcr::start(*target.group, &slot, one, plan)));
-  };
-  const auto run = make_pooled<Run>(schedule, start);
-  for (auto& request : requests_of(executor_, run)) lane.track(std::move(request));
-  executor_->submit(run, start);
-  executor_->drive();
-}
+ protected:
+  bool makes_steps(Op op) const override { return !row(op).is(kPeer); }
+  bool has_steps(const Call& call) const override { return has_hierarchy(call); }
+  void add_steps(const Call& call, Schedule& schedule) override { hierarchy(call, rank_, lines_, schedule); }
 
-void HierarchicalCommunicator::check() {
-  for (const auto& target : *targets_) {
-    if (target.slot) target.slot->communicator->check();
-  }
-}
+ private:
+  const int rank_;
+  const Lines lines_;
+};
 
-void HierarchicalCommunicator::abort() noexcept {
-  for (const auto& target : *targets_) {
-    if (target.slot) target.slot->communicator->give_up();
-  }
-}
-
-Registry::Entry& HierarchicalBackend::add(const std::vector<std::string>& parts) {
-  const auto name = hierarchy_of(parts);
-  if (auto* entry = Registry::instance().find(name)) return *entry;
-  return Registry::instance().add(name, std::make_unique<HierarchicalBackend>(parts));
-}
-
-std::string HierarchicalBackend::library() const {
-  std::string names;
-  for (const auto& part : parts_) names += (names.empty() ? "" : ", then ") + part;
-  return "collectives in steps over " + names;
-}
-
-std::unique_ptr<Communicator> HierarchicalBackend::connect(const GroupSpec& spec) {
-  throw Error(ErrorCode::InvalidArgument, "expected the communicators of the dimensions of group '" + spec.name + "'");
-}
+}  // namespace
 
 void connect_hierarchy(Group& group, const std::string& name, std::vector<std::vector<int>> lines,
-                       const HierarchicalCommunicator::Parts& parts) {
-  auto* entry = Registry::instance().find(name);
-  const auto outermost = Candidate::parse(name).parts.back();
-  const auto* whole = group.find(outermost);
-  if (entry == nullptr || whole == nullptr) {
-    throw Error(ErrorCode::InvalidArgument,
-                "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
-  }
-  group.adopt(*entry, std::make_unique<HierarchicalCommunicator>(group.rank(), Lines(std::move(lines)), parts,
-                                                                 whole->communicator, entry->progress));
+                       const LineParts& parts) {
+  const auto dimensions = dimensions_of(group, name);
+  group.adopt(dimensions.entry, std::make_unique<HierarchicalCommunicator>(group.rank(), Lines(std::move(lines)), parts,
+                                                                           dimensions));
 }
 
 }  // namespace mcr

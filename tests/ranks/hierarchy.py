@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 
 import torch
@@ -22,13 +24,15 @@ from ranks import session
 
 BACKENDS = ("mpi", "gloo", "shm", "hier(shm,mpi)", "hier(shm,gloo)", "hier(mpi,gloo)", "hier(shm,stripe(gloo,mpi))")
 NEEDED = ("stripe(gloo,mpi)",)
+GRIDS = ("themis(shm,mpi)", "themis(mpi,gloo)")  # need lines of equal lengths
 
 
 @contextmanager
-def _grid(*ranks: int) -> Iterator[None]:
-    """Two hosts with two ranks each, in a file."""
-    rows = [{"name": "rail", "size": 2}, {"name": "host", "size": 2}]
-    document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or [0, 1, 2, 3]}
+def _grid(*ranks: int, sizes: Sequence[int] = (2, 2)) -> Iterator[None]:
+    """Two hosts with two ranks each, or other dimensions, outermost first, in a file."""
+    rows = [{"name": f"level-{index}", "size": size} for index, size in enumerate(sizes)]
+    document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or range(prod(sizes))}
+    document["ranks"] = list(document["ranks"])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "topology.json"
         path.write_text(json.dumps(document))
@@ -56,7 +60,7 @@ _shape: list[int] | None = None  # of the running session
 def _start(shape: Sequence[int]) -> None:
     """Start on a grid whose ranks are in this order, or on uneven hosts, unless that runs."""
     global _shape
-    names = [*BACKENDS[:-1], *NEEDED, BACKENDS[-1]]
+    names = [*BACKENDS[:-1], *NEEDED, BACKENDS[-1], *(GRIDS if shape else ())]
     if mcr_dl.is_initialized() and mcr_dl.get_backends() == names and _shape == shape:
         return
     session.stop()
@@ -79,7 +83,7 @@ def mixed(shape: Sequence[int]) -> None:
     size, rank = mcr_dl.get_world_size(), mcr_dl.get_rank()
     for turn in range(6):
         works, results = [], []
-        for backend in BACKENDS:
+        for backend in (*BACKENDS, *(GRIDS if shape else ())):
             for count in (5, 40_001):
                 tensor = torch.full((count,), float(turn + rank))
                 works.append(mcr_dl.all_reduce(tensor, backend=backend, async_op=True))
@@ -105,7 +109,7 @@ def life() -> None:
     again = mcr_dl.new_group(backend="mpi,hier(shm,mpi)")
     part = mcr_dl.new_group([0, 1])
     if mcr_dl.get_rank() < 2:
-        assert not [name for name in mcr_dl.get_backends(part) if name.startswith("hier")]
+        assert not [name for name in mcr_dl.get_backends(part) if name.startswith(("hier", "themis"))]
     expect(InvalidArgumentError, lambda: mcr_dl.new_group(backend="hier(shm,mpi)"), "'mpi' before it")
     for group in (None, again):
         mcr_dl.set_passes(["compress", "fuse"], group)
@@ -114,14 +118,49 @@ def life() -> None:
         assert tensor.eq(size).all()
     mcr_dl.set_passes([])
     mcr_dl.set_passes([], again)
-    assert "hier(shm,gloo)" in str(mcr_dl.explain("all_reduce", 1 << 20))
+    explained = mcr_dl.explain("all_reduce", 1 << 20)
+    assert "hier(shm,gloo)" in str(explained)
+    assert set(explained.plans) == set(GRIDS)
+    for plan in explained.plans.values():
+        assert re.fullmatch(
+            r"(baseline|themis-\w+), chunks: (\d+ in order (12|21)(, )?)+; [\d.]+ us by simulation", plan
+        )
+    assert not mcr_dl.explain("broadcast", 1 << 20).plans
     mcr_dl.destroy_process_group(again)
     mcr_dl.finalize(["shm"])
-    assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)"]
+    assert mcr_dl.get_backends() == ["mpi", "gloo", "hier(mpi,gloo)", "stripe(gloo,mpi)", "themis(mpi,gloo)"]
     tensor = torch.ones(40_000)
     mcr_dl.all_reduce(tensor, backend="hier(mpi,gloo)")
     assert tensor.eq(size).all()
     expect(NotInitializedError, lambda: mcr_dl.all_reduce(tensor, backend="hier(shm,mpi)"), "hier(shm,mpi)")
+    session.stop()
+
+
+def three_dimensions() -> None:
+    """On a grid of three dimensions, one of which has three ranks in jobs of six; equal results on all ranks."""
+    session.stop()
+    names = ["shm", "mpi", "gloo", "themis(shm,mpi,gloo)"]
+    with _grid(sizes=(2, 2, 2)):
+        mcr_dl.init_process_group(names)
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    for count in (1, 8, 1001, 60_000):
+        tensor = torch.arange(count) + rank
+        mcr_dl.all_reduce(tensor, backend=names[-1])
+        assert torch.equal(tensor, torch.arange(count) * size + sum(range(size)))
+        block = torch.empty(count, dtype=torch.int64)
+        mcr_dl.reduce_scatter_tensor(block, torch.arange(count * size) * (rank + 1), backend=names[-1])
+        assert torch.equal(block, torch.arange(rank * count, (rank + 1) * count) * sum(range(1, size + 1)))
+        gathered = torch.empty(count * size, dtype=torch.int64)
+        mcr_dl.all_gather_into_tensor(gathered, torch.arange(count) + 1000 * rank, backend=names[-1])
+        assert torch.equal(gathered, torch.cat([torch.arange(count) + 1000 * peer for peer in range(size)]))
+    reals = torch.randn(50_001, generator=torch.Generator().manual_seed(rank))
+    mcr_dl.all_reduce(reals, backend=names[-1])
+    same = [torch.empty_like(reals) for _ in range(size)]
+    mcr_dl.all_gather(same, reals, backend="shm")
+    assert all(torch.equal(each, same[0]) for each in same)
+    session.stop()
+    with _grid(sizes=(2, 2, 2)):
+        expect(InvalidArgumentError, lambda: session.start("mpi", "themis(shm,mpi)"), "2 dimensions", "2 x 2 x 2")
     session.stop()
 
 

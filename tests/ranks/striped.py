@@ -122,7 +122,9 @@ WRONG = {
     "stripe(gloo,mip)": ["unknown name 'mip' in 'stripe(gloo,mip)'"],
     "gloo+": ["expected the name of a backend in place of ''"],
     "gloo+mpi+null": ["expected two backends, as stripe(gloo,mpi)"],
-    "strip(gloo,mpi)": ["expected stripe(FIRST,SECOND) or hier(INNER,OUTER), got 'strip(gloo,mpi)'"],
+    "strip(gloo,mpi)": [
+        "expected stripe(FIRST,SECOND), hier(INNER,OUTER) or themis(INNER,OUTER), got 'strip(gloo,mpi)'"
+    ],
     "stripe(gloo,mpi": ["expected ')' at the end"],
     "stripe(gloo,mpi,0)": [_SHARE + "'0'"],
     "stripe(gloo,mpi,100)": [_SHARE + "'100'"],

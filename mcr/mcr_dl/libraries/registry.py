@@ -174,7 +174,7 @@ def load(name: str) -> str:
         for part in parts:
             load(part)
         if is_hierarchical(name):
-            _C.add_hierarchy(parts)
+            _C.add_over_dimensions(_C.Candidate(name).algorithm, parts)
         else:
             _C.add_striped(*parts)
         return ""

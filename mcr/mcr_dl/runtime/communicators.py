@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
+from mcr_dl.base import agreement
 from mcr_dl.base.errors import NotInitializedError
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import lines, state
+from mcr_dl.runtime import lines, rates, state
 
 
 def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
@@ -20,7 +21,7 @@ def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = Non
     current = state.current()
     for name in names:
         if registry.is_hierarchical(name):
-            _connect_hierarchy(group, name)
+            _CONNECT[_C.Candidate(name).algorithm](group, name)
             continue
         path, library = registry.load(name), registry.describe(name)
         adopted = mpi_comm if library.communicators else None
@@ -42,7 +43,6 @@ def _connect_hierarchy(group: _C.Group, name: str) -> None:
     Raises InvalidArgumentError, on all ranks, if the group's topology has one dimension only.
     """
     registry.load(name)
-    current = state.current()
     rows = lines.of(group.ranks)
     lines.require(rows, f"backend: {name!r}")
     inner, *outer = _C.Candidate(name).parts
@@ -52,12 +52,52 @@ def _connect_hierarchy(group: _C.Group, name: str) -> None:
         candidate = across if index == 1 else inner
         made = None
         if len(members) > 1:
-            ranks = [group.ranks[rank] for rank in members]
-            title = f"{group.name()}/{name}-{index}-{ranks[0]}"
-            made = _C.Group(title, ranks, ranks.index(current.launch.rank), group.timeout)
             names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
-            connect(made, dict.fromkeys(names))
-            current.groups[title] = made
-            current.shadows.setdefault(group.name(), []).append(title)
+            made = _part(group, f"{name}-{index}", members, names)
         parts.append((made, candidate))
     group._connect_hierarchy(name, rows, parts)
+
+
+def _connect_themis(group: _C.Group, name: str) -> None:
+    """Make the communicator of the rank's line in each dimension, and the candidate that uses them.
+
+    Raises InvalidArgumentError, on all ranks, if the group's topology has another number of dimensions.
+    """
+    registry.load(name)
+    current = state.current()
+    grid = lines.grid_of(group.ranks)
+    backends = _C.Candidate(name).parts
+    inner_first = lines.require_dimensions(grid, len(backends), f"backend: {name!r}")
+    parts, times = [], []
+    for backend, index in zip(backends, inner_first, strict=True):
+        members = grid.line(group.rank(), index)
+        made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]))
+        given = all(grid.dimensions[index][2:4])
+        times.append([1, 1] if given else rates.measure(made, backend))
+        parts.append((made, backend))
+    store = torch_dist.PrefixStore(f"themis/{group.name()}/{name}", current.store)
+    turn = current.count(f"themis {group.name()} {name}")
+
+    def decide(values: list[list[list[int]]]) -> list[rates.Row]:
+        columns = zip(inner_first, zip(*values, strict=True), strict=True)
+        return [rates.row(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
+
+    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide)
+    network = [rates.Row(*row) for row in answer]
+    group._connect_themis(name, [*network], grid.ranks, parts)
+    current.networks[group.name(), name] = network
+
+
+def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str]) -> _C.Group:
+    """A connected group of some ranks of a group, which ends with it. Collective over them."""
+    current = state.current()
+    ranks = [group.ranks[rank] for rank in members]
+    name = f"{group.name()}/{title}-{ranks[0]}"
+    made = _C.Group(name, ranks, ranks.index(current.launch.rank), group.timeout)
+    connect(made, dict.fromkeys(names))
+    current.groups[name] = made
+    current.shadows.setdefault(group.name(), []).append(name)
+    return made
+
+
+_CONNECT = {"hier": _connect_hierarchy, "themis": _connect_themis}

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.libraries import registry
 from mcr_dl.runtime import dimensions, state
 
 
@@ -42,8 +42,42 @@ def require(rows: list[list[int]], what: str) -> None:
     raise InvalidArgumentError(message)
 
 
+def grid_of(ranks: Sequence[int]) -> _C.Topology:
+    """The topology of a group of these global ranks: part of the job's, or from the hosts."""
+    current = state.current()
+    nodes = [] if current.knowledge is None else current.knowledge.nodes
+    return dimensions.grid_of_members(current.grid, nodes, list(ranks))
+
+
+def _wide(grid: _C.Topology) -> list[int]:
+    """The dimensions with several ranks, innermost first."""
+    return [index for index, row in reversed(list(enumerate(grid.dimensions))) if row[1] > 1]
+
+
+def require_dimensions(grid: _C.Topology, count: int, what: str) -> list[int]:
+    """The dimensions with several ranks, innermost first. Raises InvalidArgumentError unless there are ``count``."""
+    found = _wide(grid)
+    if len(found) == count:
+        return found
+    shape = " x ".join(str(row[1]) for row in grid.dimensions)
+    message = (
+        f"{what}: expected a topology of {count} dimensions of several ranks, one for each backend, got {shape}; name "
+        f"the topology's file in {dimensions.VARIABLE}, or leave this backend out"
+    )
+    raise InvalidArgumentError(message)
+
+
 def that_fit(names: Iterable[str], ranks: Sequence[int]) -> list[str]:
-    """The backends that a group of these global ranks takes over from another: hierarchies only if it has lines."""
+    """The backends that a group of these global ranks takes over from another: those over dimensions only if it has
+    them."""
     rows = of(ranks)
     flat = len(rows) < 2 or max(map(len, rows)) < 2
-    return [name for name in names if not (flat and registry.is_hierarchical(name))]
+    wide = len(_wide(grid_of(ranks)))
+
+    def fits(name: str) -> bool:
+        candidate = _C.Candidate(name)
+        if candidate.algorithm == "themis":
+            return len(candidate.parts) == wide
+        return not (flat and candidate.hierarchical)
+
+    return [name for name in names if fits(name)]

@@ -13,7 +13,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import NotInitializedError
-from mcr_dl.runtime import dimensions
+from mcr_dl.runtime import dimensions, rates
 from mcr_dl.tables import choice
 
 DEFAULT_TIMEOUT: timedelta = torch_dist.default_pg_timeout
@@ -36,6 +36,7 @@ class State:
     counters: dict[str, int] = field(default_factory=dict)
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
+    networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ class Explanation:
 
     ``codec`` is the codec that the group's ``Compress("auto")`` uses for the call, or "none"; empty if the group has no
     such pass. ``codec_us`` is the predicted time without and with the codec, if there is one.
+
+    ``plans`` has the plan of each candidate over planned dimensions, such as "themis(shm,mpi)": its policy, chunks,
+    simulated time, and the orders of dimensions (1: innermost) with the number of chunks that take each.
     """
 
     operation: str
@@ -37,6 +41,7 @@ class Explanation:
     reason: str
     codec: str = ""
     codec_us: tuple[float, float] | None = None
+    plans: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         size = "any size" if self.nbytes is None else f"{self.nbytes} bytes"
@@ -48,6 +53,7 @@ class Explanation:
         if self.codec:
             times = "" if self.codec_us is None else f", {self.codec_us[1]:.2f} us instead of {self.codec_us[0]:.2f} us"
             lines.append(f"  codec {self.codec}{times}")
+        lines += [f"  {name}: {plan}" for name, plan in self.plans.items()]
         if self.row:
             lines.append("  " + (f"table {self.table}, " if self.table else "") + self.row)
         return "\n".join(lines)
@@ -121,6 +127,22 @@ def _codec(
     return codec, codecs.predicted(state.current().knowledge, group.ranks, op, candidate, codec, nbytes)
 
 
+def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str]:
+    """The plans of a call on the group's candidates over planned dimensions."""
+    networks = state.current().networks
+    if nbytes is None or operation not in ("all_reduce", "reduce_scatter", "all_gather"):
+        return {}
+    found = {}
+    for name in group.candidates:
+        network = networks.get((group.name(), name))
+        if network is not None:
+            plan = _C.themis_plan(list(network), operation, max(nbytes, 1))
+            orders = Counter("".join(str(k + 1) for k in order) for order in plan.orders)
+            shares = ", ".join(f"{count} in order {order}" for order, count in sorted(orders.items()))
+            found[name] = f"{plan.policy}, chunks: {shares}; {plan.makespan / 1e6:.1f} us by simulation"
+    return found
+
+
 def explain(
     operation: str,
     nbytes: int | None = None,
@@ -172,4 +194,5 @@ def explain(
         reason=_reason(name, nbytes, found, times),
         codec=codec,
         codec_us=codec_us,
+        plans=_plans(name, nbytes, where),
     )

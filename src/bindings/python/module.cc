@@ -72,7 +72,7 @@ std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int 
 // `parts`: for each of Lines::Part a group, or None, and the candidate's name.
 void connect_lines(Group& group, const std::string& name, std::vector<std::vector<int>> lines,
                    const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
-  HierarchicalCommunicator::Parts made;
+  LineParts made;
   for (std::size_t i = 0; i < made.size(); ++i) made[i] = {parts.at(i).first, parts.at(i).second};
   connect_hierarchy(group, name, std::move(lines), made);
 }
@@ -286,8 +286,11 @@ void add_registry(py::module_& module) {
       "add_striped", [](const std::string& first, const std::string& second) { StripedBackend::add(first, second); },
       py::arg("first"), py::arg("second"));
   module.def(
-      "add_hierarchy", [](const std::vector<std::string>& parts) { HierarchicalBackend::add(parts); },
-      py::arg("parts"));
+      "add_over_dimensions",
+      [](const std::string& algorithm, const std::vector<std::string>& parts) {
+        DimensionsBackend::add(algorithm, parts);
+      },
+      py::arg("algorithm"), py::arg("parts"));
   module.def("members_of_lines", members_of_lines, py::arg("lines"), py::arg("rank"));
   module.def("leave", [] {
     leave_process();

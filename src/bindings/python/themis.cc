@@ -3,12 +3,15 @@
 
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/python/names.h"
-#include "choose/themis.h"
+#include "engine/themis.h"
+#include "group/group.h"
 
 namespace py = pybind11;
 
@@ -52,6 +55,18 @@ std::vector<StepRow> steps_of(const themis::Plan& plan) {
   return rows;
 }
 
+// `parts`: for each dimension the group of the rank's line, and the candidate's name.
+void connect(Group& group, const std::string& name, const std::vector<NetworkRow>& network, Numbers ranks,
+             const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
+  std::vector<DimensionsCommunicator::Part> made;
+  for (const auto& [line, candidate] : parts) made.push_back({line, candidate});
+  connect_themis(group, name, network_of(network), std::move(ranks), made);
+}
+
+themis::Plan plan_of_call(const std::vector<NetworkRow>& network, const std::string& op, int64_t nbytes) {
+  return plan_of(network_of(network), named<Op>(kOps, op), nbytes);
+}
+
 }  // namespace
 
 void add_themis(py::module_& module) {
@@ -67,6 +82,10 @@ void add_themis(py::module_& module) {
       .def("steps", &steps_of)
       .def_readonly("work", &themis::Plan::work)
       .def_readonly("makespan", &themis::Plan::makespan);
+  module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"),
+             "The plan of a call of a candidate \"themis(...)\" on this network.");
+  py::type group = module.attr("Group");
+  py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
 }
 
 }  // namespace mcr::python

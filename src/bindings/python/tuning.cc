@@ -170,6 +170,7 @@ void add_tuning(py::module_& module) {
       .def_property_readonly("name", &Candidate::name, "The one spelling, without the codec: stripe(gloo,mpi,67).")
       .def_readonly("backend", &Candidate::backend, "Without the variant too: mpi, stripe(gloo,mpi).")
       .def_readonly("parts", &Candidate::parts, "The backends that an algorithm over several is made of.")
+      .def_property_readonly("algorithm", &Candidate::algorithm, "stripe, hier, themis; empty without parts.")
       .def_property_readonly("hierarchical", &Candidate::hierarchical,
                              "Whether the parts serve the dimensions of a topology.")
       .def_readonly("variant", &Candidate::variant, "p2p, 67; empty for the backend's own choice.")

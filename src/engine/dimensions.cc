@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/dimensions.h"
+
+#include <utility>
+
+#include "base/candidate.h"
+#include "base/pool.h"
+#include "engine/dispatch.h"
+
+namespace mcr {
+
+DimensionsCommunicator::DimensionsCommunicator(std::span<const Part> parts, std::shared_ptr<Communicator> whole,
+                                               Progress& progress)
+    : whole_(std::move(whole)),
+      targets_(std::make_shared<Targets>(parts.size())),
+      executor_(std::make_shared<Executor>(true, &progress)) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].group == nullptr) continue;
+    auto* slot = parts[i].group->find(parts[i].candidate);
+    if (slot == nullptr || slot->streams) {
+      throw Error(ErrorCode::InvalidArgument,
+                  "backend: expected a library of the host for each dimension, got " + parts[i].candidate);
+    }
+    (*targets_)[i].group = parts[i].group;
+    (*targets_)[i].slot.emplace(*slot);
+  }
+}
+
+bool DimensionsCommunicator::supports(const Call& call) const {
+  if (call.device.type != DeviceType::CPU) return false;
+  return call.vectored || !makes_steps(call.op) ? whole_->supports(call) : has_steps(call);
+}
+
+void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
+  if (!has_steps(call)) return whole_->issue(call, lane);
+  const auto schedule = Schedule::make();
+  add_steps(call, *schedule);
+  // The schedule outlives the run that calls this.
+  const Start start = [targets = targets_, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
+    auto& target = (*targets)[task.part];
+    Slot slot = target.slot.value();
+    Call one = task.call;
+    Plan plan;
+    plan.owned.push_back(memory.lock());
+    requests.push_back(request_of(mcr::start(*target.group, &slot, one, plan)));
+  };
+  const auto run = make_pooled<Run>(schedule, start);
+  for (auto& request : requests_of(executor_, run)) lane.track(std::move(request));
+  executor_->submit(run, start);
+  executor_->drive();
+}
+
+void DimensionsCommunicator::check() {
+  for (const auto& target : *targets_) {
+    if (target.slot) target.slot->communicator->check();
+  }
+}
+
+void DimensionsCommunicator::abort() noexcept {
+  for (const auto& target : *targets_) {
+    if (target.slot) target.slot->communicator->give_up();
+  }
+}
+
+Registry::Entry& DimensionsBackend::add(std::string_view algorithm, const std::vector<std::string>& parts) {
+  const auto name = over_dimensions(algorithm, parts);
+  if (auto* entry = Registry::instance().find(name)) return *entry;
+  return Registry::instance().add(name, std::make_unique<DimensionsBackend>(parts));
+}
+
+std::string DimensionsBackend::library() const {
+  std::string names;
+  for (const auto& part : parts_) names += (names.empty() ? "" : ", then ") + part;
+  return "collectives in steps over " + names;
+}
+
+std::unique_ptr<Communicator> DimensionsBackend::connect(const GroupSpec& spec) {
+  throw Error(ErrorCode::InvalidArgument, "expected the communicators of the dimensions of group '" + spec.name + "'");
+}
+
+Dimensions dimensions_of(Group& group, const std::string& name) {
+  auto* entry = Registry::instance().find(name);
+  const auto outermost = Candidate::parse(name).parts.back();
+  const auto* whole = group.find(outermost);
+  if (entry == nullptr || whole == nullptr) {
+    throw Error(ErrorCode::InvalidArgument,
+                "expected " + outermost + " among the backends of group '" + group.spec().name + "'");
+  }
+  return {*entry, whole->communicator};
+}
+
+}  // namespace mcr

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/themis.h"
+
+#include <array>
+#include <bit>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "algorithms/ordered.h"
+
+namespace mcr {
+
+namespace {
+
+constexpr std::array kPolicies = {themis::Policy::Baseline, themis::Policy::Fifo, themis::Policy::Scf};
+constexpr std::array kChunks = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
+// The executor issues a step when the one before it in its chunk has ended, so steps of a dimension overlap.
+constexpr int kInFlight = 2;
+constexpr int kClassBits = 4;
+
+// Sizes that share a plan: those with the same first bits, rounded up.
+int64_t class_of(int64_t bytes) {
+  const auto width = static_cast<int>(std::bit_width(static_cast<uint64_t>(bytes)));
+  if (width <= kClassBits) return bytes;
+  const auto step = int64_t{1} << (width - kClassBits);
+  return (bytes + step - 1) / step * step;
+}
+
+// The whole data of a rank.
+int64_t bytes_of(const Call& call) {
+  return (call.op == Op::reduce_scatter ? call.in : call.out).count * size_of(call.dtype);
+}
+
+ChunkOrders orders_of(themis::Plan plan) {
+  ChunkOrders found{std::move(plan.orders), {}};
+  for (const auto& step : plan.steps) found.issues.emplace_back(step.chunk, step.index);
+  return found;
+}
+
+class ThemisCommunicator final : public DimensionsCommunicator {
+ public:
+  ThemisCommunicator(std::vector<themis::Dimension> network, std::vector<int> ranks, const std::vector<Part>& parts,
+                     const Dimensions& dimensions)
+      : DimensionsCommunicator(parts, dimensions.whole, dimensions.entry.progress),
+        network_(std::move(network)),
+        ranks_(std::move(ranks)) {
+    for (const auto& dimension : network_) sizes_.push_back(dimension.size);
+  }
+
+ protected:
+  bool makes_steps(Op op) const override {
+    return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::all_gather;
+  }
+  bool has_steps(const Call& call) const override { return has_ordered(call); }
+  void add_steps(const Call& call, Schedule& schedule) override {
+    ordered(call, sizes_, orders(call.op, class_of(bytes_of(call))), schedule, ranks_);
+  }
+
+ private:
+  const ChunkOrders& orders(Op op, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto& found = plans_[{op, bytes}];
+    if (found == nullptr) found = std::make_unique<ChunkOrders>(orders_of(plan_of(network_, op, bytes)));
+    return *found;
+  }
+
+  const std::vector<themis::Dimension> network_;
+  const std::vector<int> ranks_;
+  std::vector<int> sizes_;
+  std::mutex mutex_;
+  std::map<std::pair<Op, int64_t>, std::unique_ptr<const ChunkOrders>> plans_;  // guarded by mutex_; never removed
+};
+
+}  // namespace
+
+themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes) {
+  return themis::best(network, {op, class_of(bytes), kInFlight}, kPolicies, kChunks);
+}
+
+void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network,
+                    std::vector<int> ranks, const std::vector<DimensionsCommunicator::Part>& parts) {
+  const auto dimensions = dimensions_of(group, name);
+  group.adopt(dimensions.entry,
+              std::make_unique<ThemisCommunicator>(std::move(network), std::move(ranks), parts, dimensions));
+}
+
+}  // namespace mcr
