@@ -82,7 +82,8 @@ _FUNCTIONS = (
     "def set_coalescing(works: list[Work] | None) -> None:",
     "def add_striped(first: str, second: str) -> None:",
     "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
-    "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int) -> ThemisPlan:",
+    "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) "
+    "-> ThemisPlan:",
     "def members_of_lines(lines: list[list[int]], rank: int) -> list[list[int]]:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",
@@ -177,7 +178,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def _connect_hierarchy(self, backend: str, lines: list[list[int]], "
         "parts: list[tuple[Group | None, str]]) -> None:",
         "def _connect_themis(self, backend: str, network: list[tuple[str, int, int, int, int]], ranks: list[int], "
-        "parts: list[tuple[Group, str]]) -> None:",
+        "exchanges: list[bool], parts: list[tuple[Group, str]]) -> None:",
         "def _set_stages(self, groups: list[Group]) -> None:",
         "def _has_stages(self) -> bool:",
         "def _late_issues(self) -> dict[str, dict[str, float]]:",

@@ -9,6 +9,7 @@
 
 #include "algorithms/layout.h"
 #include "base/error.h"
+#include "base/reduce.h"
 
 namespace mcr {
 
@@ -28,12 +29,12 @@ struct Chunk {
 // Builds the schedule of one rank.
 class Ordered {
  public:
-  Ordered(const Call& call, std::span<const int> sizes, std::span<const int> at, Schedule& schedule)
+  Ordered(const Call& call, const Grid& grid, Schedule& schedule)
       : call_(call),
-        sizes_(sizes),
-        at_(at),
+        grid_(grid),
+        sizes_(grid.sizes),
         schedule_(schedule),
-        ranks_(std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>())) {}
+        ranks_(std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>())) {}
 
   void build(const ChunkOrders& given) {
     cut(given.orders);
@@ -79,7 +80,9 @@ class Ordered {
       const Buffer whole = chunk.levels.back();
       const bool last = call_.op == Op::reduce_scatter && index + 1 == dimensions;
       chunk.levels.push_back(last ? part(call_.out, chunk.offset, chunk.count) : scratch(whole.count / sizes_[k]));
-      issue(chunk, Op::reduce_scatter, k, whole, chunk.levels.back());
+      const bool exchanges = !grid_.exchanges.empty() && grid_.exchanges[k];
+      exchanges ? exchange(chunk, k, whole, chunk.levels.back())
+                : issue(chunk, Op::reduce_scatter, k, whole, chunk.levels.back());
     }
   }
 
@@ -94,6 +97,18 @@ class Ordered {
     chunk.after = {schedule_.issue(step_of(call_, op, in, out), after, dimension)};
   }
 
+  // A reduce_scatter of which this rank combines its own piece.
+  void exchange(Chunk& chunk, uint8_t dimension, Buffer whole, Buffer piece) {
+    const Buffer received = scratch(whole.count);
+    issue(chunk, Op::all_to_all, dimension, whole, received);
+    auto& sources = schedule_.make_object<std::vector<const void*>>();
+    for (int i = 0; i < sizes_[dimension]; ++i) sources.push_back(part(received, i * piece.count, piece.count).data);
+    const auto run = [&sources, piece, dtype = call_.dtype, red = call_.red](Schedule&) {
+      combine_all(piece.data, sources, piece.count, dtype, red);
+    };
+    chunk.after = {schedule_.copy_by(piece, received, call_.dtype, run, chunk.after)};
+  }
+
   // Copies the chunk's part of each rank's block between a buffer of blocks and one in the order of its places.
   Ids rearrange(const Chunk& chunk, const Order& order, const Buffer& blocks, const Buffer& placed, bool packs) {
     const auto& places = schedule_.make_object<std::vector<int>>(slice_places(sizes_, order));
@@ -101,9 +116,9 @@ class Ordered {
     const int64_t block = blocks.count / ranks_ * element, bytes = chunk.count * element;
     auto* const in_blocks = static_cast<std::byte*>(blocks.data) + chunk.offset * element;
     auto* const in_places = static_cast<std::byte*>(placed.data);
-    const auto run = [&places, at = at_, in_blocks, in_places, block, bytes, packs](Schedule&) {
+    const auto run = [&places, &ranks = grid_.ranks, in_blocks, in_places, block, bytes, packs](Schedule&) {
       for (std::size_t point = 0; point < places.size(); ++point) {
-        const auto rank = at.empty() ? static_cast<int64_t>(point) : at[point];
+        const auto rank = ranks.empty() ? static_cast<int64_t>(point) : ranks[point];
         auto* const of_rank = in_blocks + rank * block;
         auto* const place = in_places + places[point] * bytes;
         std::memcpy(packs ? place : of_rank, packs ? of_rank : place, static_cast<std::size_t>(bytes));
@@ -137,8 +152,8 @@ class Ordered {
   }
 
   const Call& call_;
+  const Grid& grid_;
   const std::span<const int> sizes_;
-  const std::span<const int> at_;  // the rank at each point; empty: 0, 1, 2, ...
   Schedule& schedule_;
   const int64_t ranks_;
   std::vector<Chunk> chunks_;
@@ -162,10 +177,9 @@ bool has_ordered(const Call& call) {
   return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
 }
 
-void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule,
-             std::span<const int> ranks) {
+void ordered(const Call& call, const Grid& grid, const ChunkOrders& chunks, Schedule& schedule) {
   if (!has_ordered(call)) throw Error(ErrorCode::Unsupported, std::string(row(call.op).name) + ": no ordered form");
-  Ordered(call, sizes, ranks, schedule).build(chunks);
+  Ordered(call, grid, schedule).build(chunks);
 }
 
 }  // namespace mcr

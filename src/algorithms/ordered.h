@@ -17,6 +17,13 @@ struct ChunkOrders {
   std::vector<std::pair<uint16_t, uint8_t>> issues;  // chunk, index of its step: the order in which all are issued
 };
 
+/// The grid of a group's ranks. A value, equal on all ranks.
+struct Grid {
+  std::vector<int> sizes;
+  std::vector<int> ranks = {};       // the group rank at each point, the first coordinate fastest; empty: 0, 1, 2, ...
+  std::vector<bool> exchanges = {};  // of each dimension: it makes a reduce_scatter by an all_to_all; empty: none does
+};
+
 /// The group ranks that differ from `rank` only in one dimension, by their coordinate in it. Rank numbers count along
 /// dimension 0 first.
 std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension);
@@ -27,9 +34,7 @@ bool has_ordered(const Call& call);
 
 /// Adds the tasks of an all_reduce, reduce_scatter or all_gather: Issues whose part is the dimension on whose
 /// communicator, of the ranks of grid_line(), they are issued; copies, and memory. All Issues are late, so that one
-/// executor can keep them in order. All ranks have the same tasks. `ranks`: the group rank at each point of the grid;
-/// empty: 0, 1, 2, ... It outlives the schedule.
-void ordered(const Call& call, std::span<const int> sizes, const ChunkOrders& chunks, Schedule& schedule,
-             std::span<const int> ranks = {});
+/// executor can keep them in order. All ranks have the same tasks. The grid outlives the schedule.
+void ordered(const Call& call, const Grid& grid, const ChunkOrders& chunks, Schedule& schedule);
 
 }  // namespace mcr

@@ -70,7 +70,11 @@ Candidate hierarchical_of(std::string_view algorithm, const std::vector<std::str
     wrong("a backend for each dimension, innermost first, as " + std::string(algorithm) + "(shm,mpi)", text);
   }
   Candidate result;
-  for (const auto piece : pieces) {
+  for (const auto& piece : pieces) {
+    if (algorithm == kThemis && piece == kFixedOrder && &piece == &pieces.back() && pieces.size() > 2) {
+      result.variant = piece;
+      break;
+    }
     const auto part = without_codec(piece, text);
     if (!part.variant.empty() || part.hierarchical()) {
       wrong("the name of a backend in place of '" + std::string(piece) + "'", text);

@@ -11,7 +11,7 @@ namespace mcr {
 
 /// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
 /// with 67 % for the first, "hier(shm,mpi)" and "themis(shm,mpi)" with a backend for each dimension of the topology, innermost
-/// first, each optionally with a codec: "mpi|bf16".
+/// first, "themis(shm,mpi,baseline)" with one order for all chunks, each optionally with a codec: "mpi|bf16".
 struct Candidate {
   std::string backend;  // without variant and codec: "mpi", "stripe(gloo,mpi)"
   std::vector<std::string>
@@ -33,6 +33,9 @@ struct Candidate {
   std::string name() const;
   std::string text() const { return codec.empty() ? name() : name() + "|" + codec; }
 };
+
+/// The variant of themis(...) whose chunks all go through the dimensions in one order.
+inline constexpr std::string_view kFixedOrder = "baseline";
 
 /// The pieces of a list of names. A separator inside parentheses belongs to a name. Views of `text`, with its spaces.
 std::vector<std::string_view> split_outside_parentheses(std::string_view text, char separator);

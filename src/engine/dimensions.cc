@@ -32,7 +32,11 @@ bool DimensionsCommunicator::supports(const Call& call) const {
 }
 
 void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
-  if (!has_steps(call)) return whole_->issue(call, lane);
+  if (!has_steps(call)) {
+    Call own = call;
+    own.variant = 0;
+    return whole_->issue(own, lane);
+  }
   const auto schedule = Schedule::make();
   add_steps(call, *schedule);
   // The schedule outlives the run that calls this.

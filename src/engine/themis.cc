@@ -6,15 +6,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
-#include "algorithms/ordered.h"
+#include "base/candidate.h"
 
 namespace mcr {
 
 namespace {
 
 constexpr std::array kPolicies = {themis::Policy::Baseline, themis::Policy::Fifo, themis::Policy::Scf};
+constexpr std::array kVariants = {kFixedOrder};
 constexpr std::array kChunks = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 // The executor issues a step when the one before it in its chunk has ended, so steps of a dimension overlap.
 constexpr int kInFlight = 2;
@@ -41,13 +44,14 @@ ChunkOrders orders_of(themis::Plan plan) {
 
 class ThemisCommunicator final : public DimensionsCommunicator {
  public:
-  ThemisCommunicator(std::vector<themis::Dimension> network, std::vector<int> ranks, const std::vector<Part>& parts,
+  ThemisCommunicator(std::vector<themis::Dimension> network, Grid grid, const std::vector<Part>& parts,
                      const Dimensions& dimensions)
       : DimensionsCommunicator(parts, dimensions.whole, dimensions.entry.progress),
         network_(std::move(network)),
-        ranks_(std::move(ranks)) {
-    for (const auto& dimension : network_) sizes_.push_back(dimension.size);
-  }
+        grid_(std::move(grid)) {}
+
+  std::span<const std::string_view> variants() const override { return kVariants; }
+  bool varies(const Call& call) const override { return has_steps(call); }
 
  protected:
   bool makes_steps(Op op) const override {
@@ -55,35 +59,35 @@ class ThemisCommunicator final : public DimensionsCommunicator {
   }
   bool has_steps(const Call& call) const override { return has_ordered(call); }
   void add_steps(const Call& call, Schedule& schedule) override {
-    ordered(call, sizes_, orders(call.op, class_of(bytes_of(call))), schedule, ranks_);
+    ordered(call, grid_, orders(call.op, class_of(bytes_of(call)), call.variant == 1), schedule);
   }
 
  private:
-  const ChunkOrders& orders(Op op, int64_t bytes) {
+  const ChunkOrders& orders(Op op, int64_t bytes, bool baseline) {
     const std::lock_guard lock(mutex_);
-    auto& found = plans_[{op, bytes}];
-    if (found == nullptr) found = std::make_unique<ChunkOrders>(orders_of(plan_of(network_, op, bytes)));
+    auto& found = plans_[{op, bytes, baseline}];
+    if (found == nullptr) found = std::make_unique<ChunkOrders>(orders_of(plan_of(network_, op, bytes, baseline)));
     return *found;
   }
 
   const std::vector<themis::Dimension> network_;
-  const std::vector<int> ranks_;
-  std::vector<int> sizes_;
+  const Grid grid_;
   std::mutex mutex_;
-  std::map<std::pair<Op, int64_t>, std::unique_ptr<const ChunkOrders>> plans_;  // guarded by mutex_; never removed
+  std::map<std::tuple<Op, int64_t, bool>, std::unique_ptr<const ChunkOrders>> plans_;  // guarded by mutex_; never removed
 };
 
 }  // namespace
 
-themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes) {
-  return themis::best(network, {op, class_of(bytes), kInFlight}, kPolicies, kChunks);
+themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes, bool baseline) {
+  const auto policies = std::span(kPolicies).first(baseline ? 1 : kPolicies.size());
+  return themis::best(network, {op, class_of(bytes), kInFlight}, policies, kChunks);
 }
 
-void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network,
-                    std::vector<int> ranks, const std::vector<DimensionsCommunicator::Part>& parts) {
+void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network, Grid grid,
+                    const std::vector<DimensionsCommunicator::Part>& parts) {
   const auto dimensions = dimensions_of(group, name);
   group.adopt(dimensions.entry,
-              std::make_unique<ThemisCommunicator>(std::move(network), std::move(ranks), parts, dimensions));
+              std::make_unique<ThemisCommunicator>(std::move(network), std::move(grid), parts, dimensions));
 }
 
 }  // namespace mcr

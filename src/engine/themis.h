@@ -7,19 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "algorithms/ordered.h"
 #include "choose/themis.h"
 #include "engine/dimensions.h"
 
 namespace mcr {
 
-/// The plan of a call: of all policies and some numbers of chunks, the one with the shortest simulated time. Sizes in
-/// steps of an eighth share a plan. A function of its arguments, equal on all ranks.
-themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes);
+/// The plan of a call: of all policies, or the baseline, and some numbers of chunks, the one with the shortest simulated
+/// time. Sizes in steps of an eighth share a plan. A function of its arguments, equal on all ranks.
+themis::Plan plan_of(std::span<const themis::Dimension> network, Op op, int64_t bytes, bool baseline);
 
-/// Gives a group the candidate `name`, which is registered. `network`: its dimensions, innermost first, equal on all
-/// ranks. `ranks`: the group rank at each point of their grid, the first coordinate changing fastest. `parts`: the group
-/// of the rank's line in each dimension. The group must have the outermost backend: throws InvalidArgument otherwise.
-void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network,
-                    std::vector<int> ranks, const std::vector<DimensionsCommunicator::Part>& parts);
+/// Gives a group the candidate `name`, which is registered. `network`: the dimensions of the grid, innermost first, equal
+/// on all ranks. `parts`: the group of the rank's line in each dimension. The group must have the outermost backend:
+/// throws InvalidArgument otherwise.
+void connect_themis(Group& group, const std::string& name, std::vector<themis::Dimension> network, Grid grid,
+                    const std::vector<DimensionsCommunicator::Part>& parts);
 
 }  // namespace mcr

@@ -29,6 +29,7 @@ const std::vector<Spelling> kSpellings = {
     {" stripe ( gloo , mpi , 067 ) ", "stripe(gloo,mpi,67)", "stripe(gloo,mpi)", "67", "", 2},
     {"stripe(gloo,mpi,1)|bf16", "stripe(gloo,mpi,1)|bf16", "stripe(gloo,mpi)", "1", "bf16", 2},
     {"hier(shm,mpi)", "hier(shm,mpi)", "hier(shm,mpi)", "", "", 2},
+    {"themis(shm,mpi, baseline)", "themis(shm,mpi,baseline)", "themis(shm,mpi)", "baseline", "", 2},
     {"themis( shm,mpi )", "themis(shm,mpi)", "themis(shm,mpi)", "", "", 2},
     {" hier ( shm , gloo , mpi )|bf16", "hier(shm,gloo,mpi)|bf16", "hier(shm,gloo,mpi)", "", "bf16", 3},
     {"hier(shm,stripe( gloo,mpi))", "hier(shm,stripe(gloo,mpi))", "hier(shm,stripe(gloo,mpi))", "", "", 2},

@@ -120,7 +120,8 @@ def life() -> None:
     mcr_dl.set_passes([], again)
     explained = mcr_dl.explain("all_reduce", 1 << 20)
     assert "hier(shm,gloo)" in str(explained)
-    assert set(explained.plans) == set(GRIDS)
+    assert set(explained.plans) == {*GRIDS, "themis(shm,mpi,baseline)", "themis(mpi,gloo,baseline)"}
+    assert explained.plans["themis(shm,mpi,baseline)"].startswith("baseline, ")
     for plan in explained.plans.values():
         assert re.fullmatch(
             r"(baseline|themis-\w+), chunks: (\d+ in order (12|21)(, )?)+; [\d.]+ us by simulation", plan

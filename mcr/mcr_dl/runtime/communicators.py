@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed as torch_dist
 
@@ -72,19 +73,18 @@ def _connect_themis(group: _C.Group, name: str) -> None:
     for backend, index in zip(backends, inner_first, strict=True):
         members = grid.line(group.rank(), index)
         made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]))
-        given = all(grid.dimensions[index][2:4])
-        times.append([1, 1] if given else rates.measure(made, backend))
+        times.append(rates.measure(made, backend))
         parts.append((made, backend))
     store = torch_dist.PrefixStore(f"themis/{group.name()}/{name}", current.store)
     turn = current.count(f"themis {group.name()} {name}")
 
-    def decide(values: list[list[list[int]]]) -> list[rates.Row]:
+    def decide(values: list[Any]) -> list[rates.Rates]:
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
-        return [rates.row(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
+        return [rates.agreed(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
 
     answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide)
-    network = [rates.Row(*row) for row in answer]
-    group._connect_themis(name, [*network], grid.ranks, parts)
+    network = [rates.Row(*row) for row, _ in answer]
+    group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
     current.networks[group.name(), name] = network
 
 

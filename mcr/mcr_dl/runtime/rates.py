@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from mcr_dl import _C
 
 _SIZES = (16 << 10, 2 << 20)  # bytes of one rank's input
 _ROUNDS = 6
+_CLEARLY = 1.2  # an all_to_all is used if it is so many times as fast
 _PS_PER_NS = 1000
 _NS_PER_S = 10**9
 
@@ -26,27 +29,47 @@ class Row(NamedTuple):
     links: int
 
 
-def measure(group: _C.Group, candidate: str) -> list[int]:
-    """The times in ns of a reduce_scatter of each of two sizes on a line; a collective over the line."""
+class Rates(NamedTuple):
+    """What the ranks agree on for a dimension. ``exchanges``: a reduce_scatter is faster made by an all_to_all."""
+
+    row: Row
+    exchanges: bool
+
+
+def measure(group: _C.Group, candidate: str) -> list[list[int]]:
+    """The times in ns of a reduce_scatter, an all_to_all and an all_gather of two sizes on a line.
+
+    A collective over the line.
+    """
     size, found = group.size(), []
     for nbytes in _SIZES:
-        given = torch.zeros(nbytes // 4 // size * size)
-        taken = torch.empty(given.numel() // size)
-        times = []
-        for _ in range(_ROUNDS + 1):  # the first one connects and warms up
-            begin = perf_counter_ns()
-            _C.reduce_scatter_tensor(taken, given, torch.distributed.ReduceOp.SUM, group, False, backend=candidate)
-            times.append(perf_counter_ns() - begin)
-        found.append(min(times[1:]))
+        whole = torch.zeros(nbytes // 4 // size * size)
+        other, part = torch.zeros_like(whole), torch.zeros(whole.numel() // size)
+        calls: list[Callable[[], object]] = [
+            partial(_C.reduce_scatter_tensor, part, whole, group=group, backend=candidate),
+            partial(_C.all_to_all_single, other, whole, group=group, backend=candidate),
+            partial(_C.all_gather_into_tensor, whole, part, group=group, backend=candidate),
+        ]
+        found.append([min(_time(call) for _ in range(_ROUNDS)) for call in calls])
     return found
 
 
-def row(size: int, bandwidth: int, latency: int, times: list[list[int]]) -> Row:
-    """A dimension from its bandwidth (bytes/s) and latency (ns), where they are not 0, else from times of all ranks.
+def _time(call: Callable[[], object]) -> int:
+    begin = perf_counter_ns()
+    call()
+    return perf_counter_ns() - begin
 
-    An operation is one step, which sends (size - 1) / size of the data: two measured sizes tell no more.
+
+def agreed(size: int, bandwidth: int, latency: int, times: list[list[list[int]]]) -> Rates:
+    """A dimension's rates: its bandwidth (bytes/s) and latency (ns), where they are not 0, else from all ranks' times.
+
+    An operation counts as one step, which sends (size - 1) / size of the data. A reduce_scatter and an all_gather
+    count alike: the mean of their times.
     """
-    small, large = (max(1, *column) for column in zip(*times, strict=True))
+    small, large = ([max(1, *column) for column in zip(*rows, strict=True)] for rows in zip(*times, strict=True))
+    exchanges = large[1] * _CLEARLY < large[0]
+    before, after = ((each[1 if exchanges else 0] + each[2]) // 2 for each in (small, large))
     sent = (_SIZES[1] - _SIZES[0]) * (size - 1) // size
-    measured = sent * _NS_PER_S // max(1, large - small)
-    return Row("fully_connected", size, bandwidth or max(1, measured), (latency or small) * _PS_PER_NS, 1)
+    measured = sent * _NS_PER_S // max(1, after - before)
+    row = Row("fully_connected", size, bandwidth or max(1, measured), (latency or before) * _PS_PER_NS, 1)
+    return Rates(row, exchanges)

@@ -134,9 +134,10 @@ def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str
         return {}
     found = {}
     for name in group.candidates:
-        network = networks.get((group.name(), name))
+        candidate = _C.Candidate(name)
+        network = networks.get((group.name(), candidate.backend))
         if network is not None:
-            plan = _C.themis_plan(list(network), operation, max(nbytes, 1))
+            plan = _C.themis_plan(list(network), operation, max(nbytes, 1), bool(candidate.variant))
             orders = Counter("".join(str(k + 1) for k in order) for order in plan.orders)
             shares = ", ".join(f"{count} in order {order}" for order, count in sorted(orders.items()))
             found[name] = f"{plan.policy}, chunks: {shares}; {plan.makespan / 1e6:.1f} us by simulation"

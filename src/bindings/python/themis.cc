@@ -57,14 +57,17 @@ std::vector<StepRow> steps_of(const themis::Plan& plan) {
 
 // `parts`: for each dimension the group of the rank's line, and the candidate's name.
 void connect(Group& group, const std::string& name, const std::vector<NetworkRow>& network, Numbers ranks,
-             const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
+             std::vector<bool> exchanges, const std::vector<std::pair<std::shared_ptr<Group>, std::string>>& parts) {
   std::vector<DimensionsCommunicator::Part> made;
   for (const auto& [line, candidate] : parts) made.push_back({line, candidate});
-  connect_themis(group, name, network_of(network), std::move(ranks), made);
+  Grid grid{{}, std::move(ranks), std::move(exchanges)};
+  for (const auto& row : network) grid.sizes.push_back(std::get<1>(row));
+  connect_themis(group, name, network_of(network), std::move(grid), made);
 }
 
-themis::Plan plan_of_call(const std::vector<NetworkRow>& network, const std::string& op, int64_t nbytes) {
-  return plan_of(network_of(network), named<Op>(kOps, op), nbytes);
+themis::Plan plan_of_call(const std::vector<NetworkRow>& network, const std::string& op, int64_t nbytes,
+                          bool baseline) {
+  return plan_of(network_of(network), named<Op>(kOps, op), nbytes, baseline);
 }
 
 }  // namespace
@@ -83,7 +86,7 @@ void add_themis(py::module_& module) {
       .def_readonly("work", &themis::Plan::work)
       .def_readonly("makespan", &themis::Plan::makespan);
   module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"),
-             "The plan of a call of a candidate \"themis(...)\" on this network.");
+             py::arg("baseline"), "The plan of a call of a candidate \"themis(...)\" on this network.");
   py::type group = module.attr("Group");
   py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
 }

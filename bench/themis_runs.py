@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Themis in real runs: the candidate themis(...) on emulated hosts, beside single libraries, hier(...) and its own
+fixed order, and the plans' predictions. Needs root. Writes docs/results/themis-runs.md and themis-runs.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import script
+import themis_runs_rank
+from lab import Lab
+from markdown_text import size_text, table
+from themis_runs_rank import FIXED, PLANNED
+
+MIB = 1 << 20
+POINTS = [("all_reduce", size * MIB) for size in (2, 8, 32)]
+POINTS += [(operation, 16 * MIB) for operation in ("reduce_scatter", "all_gather")]
+LIMIT = 240  # seconds of one job
+
+
+class Setting(NamedTuple):
+    """A cluster, its dimensions (outermost first), the backend of each (innermost first), and what a plan can gain."""
+
+    text: str
+    hosts: int
+    ranks_per_host: int
+    rates: tuple[int, ...]
+    sizes: list[int]
+    parts: list[str]
+
+
+SETTINGS = [
+    Setting("4 hosts as 2 x 2, networks of equal rates", 4, 1, (300, 300), [2, 2], ["gloo", "mpi"]),
+    Setting("4 hosts as 2 x 2, the outer network slower", 4, 1, (300, 200), [2, 2], ["gloo", "mpi"]),
+    Setting("4 hosts as 2 x 2, the outer network at a quarter", 4, 1, (400, 100), [2, 2], ["gloo", "mpi"]),
+    Setting("2 hosts with 2 ranks each", 2, 2, (300, 300), [2, 2], ["shm", "gloo"]),
+]
+
+
+def job(setting: Setting, points: list[tuple[str, int]], rounds: int) -> dict[str, Any]:
+    """The measurements in one cluster."""
+    print(f"{setting.text}: {'/'.join(map(str, setting.rates))} Mbit/s", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder, Lab(setting.hosts, setting.ranks_per_host, setting.rates) as lab:
+        output = Path(folder) / "found.json"
+        arguments = json.dumps([setting.sizes, setting.parts, points, rounds, str(output)])
+        result = lab.start([sys.executable, themis_runs_rank.__file__, arguments]).wait(LIMIT)
+        if not result.ok:
+            raise SystemExit(result.text())
+        found: dict[str, Any] = json.loads(output.read_text())
+    return {**setting._asdict(), **found}
+
+
+def _row(point: dict[str, Any]) -> list[str]:
+    ms, plan = point["ms"], point["plan_ms"]
+    return [
+        f"{point['operation']}, {size_text(point['nbytes'])}",
+        *(f"{ms[name]:.1f}" for name in ("gloo", "mpi", "hier", FIXED, PLANNED)),
+        f"{plan[PLANNED]:.1f}",
+        f"{ms[PLANNED] / plan[PLANNED]:.2f}",
+        f"{plan[FIXED] / plan[PLANNED]:.2f}",
+        f"{ms[FIXED] / ms[PLANNED]:.2f}",
+        f"{min(ms['gloo'], ms['mpi'], ms['hier']) / ms[PLANNED]:.2f}",
+        f"{point['policy']}, {point['chunks']}",
+    ]
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The report."""
+    lines = [
+        "# Themis in real runs",
+        "",
+        f"`python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all hosts of",
+        "the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds in which",
+        "the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is the candidate",
+        "with one order for all chunks and its own best number of chunks: the best-tuned hierarchical algorithm. `plan`",
+        "is the simulated time of `themis`, from rates that the ranks measured at the start. The gains divide the time",
+        "of `baseline` by that of `themis`, as simulated and as measured. `over the best` divides the best of `gloo`,",
+        "`mpi` and `hier` by `themis`.",
+        "",
+    ]
+    header = ["call", "gloo", "mpi", "hier", "baseline", "themis", "plan", "themis / plan", "predicted gain"]
+    header += ["measured gain", "over the best", "policy, chunks"]
+    for each in found["settings"]:
+        rates = "; ".join(f"{rate['mbit']} Mbit/s, {rate['latency_us']} µs" for rate in each["rates"])
+        inside = ",".join(each["parts"])
+        lines += [f"## {each['text']}: {'/'.join(map(str, each['rates_given']))} Mbit/s, `themis({inside})`", ""]
+        lines += [
+            f"Measured rates, innermost first: {rates}.",
+            "",
+            *table(header, [_row(row) for row in each["points"]]),
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = script.parser(__doc__, reports=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.set_defaults(settings=SETTINGS, points=POINTS)
+    given = script.parse(parser, rounds=1, settings=SETTINGS[:1], points=POINTS[:1])
+    settings = []
+    for setting in given.settings:
+        found = job(setting, given.points, given.rounds)
+        settings.append({**found, "rates_given": list(setting.rates)})
+    document = {"date": str(date.today()), "rounds": given.rounds, "settings": settings}
+    script.publish(given, "themis-runs", document, markdown(document))
+
+
+if __name__ == "__main__":
+    main()
