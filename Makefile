@@ -67,7 +67,7 @@ pages: build ## Do what docs/add-*.md say on a copy of the repository, build tha
 
 docs: $(SITE)/.installed ## Build the site of the documentation into build/site: no dead link, no public name without a docstring
 	$(PYTHON) tests/lint/reference.py
-	$(call STEP,building build/site,build/docs.log,env NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet)
+	$(call STEP,building build/site,build/docs.log,env NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict)
 	@echo "to read it: build/site/index.html"
 
 fuzz: SANITIZE := address,undefined
