@@ -23,9 +23,7 @@ int64_t page() {
 
 int64_t rounded(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-int64_t bound() {
-  return bytes_of_variable(SharedHeap::kVariable, std::max(sysconf(_SC_PHYS_PAGES) / 2, 1L) * page());
-}
+int64_t bound() { return bytes_of_variable(SharedHeap::kVariable, std::max(sysconf(_SC_PHYS_PAGES) / 2, 1L) * page()); }
 
 }  // namespace
 

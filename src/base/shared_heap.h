@@ -27,7 +27,8 @@ class SharedHeap {
 
   explicit SharedHeap(int64_t bytes);
 
-  /// Memory that begins with a page, and with a huge page if it is as large and there is space for that. Throws Error if there is none.
+  /// Memory that begins with a page, and with a huge page if it is as large and there is space for that. Throws Error
+  /// if there is none.
   std::byte* allocate(int64_t bytes);
   /// Returns the memory to the system. In a forked process this does nothing: the memory is its parent's.
   void free(std::byte* memory) noexcept;

@@ -30,8 +30,8 @@ class HierarchicalCommunicator final : public DimensionsCommunicator {
 void connect_hierarchy(Group& group, const std::string& name, std::vector<std::vector<int>> lines,
                        const LineParts& parts) {
   const auto dimensions = dimensions_of(group, name);
-  group.adopt(dimensions.entry, std::make_unique<HierarchicalCommunicator>(group.rank(), Lines(std::move(lines)), parts,
-                                                                           dimensions));
+  group.adopt(dimensions.entry,
+              std::make_unique<HierarchicalCommunicator>(group.rank(), Lines(std::move(lines)), parts, dimensions));
 }
 
 }  // namespace mcr

@@ -73,7 +73,8 @@ class ThemisCommunicator final : public DimensionsCommunicator {
   const std::vector<themis::Dimension> network_;
   const Grid grid_;
   std::mutex mutex_;
-  std::map<std::tuple<Op, int64_t, bool>, std::unique_ptr<const ChunkOrders>> plans_;  // guarded by mutex_; never removed
+  std::map<std::tuple<Op, int64_t, bool>, std::unique_ptr<const ChunkOrders>>
+      plans_;  // guarded by mutex_; never removed
 };
 
 }  // namespace

@@ -76,6 +76,38 @@ TEST(a_call_that_is_given_up_is_not_read) {
   });
 }
 
+TEST(ranks_that_have_made_different_calls_raise_errors) {
+  struct Pair {
+    Op first, second;
+    int64_t count, other;  // elements
+    bool shared;
+  };
+  for (const auto& [first, second, count, other, shared] : std::vector<Pair>{
+           {Op::all_reduce, Op::all_reduce, 10, 9, false},
+           {Op::all_reduce, Op::barrier, 10, 0, false},
+           {Op::all_to_all, Op::all_gather, 64, 64, false},
+           {Op::all_reduce, Op::all_reduce, 10'000, 9'000, false},
+           {Op::all_reduce, Op::all_reduce, 10'000, 9'000, true},
+           {Op::all_to_all, Op::all_to_all, 1 << 17, 1 << 16, false},
+       }) {
+    together(2, [&](shm::Engine& engine, int rank) {
+      in_heap = shared;
+      const auto op = rank == 0 ? first : second;
+      const auto length = rank == 0 ? count : other;
+      auto block = values(rank, length), whole = values(rank, 2 * length);
+      const bool same = row(op).extent == Extent::Same;
+      auto call = op == Op::barrier      ? call_of(op, nullptr, nullptr)
+                  : same                 ? call_of(op, nullptr, &block)
+                  : op == Op::all_gather ? call_of(op, &block, &whole)
+                                         : call_of(op, &whole, &whole);
+      Numbers out(whole.size());
+      if (op == Op::all_to_all) call.out = ranks::buffer(out);
+      const auto failure = ranks::failure([&] { run(engine, call); });
+      CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "the ranks have made different calls"));
+    });
+  }
+}
+
 TEST(memory_that_is_not_there_is_not_read) {
   std::array<std::byte, 8> to{};
   const auto failure = ranks::failure([&] { shm::read_memory(getpid(), nullptr, to.data(), 8); });

@@ -59,6 +59,13 @@ class Blocks {
     if (!call_.vectored) return size_ * length(0);
     return offset(size_);
   }
+  /// 16 bits that are equal on ranks that have made the same call, and almost certainly different otherwise.
+  uint64_t digest() const {
+    auto parts = static_cast<uint64_t>(call_.op) | static_cast<uint64_t>(total()) << 24;
+    if (reduces()) parts ^= static_cast<uint64_t>(call_.red) << 8 | static_cast<uint64_t>(call_.dtype) << 16;
+    if (rooted()) parts ^= static_cast<uint64_t>(call_.root) << 40;
+    return (parts * 0x9e3779b97f4a7c15u) >> 48;
+  }
   /// The offset of the block to `rank` if the blocks are contiguous.
   int64_t offset(int rank) const {
     if (!call_.vectored) return rank * length(0);

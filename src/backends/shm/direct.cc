@@ -11,6 +11,7 @@ Direct::Direct(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemor
 // Reads one chunk of a peer's block; false if the peer has ended, or has not offered it yet.
 bool Direct::read(const Blocks& blocks, Position& position, int peer) {
   if (!pieces_.one(peer, &Pieces::Known::copied_in, &Counts::copied_in, *position.number + 1)) return false;
+  if (position.offset == 0) pieces_.check(peer, *position.number, blocks.digest());
   const auto bytes = std::min(blocks.taken_length(peer) - position.offset, kChunk);
   const auto reading = memory_.read(peer, offers_.block(peer) + position.offset, blocks.taken(peer) + position.offset,
                                     bytes, offers_.withdrawn(peer), 0);
@@ -36,13 +37,15 @@ bool Direct::take(const Blocks& blocks, Position& position) {
 }
 
 bool Direct::advance(const Blocks& blocks, Position& position, bool& published) {
-  if (!position.number) {
-    position.number = pieces_.take(1);
-    offers_.make(blocks, *position.number, nullptr);
-    pieces_.own().copied_in.store(*position.number + 1, std::memory_order_release);
-    published = true;
-  }
+  if (!position.number) position.number = pieces_.take(1);
   const auto number = *position.number;
+  if (!position.offered) {
+    if (!pieces_.free(number)) return false;
+    pieces_.begin(number, blocks.digest());
+    offers_.make(blocks, number, nullptr);
+    pieces_.own().copied_in.store(number + 1, std::memory_order_release);
+    position.offered = published = true;
+  }
   if (!position.taken) {
     if (!take(blocks, position)) return false;
     position.taken = published = true;

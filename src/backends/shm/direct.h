@@ -22,6 +22,7 @@ class Direct {
     bool taken = false;
     int next = 0;        // the rank to read next, counted from this one
     int64_t offset = 0;  // bytes of its block that have been read
+    bool offered = false;
   };
 
   Direct(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank);

@@ -131,8 +131,8 @@ Engine::Engine(const GroupSpec& spec, Meeting meeting)
 // --- Collectives -----------------------------------------------------------------------------------------------------
 
 bool Engine::advance(const Call& call, const Blocks& blocks, Cursor& cursor, bool& published) {
-  if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
   try {
+    if (Steps::takes(blocks)) return steps_.advance(call, blocks, cursor.step, published);
     if (direct_.takes(blocks)) return direct_.advance(blocks, cursor.direct, published);
     return pipeline_.advance(call, blocks, cursor.pieces, published);
   } catch (const Error& error) {

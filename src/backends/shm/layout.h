@@ -22,17 +22,21 @@ struct alignas(kLine) Slot {
   static constexpr int64_t kInside = kLine - 8;  // bytes that arrive with the number, in one cache line
   static constexpr int64_t kBytes = 4096;        // bytes that arrive in the following lines
 
-  Counter step;  // 1 + the last step that the rank has reached in this slot
+  Counter step;  // 1 + the last step that the rank has reached in this slot, with the call's digest (Steps)
   std::byte inside[kInside];
   std::byte data[kBytes];
 
   std::byte* at(int64_t bytes) { return bytes <= kInside ? inside : data; }
 };
 
+inline constexpr int kPieceSlots = 4;  // of large collectives, per rank
+
 /// How many pieces of large collectives a rank has processed since the group was made, by phase.
 struct Counts {
   alignas(kLine) Counter copied_in;
-  Counter offered;  // 1 + the first piece of the last call with an offer (Offers), stored before `copied_in`
+  // Stored before `copied_in`:
+  Counter offered;             // 1 + the first piece of the last call with an offer (Offers)
+  Counter calls[kPieceSlots];  // Blocks::digest() of the call that begins with a piece, by the piece's slot
   alignas(kLine) Counter combined;
   alignas(kLine) Counter finished;
 };
@@ -55,8 +59,7 @@ struct Ring {
 /// Offsets and sizes, computed from the number of ranks and the bound on the memory; equal on all ranks.
 class Layout {
  public:
-  static constexpr int kSlots = 8;       // of small collectives, per rank
-  static constexpr int kPieceSlots = 4;  // of large ones
+  static constexpr int kSlots = 8;  // of small collectives, per rank
 
   /// Throws Error if `most` bytes do not suffice for this many ranks.
   Layout(int ranks, int64_t most);

@@ -17,7 +17,9 @@ class Offers {
   /// The counter `copied_in` announces the offer.
   void make(const Blocks& blocks, uint64_t first, const std::byte* result);
   /// Whether a rank has made an offer in the call with this first piece, which its counter `copied_in` has announced.
-  bool made(int rank, uint64_t first) { return segment_.counts(rank).offered.load(std::memory_order_relaxed) == first + 1; }
+  bool made(int rank, uint64_t first) {
+    return segment_.counts(rank).offered.load(std::memory_order_relaxed) == first + 1;
+  }
   /// The addresses, in the process of the rank that offers.
   const std::byte* block(int rank) { return segment_.offer(rank).blocks()[rank_]; }
   const std::byte* result(int rank) { return segment_.offer(rank).result; }

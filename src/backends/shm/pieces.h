@@ -2,12 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "backends/shm/segment.h"
+#include "base/error.h"
 
 namespace mcr::shm {
+
+/// A rank of the group has made another call than this one.
+[[noreturn]] inline void differs(int rank) {
+  throw Error(ErrorCode::Backend,
+              "shm: the ranks have made different calls: expected equal operations, sizes, types and "
+              "roots, got others on rank " +
+                  std::to_string(rank) + " of the group");
+}
 
 /// The numbers of the pieces of large collectives, and how far each rank is. One thread at a time.
 class Pieces {
@@ -37,8 +47,16 @@ class Pieces {
   }
   /// Whether no rank needs any more what was in the piece's slot before.
   bool free(uint64_t number) {
-    constexpr auto kSlots = static_cast<uint64_t>(Layout::kPieceSlots);
+    constexpr auto kSlots = static_cast<uint64_t>(kPieceSlots);
     return number < kSlots || all(&Known::finished, &Counts::finished, number + 1 - kSlots);
+  }
+  /// Says which call begins with a piece whose slot is free. The counter `copied_in` announces it.
+  void begin(uint64_t first, uint64_t digest) {
+    own().calls[first % kPieceSlots].store(digest, std::memory_order_relaxed);
+  }
+  /// Throws Error if a rank, whose counter `copied_in` has announced the first piece, has made another call.
+  void check(int rank, uint64_t first, uint64_t digest) {
+    if (segment_.counts(rank).calls[first % kPieceSlots].load(std::memory_order_relaxed) != digest) differs(rank);
   }
   Counts& own() { return segment_.counts(rank_); }
   /// Ends a call: later calls compare all counters, including those that it did not need.

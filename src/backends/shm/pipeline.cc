@@ -50,8 +50,12 @@ void Pipeline::begin(const Blocks& blocks, Position& position) {
   position.first = pieces_.take(position.pieces);
   position.begun = true;
   std::ranges::fill(given_, Given{});
+  position.digest = blocks.digest();
   position.offers = lies_in_heap(blocks);
-  if (!position.offers) return;
+}
+
+// In place of all copies.
+void Pipeline::offer(const Blocks& blocks, Position& position) {
   offers_.make(blocks, position.first, keeps_result(blocks, position) ? blocks.taken(rank_) : nullptr);
   pieces_.own().copied_in.store(position.first + position.pieces, std::memory_order_release);
   position.copied_in = position.pieces;
@@ -79,6 +83,7 @@ bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
   auto& given = given_[static_cast<std::size_t>(peer)];
   if (given.known) return true;
   given.known = true;
+  pieces_.check(peer, position.first, position.digest);
   if (offers_.made(peer, position.first)) {
     given.block = memory_.find(peer, offers_.block(peer));
     given.result = offers_.result(peer) == nullptr ? nullptr : memory_.find(peer, offers_.result(peer));
@@ -89,7 +94,8 @@ bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
 bool Pipeline::read_by_others(const Blocks& blocks, const Position& position) {
   for (int peer = 0; peer < size_; ++peer) {
     const bool reads = peer != rank_ && (blocks.reduces() || blocks.takes(peer));
-    if (reads && !pieces_.one(peer, &Known::finished, &Counts::finished, position.first + position.pieces)) return false;
+    if (reads && !pieces_.one(peer, &Known::finished, &Counts::finished, position.first + position.pieces))
+      return false;
   }
   return true;
 }
@@ -102,10 +108,12 @@ bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
   if (position.copied_in == position.pieces) return false;
   const auto number = position.first + position.copied_in;
   if (blocks.gives(rank_)) {
-    constexpr auto kSlots = static_cast<uint64_t>(Layout::kPieceSlots);
+    constexpr auto kSlots = static_cast<uint64_t>(kPieceSlots);
     // This rank's own use of the slot may be the last one: in a reduce, the others do not wait for the root.
     if (position.copied_in - position.finished == kSlots) return false;
     if (!pieces_.free(number)) return false;
+    if (position.copied_in == 0) pieces_.begin(position.first, position.digest);
+    if (position.offers) return offer(blocks, position), true;
     auto* const slot = segment_.piece(rank_, number);
     if (blocks.parts()) {
       for (int peer = 0; peer < size_; ++peer) {
@@ -170,10 +178,10 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
   if (blocks.reduces()) {
     if (!pieces_.one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
     const auto part = share(piece, peer);
-    copy_bytes(blocks.taken(peer) + piece.begin + part.begin,
-               theirs.result != nullptr ? theirs.result + piece.begin + part.begin
-                                        : segment_.piece(peer, number) + part.begin,
-               part.length());
+    copy_bytes(
+        blocks.taken(peer) + piece.begin + part.begin,
+        theirs.result != nullptr ? theirs.result + piece.begin + part.begin : segment_.piece(peer, number) + part.begin,
+        part.length());
   } else {
     if (!given(position, position.finished, peer)) return false;
     const auto offset = blocks.parts() ? rank_ * position.piece : 0;

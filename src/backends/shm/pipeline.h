@@ -29,6 +29,7 @@ class Pipeline {
     uint64_t copied_in = 0, combined = 0, finished = 0;  // pieces
     int next = 0;                                        // the rank to copy out next, counted from this one
     bool offers = false;
+    uint64_t digest = 0;  // of the call
   };
 
   /// `streams`: pieces for other ranks are written past the caches; equal on all ranks, as it decides on their size.
@@ -54,6 +55,7 @@ class Pipeline {
   void begin(const Blocks& blocks, Position& position);
   bool lies_in_heap(const Blocks& blocks) const;
   bool keeps_result(const Blocks& blocks, const Position& position) const;
+  void offer(const Blocks& blocks, Position& position);
   bool given(const Position& position, uint64_t piece, int peer);
   bool read_by_others(const Blocks& blocks, const Position& position);
   void hand_over(std::byte* to, const std::byte* from, int64_t bytes) const;

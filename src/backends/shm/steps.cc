@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/shm/steps.h"
 
+#include "backends/shm/pieces.h"
 #include "base/reduce.h"
 
 namespace mcr::shm {
 
 namespace {
+
+constexpr int kDigestAt = 48;
+constexpr uint64_t kNumber = (uint64_t{1} << kDigestAt) - 1;
 
 // Fetches the cache line that this rank writes next: the write then reaches the other ranks without delay.
 void prepare_write(const Slot& slot) {
@@ -28,7 +32,7 @@ Steps::Steps(Segment& segment, int rank)
 bool Steps::reached(int rank, uint64_t steps) {
   auto& known = reached_[static_cast<std::size_t>(rank)];
   if (known >= steps) return true;
-  if (segment_.slot(rank, steps - 1).step.load(std::memory_order_acquire) < steps) return false;
+  if ((segment_.slot(rank, steps - 1).step.load(std::memory_order_acquire) & kNumber) < steps) return false;
   known = steps;
   return true;
 }
@@ -50,7 +54,15 @@ bool Steps::writable() {
   return true;
 }
 
+// For a rank that has reached the current step.
+void Steps::check(int rank) {
+  const auto step = segment_.slot(rank, step_).step.load(std::memory_order_relaxed);
+  if (((step ^ digest_) & ~kNumber) != 0) [[unlikely]]
+    differs(rank);
+}
+
 void Steps::write(const Blocks& blocks) {
+  digest_ = blocks.digest() << kDigestAt;
   auto& slot = segment_.slot(rank_, step_);
   auto* const data = slot.at(blocks.total());
   if (blocks.gives(rank_)) {
@@ -62,7 +74,7 @@ void Steps::write(const Blocks& blocks) {
       }
     }
   }
-  slot.step.store(step_ + 1, std::memory_order_release);
+  slot.step.store(digest_ | (step_ + 1), std::memory_order_release);
 }
 
 // In rank order, so that all ranks get the same bits.
@@ -70,7 +82,10 @@ bool Steps::combine(const Call& call, const Blocks& blocks) {
   const auto total = blocks.total();
   const auto offset = blocks.parts() ? blocks.offset(rank_) : 0;
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer != rank_ && !reached(peer, step_ + 1)) return false;
+    if (peer != rank_) {
+      if (!reached(peer, step_ + 1)) return false;
+      check(peer);
+    }
     sources_[static_cast<std::size_t>(peer)] =
         peer == rank_ ? blocks.given(rank_) : segment_.slot(peer, step_).at(total) + offset;
   }
@@ -84,7 +99,10 @@ bool Steps::read(const Call& call, const Blocks& blocks, Position& position) {
   for (; position.next < size_; ++position.next) {
     const int peer = (rank_ + position.next) % size_;
     if (!blocks.gives(peer)) continue;
-    if (peer != rank_ && !reached(peer, step_ + 1)) return false;
+    if (peer != rank_) {
+      if (!reached(peer, step_ + 1)) return false;
+      check(peer);
+    }
     const auto* const from =
         peer == rank_ ? blocks.given(rank_)
                       : segment_.slot(peer, step_).at(blocks.total()) + (blocks.parts() ? blocks.offset(rank_) : 0);

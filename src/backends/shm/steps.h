@@ -10,8 +10,9 @@
 namespace mcr::shm {
 
 /// Small collectives. A collective is a step: each rank writes its data and the number of the step into its own slot,
-/// and reads the slots of the other ranks. A slot is reused kSlots steps later; a rank that has reached step n has
-/// finished step n - 1. One thread at a time.
+/// and reads the slots of the other ranks. With the number goes a digest of the call, in the highest 16 bits: ranks
+/// that have made different calls raise an error. A slot is reused kSlots steps later; a rank that has reached step n
+/// has finished step n - 1. One thread at a time.
 class Steps {
  public:
   /// The progress of a call.
@@ -24,7 +25,7 @@ class Steps {
   static bool takes(const Blocks& blocks) { return blocks.total() <= Slot::kBytes; }
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
-  /// progress.
+  /// progress. Throws Error if another rank, whose data this one needs, has made another call.
   bool advance(const Call& call, const Blocks& blocks, Position& position, bool& published);
 
  private:
@@ -37,7 +38,10 @@ class Steps {
 
   Segment& segment_;
   const int rank_, size_;
+  void check(int rank);
+
   uint64_t step_ = 0;              // the current step
+  uint64_t digest_ = 0;            // of its call, in place
   std::vector<uint64_t> reached_;  // by rank: the last known number of steps reached
   std::vector<const void*> sources_;
 };

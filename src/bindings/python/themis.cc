@@ -85,8 +85,8 @@ void add_themis(py::module_& module) {
       .def("steps", &steps_of)
       .def_readonly("work", &themis::Plan::work)
       .def_readonly("makespan", &themis::Plan::makespan);
-  module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"),
-             py::arg("baseline"), "The plan of a call of a candidate \"themis(...)\" on this network.");
+  module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("baseline"),
+             "The plan of a call of a candidate \"themis(...)\" on this network.");
   py::type group = module.attr("Group");
   py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
 }
