@@ -76,7 +76,7 @@ TEST(a_wrong_spelling_says_what_was_expected) {
       {"stripe(gloo,mpi", "expected ')' at the end"},
       {"stripe(gloo,mpi):67", "expected nothing behind ')'"},
       {"hier(shm)", "expected a backend for each dimension"},
-      X,
+      {"themis(shm)", "expected a backend for each dimension, innermost first, as themis(shm,mpi), got"},
       {"hier(themis(shm,mpi),gloo)", "expected the name of a backend in place of 'themis(shm,mpi)'"},
       {"hier(shm,)", "expected the name of a backend"},
       {"hier(shm,mpi:p2p)", "expected the name of a backend in place of 'mpi:p2p'"},
