@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of bench/deepspeed.py: ``deepspeed_rank.py WHO FOLDER WARM_UP``; it takes orders from files."""
+"""A rank of bench/deepspeed_steps.py: ``deepspeed_rank.py WHO FOLDER WARM_UP``; it takes orders from files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.remove(str(Path(__file__).parent))  # bench/deepspeed.py there hides the real package
 import deepspeed
 import deepspeed.comm as dist
 import torch

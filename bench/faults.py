@@ -27,14 +27,13 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-
-import jobs
 import script
-from harness.nursery import Child, Nursery
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
+from mcr_dl.testing import jobs
+from mcr_dl.testing.nursery import Child, Nursery
 
+PROGRAM = script.ROOT / "tests" / "programs" / "faulty.py"
 PHASES, FAULTS = ("idle", "collective", "storm"), tuple(jobs.LOST)
 # Arguments of the program and variables by name.
 BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
@@ -101,7 +100,7 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     size = RANKS
     if backend.startswith("hier"):
         size, variables["MCR_DL_TOPOLOGY"] = ON_TWO_HOSTS, _topology()
-    ranks = jobs.start(nursery, "faulty", [names, phase, fault], size, **variables)
+    ranks = jobs.start(nursery, PROGRAM, [names, phase, fault], size, **variables)
     survivors = [ranks[0], *ranks[2:]]
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")

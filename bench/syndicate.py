@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import sys
 import time
 from datetime import date
 from pathlib import Path
@@ -20,9 +19,7 @@ from markdown_text import table
 from mcr_dl import _C
 from mcr_dl.planner import show
 from mcr_dl.planner.plans import Planner
-
-sys.path.insert(0, str(script.ROOT / "tests"))
-import plan_graphs
+from mcr_dl.testing import plan_graphs
 
 UNIT = plan_graphs.UNIT
 BEST, MEAN, SECONDS = 0.004, 0.001, 9.0  # the targets

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness import Pools
-from harness.nursery import Nursery
+from mcr_dl.testing.nursery import Nursery
 from seed import SEED
+
+TESTS = Path(__file__).resolve().parent
 
 # Programs do not measure when they start, unless a test sets the variable.
 os.environ["MCR_DL_TUNING_TABLE"] = "none"
@@ -55,5 +58,5 @@ def pools() -> Iterator[Pools]:
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     """Starts the ranks of jobs that end; one for all tests of a file."""
-    with Nursery() as made:
+    with Nursery([TESTS]) as made:
         yield made

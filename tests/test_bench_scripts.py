@@ -15,7 +15,7 @@ from smoke import BENCH
 TESTS = Path(__file__).resolve().parent
 # Scripts that need root, a GPU or packages that the development environment lacks, and the tests that run them.
 ELSEWHERE = {
-    "deepspeed.py": "integrations/test_bench.py",
+    "deepspeed_steps.py": "integrations/test_bench.py",
     "gpu": "test_gpu_check.py",
     "gpu_check.sh": "test_gpu_check.py",
     "lab": "lab/test_smoke.py",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import jobs
-from harness.nursery import Child, Nursery
+from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.trace.cli import main as mcr_trace
 
 INTERRUPTED = 130

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import jobs
-from harness.nursery import Nursery
+from mcr_dl.testing.nursery import Nursery
 
 NAME = "MCR_DL_MPI_INTERRUPTIBLE"
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-sys.path.append(str(BENCH))
+from lab import LabError, Result, Shape, cleaning, cli, figures, plan, selection, stages, suite
+from mcr_dl import _C
+from mcr_dl.testing.calls import SIGNATURES
 
-from lab import LabError, Result, Shape, cleaning, cli, figures, plan, selection, stages, suite  # noqa: E402
-from mcr_dl import _C  # noqa: E402
-from mcr_dl.testing.calls import SIGNATURES  # noqa: E402
+BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 Found = dict[str, Any]
 

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from lint import layers, modules
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize(
@@ -91,3 +96,15 @@ def test_the_package() -> None:
     """The package is checked, not an empty folder."""
     assert modules.main() == 0
     assert len(modules.read().known) > 100
+
+
+def test_scripts_and_tests_leave_the_path_alone() -> None:
+    """bench/ imports nothing of tests/; tests find modules of bench/ through pytest's pythonpath (pyproject.toml)."""
+    own_folder = ROOT / "bench" / "lab" / "__main__.py"  # run as a folder, it names its package
+    files = {*(ROOT / "bench").rglob("*.py"), *(ROOT / "tests").rglob("*.py")} - {own_folder}
+    change = re.compile(r"sys\.path(\.\w+\(|(\[.*\])? \+?= )")
+    assert [str(path) for path in files if change.search(path.read_text())] == []
+    names = {path.stem for path in (ROOT / "tests").iterdir() if path.suffix in ("", ".py")}
+    names -= {path.stem for path in (ROOT / "bench").iterdir()}
+    imported = re.compile(rf"^ *(?:import|from) (?:{'|'.join(sorted(names))})\b", re.MULTILINE)
+    assert [str(path) for path in (ROOT / "bench").rglob("*.py") if imported.search(path.read_text())] == []

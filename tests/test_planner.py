@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import plan_graphs
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import document, graph, motifs, options
 from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.planner.plans import Plan, Planner
+from mcr_dl.testing import plan_graphs
 from mcr_dl.trace import cli
 
 # ---- the paper's example

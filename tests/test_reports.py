@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 import jobs
-import plan_graphs
 import tables as made
 from harness import launchers
-from harness.nursery import Nursery
 from mcr_dl import info
 from mcr_dl.bench import report as bench_report
 from mcr_dl.bench._sweep import Row, Settings
@@ -31,8 +29,9 @@ from mcr_dl.planner.plans import Planner
 from mcr_dl.planner.show import show as show_plans
 from mcr_dl.tables import table
 from mcr_dl.tables.table import Exclusion
-from mcr_dl.testing import calls, kit
+from mcr_dl.testing import calls, kit, plan_graphs
 from mcr_dl.testing import cli as testing
+from mcr_dl.testing.nursery import Nursery
 from mcr_dl.trace import Region, Trace, _clock, _files, summary
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
@@ -51,15 +50,6 @@ TEXTS = {
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal on which no table is wrapped."""
     monkeypatch.setenv("COLUMNS", "500")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _paths() -> Iterator[None]:
-    """bench/ and bench/lab on the path, for modules of the scripts."""
-    added = [str(ROOT / "bench"), str(ROOT / "bench" / "lab")]
-    sys.path[:0] = added
-    yield
-    sys.path[:] = [each for each in sys.path if each not in added]
 
 
 # ---- one function for each report: it prints the text, or writes it into the folder and has a command print it

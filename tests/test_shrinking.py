@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import jobs
-from harness.nursery import Child, Nursery
+from mcr_dl.testing.nursery import Child, Nursery
 
 
 def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables: str) -> list[Child]:

@@ -17,11 +17,11 @@ import torch.distributed as torch_dist
 import jobs
 import mcr_dl
 from harness import launchers
-from harness.nursery import Child, Nursery
 from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.base import errors, launcher, variables
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import startup
+from mcr_dl.testing.nursery import Child, Nursery
 
 ROOT = launchers.TESTS.parent
 sizes = pytest.mark.parametrize("size", [2, 3])

@@ -9,7 +9,7 @@ import pytest
 
 import jobs
 from harness import Pools
-from harness.nursery import Nursery
+from mcr_dl.testing.nursery import Nursery
 from ranks import session, torch_forms
 
 worlds = pytest.mark.parametrize("world", [2, 3])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smoke mode of bench/deepspeed.py: every case on every kind of communication, for two steps."""
+"""The smoke mode of bench/deepspeed_steps.py: every case on every kind of communication, for two steps."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import smoke
 
 
 def test_smoke() -> None:
-    text = smoke.run("deepspeed.py", limit=280.0)  # DeepSpeed takes seconds to start, six times
+    text = smoke.run("deepspeed_steps.py", limit=280.0)  # DeepSpeed takes seconds to start, six times
     assert "# DeepSpeed's step time" in text

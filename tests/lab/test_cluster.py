@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.append(str(BENCH))
+from lab import Job, Lab, LabError, cleaning, cli, plan, stages, suite
 
-from lab import Job, Lab, LabError, cleaning, cli, plan, stages, suite  # noqa: E402
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 COMMAND = [sys.executable, str(BENCH / "lab")]
 PYTHON = sys.executable

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path.append(str(TESTS.parent / "bench"))
+from lab import Job, Lab
 
-from lab import Job, Lab  # noqa: E402
+TESTS = Path(__file__).resolve().parents[1]
 
 PROGRAM = TESTS / "programs" / "network.py"
 REPORTED, ENDED = 3, 70

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
 from lab import report, report_figures, stages
 

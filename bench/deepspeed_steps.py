@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step times of DeepSpeed on its own gloo and on mcr_dl: ZeRO 1, 2, 3 and a mixture of experts, two ranks on one host.
 
-    .venv-integrations/bin/python bench/deepspeed.py
+    .venv-integrations/bin/python bench/deepspeed_steps.py
 
 The ranks of all three ways live through the whole measurement and take turns, case by case; ratios are taken within a
 turn. Writes docs/results/deepspeed.{json,md}.
@@ -165,8 +165,8 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         "# DeepSpeed's step time",
         "",
-        f"`python bench/deepspeed.py` on {document['date']}: {document['machine']}; DeepSpeed {document['deepspeed']}, "
-        f"torch {document['torch']}; `auto` by the table `{document['table']}`.",
+        f"`python bench/deepspeed_steps.py` on {document['date']}: {document['machine']}; DeepSpeed "
+        f"{document['deepspeed']}, torch {document['torch']}; `auto` by the table `{document['table']}`.",
         "",
         f"Two ranks on one host, one thread each, batch {document['batch']}; small: 0.1 million float32 weights in six",
         "layers, large: 2.5 million. gloo is DeepSpeed's own object on torch.distributed. In each of "

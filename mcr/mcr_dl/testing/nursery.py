@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts ranks for jobs that end: forked from a process that has imported mcr_dl, which saves each one seconds.
 
-Run as a program, it is that process; ``Nursery`` is the tests' end. A rank runs a program file as ``__main__`` and ends
-like any Python process, including exit handlers.
+Run as a program, it is that process; ``Nursery`` starts it and asks it for ranks. A rank runs a program file as
+``__main__`` and ends like any Python process, including exit handlers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import launchers
+from mcr_dl.bench.ranks import environments
+from mcr_dl.testing.pool import without_launcher
 
 
 @dataclass
@@ -40,17 +42,21 @@ class Child:
 
 @dataclass
 class Nursery:
-    """Starts and watches children. A context manager; none of them is left at its end."""
+    """Starts and watches children. A context manager; none of them is left at its end.
 
+    ``path``: folders from which the programs import modules.
+    """
+
+    path: Sequence[Path] = ()
     children: dict[int, Child] = field(default_factory=dict)
 
     def __enter__(self) -> Nursery:
         self.folder = tempfile.TemporaryDirectory(prefix="mcr-ranks-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.nursery"],
+            [sys.executable, "-m", "mcr_dl.testing.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=launchers.environment(MCR_DL_TUNING_TABLE="none"),
+            env=self._environment(),
             start_new_session=True,
         )
         return self
@@ -61,6 +67,12 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait(10)
         self.folder.cleanup()
+
+    def _environment(self) -> dict[str, str]:
+        """One computing thread for each rank, as ranks share the cores; no measurement at the start."""
+        path = os.pathsep.join(filter(None, [*map(str, self.path), os.environ.get("PYTHONPATH", "")]))
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "MCR_DL_TUNING_TABLE": "none"}
+        return {**without_launcher(), **({"PYTHONPATH": path} if path else {}), **own}
 
     def clear(self) -> None:
         """End the remaining children."""
@@ -83,7 +95,7 @@ class Nursery:
 
     def ranks(self, program: Path, arguments: list[str], size: int, **variables: str) -> list[Child]:
         """Start the ranks of one job; rank 0 holds the store, unless the variables name one."""
-        return [self.start(program, arguments, {**each, **variables}) for each in launchers.rank_environments(size)]
+        return [self.start(program, arguments, {**each, **variables}) for each in environments(size, {}).values()]
 
     def wait(self, children: list[Child], limit: float) -> bool:
         """Wait until all of these have ended; False if the time runs out first."""
