@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,7 @@ import tables
 from harness import launchers
 from mcr_dl import info
 from mcr_dl.bench import cli as bench
+from mcr_dl.examples import bytescheduler, dlrm, gpt, moe, program, survive
 from mcr_dl.tables import table
 from mcr_dl.trace import cli as trace
 from mcr_dl.tuning import cli as tune
@@ -35,6 +37,14 @@ COMMANDS = {
     "python -m mcr_dl.examples.moe": ["-m", "mcr_dl.examples.moe"],
 }
 MAINS = {"mcr-bench": bench.main, "mcr-info": info.main, "mcr-trace": trace.main, "mcr-tune": tune.main}
+# The example programs' parsers alone: no test may start as many ranks as they refuse.
+EXAMPLES: dict[str, Callable[[list[str]], object]] = {
+    "python -m mcr_dl.examples.bytescheduler": lambda words: program.parse(bytescheduler._parser(), words, positive=()),
+    "python -m mcr_dl.examples.dlrm": dlrm.parse,
+    "python -m mcr_dl.examples.gpt": gpt.parse,
+    "python -m mcr_dl.examples.moe": moe.parse,
+    "python -m mcr_dl.examples.survive": survive._parse,
+}
 DOCS = launchers.TESTS.parent / "docs"
 MOST = 64 * (os.cpu_count() or 1)
 LIMIT = 60.0
@@ -54,13 +64,18 @@ REFUSED = [
     # More ranks than the machine can run.
     ("mcr-bench", f"-n {MOST + 1}", f"expected at most {MOST} ranks on this machine"),
     ("mcr-tune", f"-n 2,{MOST + 1}", f"expected at most {MOST} ranks on this machine"),
+    *((name, f"--nproc {MOST + 1}", f"--nproc: expected at most {MOST} ranks on this machine") for name in EXAMPLES),
     # Misspelt subcommands and options, and removed ones.
     ("mcr-tune", "shwo", "invalid choice: shwo (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
     ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),
     ("mcr-trace", "sumary traces", "invalid choice: sumary (choose from merge, summary"),
-    ("mcr-info", "--jsn", "unrecognized arguments: --jsn"),
+    ("mcr-info", "--jsn", "unrecognized arguments: --jsn; did you mean --json?"),
+    ("mcr-bench", "--opps all", "unrecognized arguments: --opps all; did you mean --ops?"),
+    ("mcr-tune", "show --tabel=x", "unrecognized arguments: --tabel=x; did you mean --table?"),
+    *((name, "--stepss 3", "unrecognized arguments: --stepss 3; did you mean --steps?") for name in EXAMPLES),
+    ("python -m mcr_dl.examples.moe", "--codec bf61", "--codec: codec bf61: expected one of bf16, "),
     ("mcr-info", "mpi", "unrecognized arguments: mpi"),
 ]
 
@@ -80,20 +95,16 @@ def run(command: str, arguments: list[str], **more: str) -> subprocess.Completed
 @pytest.mark.parametrize(("command", "arguments", "words"), REFUSED, ids=[" ".join(row[:2]) for row in REFUSED])
 def test_refused(command: str, arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr that says what was expected, and exit code 2."""
-    if command in MAINS:  # in this process, which has already loaded torch
-        try:
-            code: object = MAINS[command](arguments.split())
-        except SystemExit as end:
-            code = end.code
-        out, error = capsys.readouterr()
-    else:
-        done = run(command, arguments.split())
-        code, out, error = done.returncode, done.stdout, done.stderr
+    try:
+        code: object = {**MAINS, **EXAMPLES}[command](arguments.split())
+    except SystemExit as end:
+        code = end.code
+    out, error = capsys.readouterr()
     assert (code, out) == (2, ""), error
     last = error.splitlines()[-1]
     assert re.match(rf"{command}( \w+)?: error: ", last)
     assert words in last.replace("'", "")  # newer versions of Python quote no choices
-    assert len(error.splitlines()) == 1 or "examples" in command  # argparse's own form for those, with the usage
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -104,11 +115,11 @@ def test_help(command: str) -> None:
     assert done.stdout.startswith(f"usage: {command}")
 
 
-@pytest.mark.parametrize("command", MAINS)
+@pytest.mark.parametrize("command", [*MAINS, *EXAMPLES])
 def test_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--version prints the command and the package's version."""
     with pytest.raises(SystemExit) as end:
-        MAINS[command](["--version"])
+        {**MAINS, **EXAMPLES}[command](["--version"])
     assert (end.value.code, capsys.readouterr().out) == (0, f"{command} {mcr_dl.__version__}\n")
 
 
@@ -245,10 +256,13 @@ def with_torch(pid: int) -> bool:
 VIEWS = [
     ["mcr-tune", "show", "--table", "{table}"],
     ["mcr-tune", "diff", "{table}", "{other}"],
+    ["mcr-info", "--print-completion", "bash"],
+    ["mcr-bench", "--print-completion", "bash"],
+    ["mcr-bench", "--help"],
 ]
 
 
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view[1])
+@pytest.mark.parametrize("view", VIEWS, ids=" ".join)
 def test_a_reader_that_has_seen_enough(tmp_path: Path, view: list[str]) -> None:
     """A closed pipe, as in `mcr-tune show | head -2`: no output, and the usual exit code for that."""
     paths = {"table": tmp_path / "a.json", "other": tmp_path / "b.json"}

@@ -55,7 +55,7 @@ def test_mpi_alone_cannot_go_on() -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "error"),
     [
-        (["--nproc", "1"], {}, "--nproc: expected 2 or more, got 1"),
+        (["--nproc", "1"], {}, "argument --nproc: expected a whole number from 2 on, got '1'"),
         (["--at", "0"], {}, "--at: expected a step from 1 to 199, got 0"),
         (["--lose", "4"], {}, "--lose: expected some of the ranks 0 to 3, got rank 4"),
         (["--nproc", "2", "--lose", "0", "1"], {}, "--lose: expected some of the ranks 0 to 1, got ranks 0, 1"),
@@ -63,7 +63,8 @@ def test_mpi_alone_cannot_go_on() -> None:
     ],
 )
 def test_typing_error(arguments: list[str], variables: dict[str, str], error: str) -> None:
-    """One line after the usage."""
+    """One line."""
     code, text = _run(*arguments, **variables)
     assert code == 2
-    assert error in text.splitlines()[-1]
+    (line,) = text.splitlines()
+    assert error in line

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
 import os
 import re
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -36,11 +37,44 @@ _FILES = ("A", "B", "DUMPS", "FILE", "FILE.png", "FOLDER", "JSON", "PICTURE", "T
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints one line for an error, from rank 0."""
+    """Prints one line for an error, from rank 0. Every command and example program has one."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with code 2."""
         sys.exit(refuse(self.prog, message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print, for argparse, a help or a version; exit with the code of a closed pipe if its reader has gone."""
+
+        def run() -> int:
+            print(message, end="", file=file, flush=True)
+            return 0
+
+        if code := exit_code(self.prog, run):
+            sys.exit(code)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse all arguments. The error for an unknown option suggests the nearest one."""
+        words = list(sys.argv[1:] if args is None else args)
+        found, rest = self.parse_known_args(words, namespace)
+        if rest:
+            known = [name for parser in self._used(words) for name in parser._option_string_actions]
+            self.error(f"unrecognized arguments: {' '.join(rest)}{_suggestion(rest, known)}")
+        return found
+
+    def _used(self, words: Sequence[str]) -> list[argparse.ArgumentParser]:
+        """This parser, and those of its commands that are among the words."""
+        groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [self, *(group.choices[word] for group in groups for word in words if word in group.choices)]
+
+
+def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
+    """The known option that is nearest to the first unknown one, as the end of an error; empty if none is near."""
+    options = [word.partition("=")[0] for word in rest if word.startswith("-")]
+    near = difflib.get_close_matches(options[0], known, n=1) if options else []
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class _PrintCompletion(argparse.Action):
@@ -58,14 +92,25 @@ class _PrintCompletion(argparse.Action):
                     action.complete = shtab.FILE  # type: ignore[attr-defined]
                 if isinstance(action, argparse._SubParsersAction):
                     waiting += action.choices.values()
-        print(shtab.complete(parser, shell=str(shell)))
-        parser.exit()
+        script = shtab.complete(parser, shell=str(shell))
+
+        def run() -> int:
+            print(script)
+            return 0
+
+        sys.exit(exit_code(parser.prog, run))
 
 
-def command(program: str, description: str, epilog: str | None = None) -> Parser:
+def program(name: str, description: str, epilog: str | None = None) -> Parser:
+    """The parser of an example program: ``--help`` and ``--version``."""
+    parser = Parser(prog=name, description=description, epilog=epilog)
+    parser.add_argument("--version", action="version", version=f"{name} {_C.__version__}")
+    return parser
+
+
+def command(name: str, description: str, epilog: str | None = None) -> Parser:
     """The parser of a command, with the options that all commands have."""
-    parser = Parser(prog=program, description=description, epilog=epilog)
-    parser.add_argument("--version", action="version", version=f"{program} {_C.__version__}")
+    parser = program(name, description, epilog)
     text = "print the completion of this command for a shell: " + ", ".join(_SHELLS)
     parser.add_argument(
         "--print-completion",

@@ -11,7 +11,6 @@ its cores: the lab (docs/lab.md) shows what slower networks do.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl.base.documents import write_rows
+from mcr_dl.commands.arguments import Parser
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler_models as models
 from mcr_dl.examples import program, report
@@ -171,7 +171,7 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], ranks: int, options:
         console.say(f"Chart: {options.chart}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     result = program.parser("mcr_dl.examples.bytescheduler", __doc__.split("\n", maxsplit=1)[0], steps=40)
     result.add_argument("--models", nargs="+", choices=list(models.MODELS), default=list(models.MODELS))
     result.add_argument("--backend", metavar="NAME", help="a backend, or several with commas (default: all of the job)")

@@ -26,6 +26,8 @@ from typing import Any
 import torch
 
 import mcr_dl as dist
+from mcr_dl import _C
+from mcr_dl.commands import arguments
 from mcr_dl.examples import program, report, text
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Pending
@@ -203,7 +205,13 @@ def run(options: Options) -> int:
     return program.compare(workload, modes, {}, options)
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def _codec(name: str) -> str:
+    """A codec's name as it was given; InvalidArgumentError lists the known ones for another."""
+    _C.codec(name)
+    return name
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; exits with an error text if something in it is wrong."""
     summary = "Train a mixture-of-experts language model on gloo, MPI, shared memory, a mix of them, and auto."
     parser = program.parser("mcr_dl.examples.moe", summary, steps=80)
@@ -213,9 +221,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--top-k", type=int, choices=(1, 2), default=1, help="experts per token (default: 1)")
     parser.add_argument(
-        "--codec", action="append", default=[], help="compare training with this codec to none; may be given repeatedly"
+        "--codec",
+        type=arguments.checked(_codec),
+        action="append",
+        default=[],
+        help="compare training with this codec to none; may be given repeatedly",
     )
-    given = program.parse(parser, arguments, positive=("batch", "megabytes"))
+    given = program.parse(parser, argv, positive=("batch", "megabytes"))
     return Options(
         **program.common(given),
         text=given.text,

@@ -264,11 +264,12 @@ def run(make: Callable[[], Workload], options: Options) -> int:
 Given = TypeVar("Given", bound=Options)
 
 
-def parser(module: str, summary: str, *, steps: int) -> argparse.ArgumentParser:
+def parser(module: str, summary: str, *, steps: int) -> arguments.Parser:
     """The command line of all programs; each program adds its own sizes."""
     short = module.rpartition(".")[2]
-    result = argparse.ArgumentParser(prog=f"python -m {module}", description=summary)
-    result.add_argument("--nproc", type=int, default=2, help="ranks to start, where no launcher has (default: 2)")
+    result = arguments.program(f"python -m {module}", summary)
+    ranks = arguments.checked(arguments.local_ranks(1))
+    result.add_argument("--nproc", type=ranks, default=2, help="ranks to start, where no launcher has (default: 2)")
     result.add_argument("--steps", type=int, default=steps, help=f"training steps of each mode (default: {steps})")
     chart = Path(f"demo-results/{short}.png")
     result.add_argument("--chart", type=Path, default=chart, metavar="PNG", help="where the chart goes")
@@ -288,7 +289,7 @@ def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positiv
         positive: names of arguments that must be more than 0, in addition to those that all programs have.
     """
     found = given.parse_args(argv)
-    for name in ("nproc", "steps", *positive):
+    for name in ("steps", *positive):
         if getattr(found, name) <= 0:
             given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
     if not found.no_chart:

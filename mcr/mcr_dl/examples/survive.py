@@ -10,7 +10,6 @@ start on the smaller group, undisturbed: both must end with the same loss. Nothi
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import signal
@@ -28,6 +27,7 @@ from rich.table import Table
 import mcr_dl as dist
 from mcr_dl import watch
 from mcr_dl.base import launcher
+from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report
 from mcr_dl.examples.survive_model import BATCH, Trainer, UnrecoverableError
@@ -175,11 +175,10 @@ def _start_and_run(rank: int, options: Options, port: int) -> None:
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m mcr_dl.examples.survive", description=__doc__.split("\n", maxsplit=1)[0]
-    )
-    result.add_argument("--nproc", type=int, default=4, help="ranks to start (default: 4)")
+def _parser() -> arguments.Parser:
+    result = arguments.program("python -m mcr_dl.examples.survive", __doc__.split("\n", maxsplit=1)[0])
+    ranks = arguments.checked(arguments.local_ranks(2))
+    result.add_argument("--nproc", type=ranks, default=4, help="ranks to start (default: 4)")
     result.add_argument("--steps", type=int, default=200, help="training steps (default: 200)")
     result.add_argument("--lose", type=int, nargs="+", default=[1], metavar="RANK", help="ranks to kill (default: 1)")
     result.add_argument(
@@ -195,8 +194,6 @@ def _parse(argv: Sequence[str] | None) -> Options:
     at = given.steps // 2 if given.at is None else given.at
     if launcher.detect().launcher != "none":
         parser.error("expected no launcher: the program starts its ranks itself, as launchers end all if one is lost")
-    if given.nproc < 2:
-        parser.error(f"--nproc: expected 2 or more, got {given.nproc}")
     if not 0 < at < given.steps:
         parser.error(f"--at: expected a step from 1 to {given.steps - 1}, got {at}")
     if not set(given.lose) < set(range(given.nproc)):
