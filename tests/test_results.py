@@ -35,9 +35,21 @@ def test_rows(tmp_path: Path) -> None:
     assert json.loads(text) == json.loads(json.dumps(document))
     lines = text.splitlines()
     assert '  "short": {"a": 1, "b": [2, 3]},' in lines
-    assert f'      "times": {json.dumps(long["times"])}' in lines
-    assert '      "name": "µs of a row",' in lines
+    assert f"    {json.dumps(long, ensure_ascii=False)}," in lines
     assert f"    {json.dumps({'flat': 'x' * 200})}" in lines
     assert lines.count("    [],") + lines.count("    {},") == 79
     assert documents.rows([]) == "[]"
     assert documents.rows(1.5) == "1.5"
+
+
+def test_a_row_has_lists_and_objects_in_it() -> None:
+    """Each element of a list is a line, with all that it holds; an element with rows of its own is not."""
+    row = {"size": 4, "times": {name: [0.125] * 30 for name in ("shm", "mpi")}, "pairs": [[1, 2], [3, 4]]}
+    grid = [[index * 1000 + place for place in range(30)] for index in range(3)]
+    document = {"jobs": [{"ranks": 2, "points": [row, row]}], "grid": grid, "by size": {"4": row}}
+    lines = documents.rows(document).splitlines()
+    assert lines.count(f"        {json.dumps(row)},") == lines.count(f"        {json.dumps(row)}") == 1
+    assert [line.strip(" ,") for line in lines if line.startswith("    [")] == list(map(json.dumps, grid))
+    assert '      "ranks": 2,' in lines
+    assert '      "size": 4,' in lines, "an object's parts have lines of their own"
+    assert json.loads("\n".join(lines)) == document

@@ -91,24 +91,36 @@ def dumps(value: Any) -> str:
 
 
 def rows(value: Any) -> str:
-    """Encode a value for people and for ``git diff``: a line for each part that fits into one, and for each row, a list
-    or object without others in it.
+    """Encode a value for people and for ``git diff``: a line for each part that fits into one, and for each row.
+
+    A row is a list or object without others in it, or an element of a list that has no list of objects in it.
     """
     return _rows(json.loads(json.dumps(value)), "")
 
 
-def _rows(value: Any, indent: str) -> str:
+def _parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether a list of objects is in the value."""
+    parts = _parts(value)
+    return (isinstance(value, list) and any(isinstance(part, dict) for part in parts)) or any(map(_has_rows, parts))
+
+
+def _rows(value: Any, indent: str, *, element: bool = False) -> str:
+    """``element``: of a list."""
     flat = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, (dict, list)):
-        return flat
-    parts = list(value.values()) if isinstance(value, dict) else value
-    if len(indent) + len(flat) <= _LINE or not any(isinstance(part, (dict, list)) for part in parts):
+    parts = _parts(value)
+    fits = len(indent) + len(flat) <= _LINE or not any(isinstance(part, (dict, list)) for part in parts)
+    if fits or (element and not _has_rows(value)):
         return flat
     deeper = indent + "  "
     heads = [""] * len(parts)
     if isinstance(value, dict):
         heads = [f"{json.dumps(key, ensure_ascii=False)}: " for key in value]
-    lines = ",\n".join(deeper + head + _rows(part, deeper) for head, part in zip(heads, parts, strict=True))
+    texts = [_rows(part, deeper, element=isinstance(value, list)) for part in parts]
+    lines = ",\n".join(deeper + head + text for head, text in zip(heads, texts, strict=True))
     return f"{flat[0]}\n{lines}\n{indent}{flat[-1]}"
 
 
