@@ -99,6 +99,32 @@ def workload(name: str, measured: Mapping[str, Any], rails: Mapping[str, Any], c
     _save(figure, path)
 
 
+def gains(found: Mapping[str, Mapping[str, figures.Gain]], path: Path) -> None:
+    """The gain of the best mix over the best single library, by workload and cluster."""
+    figure, axes = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    names = {"moe": "mixture of experts", "dlrm": "DLRM", "dense": "dense, tensor-parallel"}
+    clusters = list(dict.fromkeys(shape for each in found.values() for shape in each))
+    width = 0.8 / len(clusters)
+    for index, shape in enumerate(clusters):
+        there = [(place, each[shape]) for place, each in enumerate(found.values()) if shape in each]
+        x = [place - 0.4 + (index + 0.5) * width for place, _ in there]
+        hosts, ranks = shape.split("x")
+        label = f"{hosts} hosts, {ranks} rank{'s' if ranks != '1' else ''} on each"
+        colour = list(_ROW_COLOURS.values())[index]
+        bars = axes.bar(x, [100 * each.gain for _, each in there], 0.92 * width, label=label, color=colour)
+        axes.bar_label(bars, fmt="%+.0f %%", fontsize=8, padding=2)
+    most = max(each.gain for shapes in found.values() for each in shapes.values())
+    axes.set_xticks(range(len(found)), [names[name] for name in found])
+    axes.set(ylabel="more steps per second, %")
+    axes.margins(y=0.15)
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.legend(frameon=False, fontsize=8)
+    title = f"Mixing libraries trains up to {most:.0%} faster than the best single library"
+    axes.set_title(f"{title} (emulated hosts with two NICs)", fontsize=10, loc="left")
+    _plain(axes)
+    _save(figure, path)
+
+
 def frameworks(measured: Mapping[str, Any], shape: str, path: Path) -> None:
     """Mixing compared with mpi4py and torch.distributed, as multiples of the slowest."""
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")

@@ -28,6 +28,8 @@ _RAILS = "-rails"
 
 def section(measured: Mapping[str, Mapping[str, Any]], cores: int, images: Path, link: str) -> list[str]:
     """Gains, then each workload, then the frameworks."""
+    from lab import charts
+
     lines = ["## The paper's Figures 8 to 11", ""]
     clusters = [str(shape) for shape in stages.SHAPES]
     found = {
@@ -42,20 +44,28 @@ def section(measured: Mapping[str, Mapping[str, Any]], cores: int, images: Path,
         for name in found
     }
     lines += gains(found, rails)
+    charts.gains(all_gains(found, rails), images / "lab-gains.png")
+    lines += [f"![Gain of the best mix over the best single library]({link}/lab-gains.png)", ""]
     for name, documents in found.items():
         lines += workload(name, documents, rails[name], cores, images, link)
     lines += frameworks(found, images, link)
     return lines
 
 
+def all_gains(found: Mapping[str, Any], rails: Mapping[str, Any]) -> dict[str, dict[str, figures.Gain]]:
+    """The gain of mixing in each workload on each cluster of several ranks."""
+    return {
+        name: {shape: figures.gain(each, rails[name].get(shape)) for shape, each in documents.items() if shape != "1x1"}
+        for name, documents in found.items()
+    }
+
+
 def gains(found: Mapping[str, Any], rails: Mapping[str, Any]) -> list[str]:
     """The gain of mixing, compared with the targets."""
     rows = []
-    for name, documents in found.items():
-        for shape, document in documents.items():
-            if shape == "1x1":
-                continue
-            each = figures.gain(document, rails[name].get(shape))
+    for name, shapes in all_gains(found, rails).items():
+        for shape, each in shapes.items():
+            document = found[name][shape]
             other = "" if each.rails_gain is None else f"{each.rails_gain:+.0%} ({each.rails})"
             verdict = "met" if each.met else "**missed**"
             most = figures.allowed(document, sum(stages.NICS) / stages.NICS[0])

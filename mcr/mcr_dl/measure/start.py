@@ -40,6 +40,7 @@ _VISITS = 3  # to a point that was disturbed
 _SUSPICIOUS = 1.1  # a call that takes so many times as long as a larger one was disturbed
 _IMPLAUSIBLE = 2  # one that still takes so many times as long is left out
 _JUMP = 4  # and so was one that takes so many times as long as its size and a smaller call let expect
+_RESERVE = 0.15  # seconds for the last point and for what follows
 _CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
 
@@ -85,9 +86,9 @@ def _points() -> Iterator[tuple[_Kind, int]]:
     for kinds, sizes in (
         (blocking, _COARSE),
         (blocking, _FINE),
-        (others, _COARSE),
         (sizeless, (0,)),
         (blocking, _LARGE),
+        (others, _COARSE),
         (starting, _COARSE),
         (vectored, (*_COARSE, *_LARGE)),
         (starting, (*_FINE, *_LARGE)),
@@ -137,10 +138,10 @@ class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective."""
 
     def __init__(self, group: _C.Group, seconds: float) -> None:
-        self._group, self._seconds = group, seconds
+        self._begin = perf_counter()
+        self._group, self._seconds = group, seconds - _RESERVE
         self._control = TorchControl(group)
         self._core = launcher.own_core()
-        self._begin = perf_counter()
         self._results: dict[_Kind, _Results] = {}
 
     def run(self, shape: Shape) -> Scale:
