@@ -53,7 +53,7 @@ CHOICES = """\
 ## What `mcr-tune` chose
 
 `mcr-tune --quick` with float32, 4 bytes to 1 MiB, on each cluster; the cheapest from 0 bytes, then from the size
-given. `auto` goes by this table in all that follows.
+given. `auto` chooses from this table in all that follows.
 """
 
 DEMO = """\

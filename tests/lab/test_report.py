@@ -77,7 +77,7 @@ def test_a_report_of_a_few_stages(tmp_path: Path) -> None:
     assert "Not run." in text
     assert text.count("Not measured.") == 2
     pictures = {path.name for path in (docs / "images").iterdir()}
-    assert pictures == {"lab-topology.png", "lab-moe.png"}
+    assert pictures == {"lab-topology.png", "lab-moe.png", "lab-gains.png"}
     assert "lab-dlrm" not in text
     whole = json.loads((docs / "results" / "lab.json").read_text())
     assert whole["results"]["2x1"]["moe-rails"]["rows"][1]["row"] == "mpi"

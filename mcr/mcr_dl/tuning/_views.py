@@ -29,7 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     view("show", "Who wins, by operation, message size and scale.").add_argument("operation", nargs="?")
     drawn = view("plot", "Draw the cost curves with their crossings.")
     drawn.add_argument("file", nargs="?", metavar="FILE.png", type=arguments.checked(arguments.plot))
-    drawn.add_argument("-o", "--output", metavar="FILE.png", type=arguments.checked(arguments.plot), help="the same")
+    drawn.add_argument(
+        "-o", "--output", metavar="FILE.png", type=arguments.checked(arguments.plot), help="where the picture goes"
+    )
     drawn.add_argument("--ops", type=arguments.checked(arguments.operation_names), metavar="LIST")
     drawn.add_argument(
         "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (the largest)"

@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line: options of a measurement, or a command for measured tables."""
     result = arguments.command(
         _PROGRAM,
-        "Measure every backend and variant for every operation, and write the table that `auto` goes by.",
+        "Measure every backend and variant for every operation, and write the table from which `auto` chooses.",
         "Without COMMAND it measures, on ranks that it starts here, or in those of torchrun, mpiexec or srun.",
     )
     views.add(result)
@@ -298,6 +298,7 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
 
 
 def _measure(settings: _Settings) -> int:
+    registry.require_environment()
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
     for ranks in settings.ranks:
