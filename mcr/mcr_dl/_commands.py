@@ -3,47 +3,76 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
+from collections.abc import Callable
 
 # Only commands, tables and pictures need these.
 OPTIONAL = ("jsonschema", "matplotlib", "platformdirs", "rich")
 _LACKS_PACKAGE = 2  # exit code
 
 
-def run(program: str, module: str) -> int:
-    """Call ``main()`` of the module; one line and exit code 2 if one of ``OPTIONAL`` is not installed."""
+def _run(program: str, command: Callable[[], int]) -> int:
+    """Import and call the command; one line and exit code 2 if one of ``OPTIONAL`` is not installed."""
     try:
-        code: int = importlib.import_module(module).main()
+        return command()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in OPTIONAL:
             raise
         print(f"{program}: error: needs {package}, which is not installed: pip install {package}", file=sys.stderr)
         return _LACKS_PACKAGE
-    return code or 0
+
+
+def _bench() -> int:
+    from mcr_dl.bench.cli import main
+
+    return main()
+
+
+def _info() -> int:
+    from mcr_dl.info import main
+
+    return main()
+
+
+def _trace() -> int:
+    from mcr_dl.trace.cli import main
+
+    return main()
+
+
+def _tune() -> int:
+    from mcr_dl.tuning.cli import main
+
+    return main()
+
+
+def _testing() -> int:
+    from mcr_dl.testing.cli import main
+
+    return main()
 
 
 def bench() -> int:
     """``mcr-bench``."""
-    return run("mcr-bench", "mcr_dl.bench.cli")
+    return _run("mcr-bench", _bench)
 
 
 def info() -> int:
     """``mcr-info``."""
-    return run("mcr-info", "mcr_dl.info")
+    return _run("mcr-info", _info)
 
 
 def trace() -> int:
     """``mcr-trace``."""
-    return run("mcr-trace", "mcr_dl.trace.cli")
+    return _run("mcr-trace", _trace)
 
 
 def tune() -> int:
     """``mcr-tune``."""
-    return run("mcr-tune", "mcr_dl.tuning.cli")
+    return _run("mcr-tune", _tune)
 
 
 def testing() -> int:
     """``python -m mcr_dl.testing``."""
-    return run("python -m mcr_dl.testing", "mcr_dl.testing.cli")
+    return _run("python -m mcr_dl.testing", _testing)

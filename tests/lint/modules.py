@@ -2,9 +2,10 @@
 """Checks the imports of the Python package: ``PYTHONPATH=tests python -m lint.modules [--draw]``.
 
 A package imports itself and the packages before it in ``LAYERS``; no modules import each other in a circle, not for
-type checkers either. A function imports an own module only if that module needs an optional package of third parties,
-and these imports must point downwards too. Names that begin with an underscore stay in their package. Names of backends
-stay in their descriptors (``libraries``), and in example programs.
+type checkers either. A string that is the name of a module counts as its import. A function imports an own module only
+if that module needs an optional package of third parties, and these imports must point downwards too. Names that begin
+with an underscore stay in their package. Names of backends stay in their descriptors (``libraries``), and in example
+programs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ LAYERS = (
     "_C",  # the compiled core
     "_build",
     "_installed",
-    "_commands",  # entry points, which load a command by name to say which package it lacks
     "base",  # errors, documents, the op table's operations, the launcher's environment, agreement over a store
     "codecs",
     "tables",  # tuning tables, and what `auto` knows of them
@@ -51,6 +51,8 @@ LAYERS = (
     "info",
     "testing",  # the conformance kit: cases of the operations, expected results, ranks
     "examples",
+    "_commands",  # the commands' entry points, which say which package a command lacks
+    "__main__",  # of every package: python -m
 )
 COMPILED = ("_C", "_build")
 # Packages that the library works without.
@@ -72,7 +74,8 @@ class Import:
 
 def layer_of(module: str) -> str:
     """The entry of ``LAYERS`` that a module belongs to."""
-    return ([*module.split("."), ROOT])[1]
+    parts = module.split(".")
+    return parts[-1] if parts[-1] == "__main__" else [*parts, ROOT][1]
 
 
 def _package(module: str, known: Iterable[str]) -> str:
@@ -147,11 +150,16 @@ class Package:
         return any(self.needs_optional(each, seen | {module}) for each in self.targets(module, late=False))
 
     def upward(self) -> Iterator[str]:
-        """Imports of higher layers."""
+        """Imports of higher layers, and their modules in strings, by which a function may import them."""
         for module in self.imports:
-            for target in sorted(self.targets(module)):
+            for target in sorted(self.targets(module) | self._strings(module)):
                 if LAYERS.index(layer_of(target)) > LAYERS.index(layer_of(module)):
                     yield f"{module}: imports {target}, which is not below it"
+
+    def _strings(self, module: str) -> set[str]:
+        """The own modules that strings of a module name, as in ``run("mcr_dl.bench.cli")``."""
+        found = {node.value for node in ast.walk(self.trees[module]) if isinstance(node, ast.Constant)}
+        return {each for each in found if isinstance(each, str) and "." in each} & self.known
 
     def late(self) -> Iterator[str]:
         """Imports of own modules inside functions that have no reason."""
