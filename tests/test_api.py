@@ -95,6 +95,13 @@ def test_all_is_complete() -> None:
     assert own == sorted(own)
 
 
+def test_dir_shows_public_names() -> None:
+    """torch's private names are in ``__all__`` but not in the list that people look at."""
+    listed = dir(mcr_dl)
+    assert [name for name in listed if name.startswith("_") and not name.endswith("__")] == []
+    assert {"__version__", "all_reduce", "init", "trace"} <= set(listed)
+
+
 @pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])
 def test_operation_docstrings(row: dict[str, Any]) -> None:
     """Every operation documents its arguments, its exceptions and its source."""

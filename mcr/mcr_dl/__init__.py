@@ -205,4 +205,6 @@ if not TYPE_CHECKING:  # type checkers know the names above alone, and report ot
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})
+    """The public names and those of Python's own form, without torch's private ones, which ``__all__`` has too."""
+    public = {name for name in (*__all__, *_PACKAGES) if not name.startswith("_")}
+    return sorted({*public, *(name for name in globals() if name.startswith("__"))})

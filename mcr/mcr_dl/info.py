@@ -100,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    registry.require_environment()
     status = available_backends()
     usable = [name for name in registry.automatic("cpu") if status.get(name, "").startswith("ok")]
     default_group.init_process_group(usable or [null.LIBRARY.name])

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PREFIX = "MCR_DL_"
+PAGE = "docs/environment.md"
 
 
 class Variable(NamedTuple):
@@ -116,9 +117,10 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def warn_of_unknown() -> None:
-    """Warn of unknown variables, once per process."""
+    """Warn of unknown variables, once per process, in one line: a line of the source would say nothing more."""
     global _warned
     texts = [] if _warned else unknown()
     _warned = True
     if texts:
-        warnings.warn(f"unknown environment variables, which have no effect: {', '.join(texts)}", stacklevel=2)
+        text = f"unknown environment variables, which have no effect: {', '.join(texts)}; {PAGE} lists those that have"
+        warnings.warn_explicit(text, UserWarning, "<environment>", 1)

@@ -242,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure and report. Exit code 1: wrong values, 2: bad input or a failed backend, 130: interrupted."""
     try:
         settings, ranks = _parse(argv)
+        registry.require_environment()
     except McrError as error:
         return refuse(_PROGRAM, str(error))
     return run_rank(settings) if launched() else _start_ranks(settings, ranks)

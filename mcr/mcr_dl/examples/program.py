@@ -26,6 +26,7 @@ from mcr_dl.commands.console import Console
 from mcr_dl.examples import mixes, report
 from mcr_dl.examples import record as records
 from mcr_dl.examples.comm import ALL_REDUCE, ALL_TO_ALL, Comm, Layout, make_groups
+from mcr_dl.libraries import registry
 from mcr_dl.trace import cli
 from mcr_dl.trace.plot import plot
 from mcr_dl.trace.show import show
@@ -280,7 +281,15 @@ def parser(module: str, summary: str, *, steps: int) -> arguments.Parser:
     return result
 
 
-def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
+def require_environment(given: arguments.Parser) -> None:
+    """Exit with a one-line error if a variable names an unknown backend, or a library that is not there."""
+    try:
+        registry.require_environment()
+    except dist.McrError as error:
+        given.error(str(error))
+
+
+def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequence[str]) -> Any:
     """Read the command line; exits with a one-line error if something in it is wrong.
 
     Args:
@@ -289,6 +298,7 @@ def parse(given: argparse.ArgumentParser, argv: Sequence[str] | None, *, positiv
         positive: names of arguments that must be more than 0, in addition to those that all programs have.
     """
     found = given.parse_args(argv)
+    require_environment(given)
     for name in ("steps", *positive):
         if getattr(found, name) <= 0:
             given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")

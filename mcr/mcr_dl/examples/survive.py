@@ -30,6 +30,7 @@ from mcr_dl.base import launcher
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import report
+from mcr_dl.examples.program import require_environment
 from mcr_dl.examples.survive_model import BATCH, Trainer, UnrecoverableError
 
 TOLERANCE = 1e-3  # relative: sums over other numbers of ranks round differently, and training enlarges that
@@ -191,6 +192,7 @@ def _parser() -> arguments.Parser:
 def _parse(argv: Sequence[str] | None) -> Options:
     parser = _parser()
     given = parser.parse_args(argv)
+    require_environment(parser)
     at = given.steps // 2 if given.at is None else given.at
     if launcher.detect().launcher != "none":
         parser.error("expected no launcher: the program starts its ranks itself, as launchers end all if one is lost")

@@ -80,8 +80,9 @@ def start(
     wanted = registry.parse_for_group(backend)
     specifications = trace.with_log(chain.specify(passes))
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    variables.warn_of_unknown()
     launch = _launch_of(rank, world_size)
+    if launch.rank == 0:
+        variables.warn_of_unknown()
     if store is None:
         store = meeting.meet(launch, init_method, limit)
     store = lives.separate(store, launch, limit)

@@ -70,6 +70,9 @@ class Library:
         """
         return module_path(self.name), ""
 
+    def require_named(self) -> None:
+        """Raise BackendUnavailableError if ``variable`` is set and names no library that this process can use."""
+
     def domain(self) -> str:
         """Identify the set of processes that the library can connect with this one; empty: those of the whole job."""
         return ""

@@ -140,6 +140,14 @@ class Mpi(Library):
             self.share_cores()
         return module_path(module(library)), ""
 
+    def require_named(self) -> None:
+        """The named library must exist and fit the launcher. It is not loaded."""
+        if os.environ.get(self.variable):
+            try:
+                find()
+            except MpiLibraryError as error:
+                raise BackendUnavailableError(str(error), absent=error.absent) from error
+
     def require_launcher(self, size: int) -> None:
         """Open MPI starts under its own launcher only."""
         try:

@@ -143,6 +143,11 @@ class Nccl(Library):
         except NcclLibraryError as error:
             raise BackendUnavailableError(str(error), absent=error.absent) from error
 
+    def require_named(self) -> None:
+        """The loader must find the named library, which it loads."""
+        if os.environ.get(self.variable):
+            self.locate()
+
     def is_absent(self, error: BackendUnavailableError) -> bool:
         """The core may find no device after the library was found."""
         return error.absent or _NO_DEVICE in str(error)

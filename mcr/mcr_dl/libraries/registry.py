@@ -236,6 +236,16 @@ def parse_for_group(backend: str | Iterable[str] | None) -> list[str]:
     return names
 
 
+def require_environment() -> None:
+    """Check the variables that name backends and their libraries, also those that the caller does not use.
+
+    Raises InvalidArgumentError or BackendUnavailableError, which names the variable.
+    """
+    parse_for_group(None)
+    for library in DESCRIBED:
+        library.require_named()
+
+
 def combined(backends: Iterable[str], local: Iterable[str], *, several_networks: bool) -> list[str]:
     """The backends made of others that ``auto`` adds in a job of several hosts: hierarchies of a ``local`` backend, one
     of a host, and one between hosts; stripes over two between hosts if every host has several networks."""
