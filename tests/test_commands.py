@@ -70,6 +70,8 @@ REFUSED = [
     ("mcr-tune", "export --format openmpi", "invalid choice: export (choose from show, plot, diff, simulate)"),
     ("mcr-tune", "--qiuck", "unrecognized arguments: --qiuck"),
     ("mcr-tune", "--quick show", "expected show first, or options of a measurement alone, got --quick"),
+    ("mcr-tune", "show nofile.json", "there is no such file, and mcr-tune show --table FILE shows one"),
+    ("mcr-tune", f"show {__file__}", f"got a file: mcr-tune show --table {__file__}"),
     ("mcr-trace", "sumary traces", "invalid choice: sumary (choose from merge, summary"),
     ("mcr-info", "--jsn", "unrecognized arguments: --jsn; did you mean --json?"),
     ("mcr-bench", "--opps all", "unrecognized arguments: --opps all; did you mean --ops?"),

@@ -145,6 +145,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     facts, text = _start(blocked, 2, "gloo,shm")
     assert facts[0]["scales"]
     assert text.count("the next start measures again") == 1
+    assert text.count("XDG_CACHE_HOME sets another folder") == 1
 
 
 def test_a_candidate_with_wrong_results_is_left_out(tmp_path: Path) -> None:

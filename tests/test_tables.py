@@ -292,6 +292,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         table.write(make(), tmp_path / "file" / "table.json")
 
 
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variable that sets another one."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"cannot be written: .*; XDG_CACHE_HOME sets another folder for it"):
+        table.write(make(), table.default_path(HOST))
+
+
 # ---- doubts
 
 

@@ -93,7 +93,8 @@ def _keep(scale: Scale, backends: list[str]) -> str:
         if table is not None:
             files.write(table, path)
     except OSError as error:
-        _log.warning("%s; the next start measures again", error)
+        advice = f"until then the next start measures again, unless {choice.VARIABLE} names a table of mcr-tune -o FILE"
+        _log.warning("%s; %s", error, advice)
         return ""
     return "" if table is None else str(path)
 

@@ -104,7 +104,9 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
         _replace(file, documents.rows(document) + "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise OSError(f"tuning table {file}: cannot be written: {reason}; name another file") from error
+        cached = _cache() in file.parents
+        advice = "XDG_CACHE_HOME sets another folder for it" if cached else "name another file"
+        raise OSError(f"tuning table {file}: cannot be written: {reason}; {advice}") from error
 
 
 def default_path(host: Host) -> Path:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.commands import arguments
@@ -51,10 +53,26 @@ def _read(path: str | None) -> Table:
     return tables.read(own)
 
 
+def _refuse_file(operation: str | None) -> None:
+    """Raise InvalidArgumentError for the name of a file where the name of an operation is expected."""
+    if operation is None or not ("." in operation or os.sep in operation):
+        return
+    usage = "mcr-tune show --table FILE"
+    if Path(operation).is_file():
+        message = f"operation: expected a name such as all_reduce, got a file: {usage.replace('FILE', operation)}"
+    else:
+        message = (
+            f"operation: expected a name such as all_reduce, got {operation!r}; if a table is meant, there is no such "
+            f"file, and {usage} shows one"
+        )
+    raise InvalidArgumentError(message)
+
+
 def run(given: argparse.Namespace) -> int:
     """Show, draw, compare or simulate; returns the exit code."""
     console = Console()
     if given.view == "show":
+        _refuse_file(given.operation)
         table = _read(given.table)
         if not arguments.write_json(given.json, lambda: show.document(table, given.operation)):
             show.show(table, console, given.operation)
