@@ -15,7 +15,8 @@ import pytest
 from mcr_dl import InvalidArgumentError
 from mcr_dl.commands.console import Console
 from mcr_dl.tables.table import Curve, Exclusion, Table
-from mcr_dl.tuning.diff import diff
+from mcr_dl.tables.winners import steady
+from mcr_dl.tuning.diff import diff, differences
 from mcr_dl.tuning.plot import figure_of, plot
 from mcr_dl.tuning.show import show
 from tables import HOST, SOFTWARE, TIME, curve, make, scale, winner
@@ -61,6 +62,47 @@ def test_show_is_a_table_of_winners_by_size_and_scale() -> None:
         assert part in text
     assert "mcr_dl 0.1.0, torch 2.13.0, Python 3.11.7, mpi MPICH 5.0.2, gloo torch 2.13.0" in text
     assert "2 ranks: gloo from all_to_all (bool): [2] wrong values" in text
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        # An owner for less than an octave between ranges of another one.
+        (((0, "mpi"), (33051, "ucc"), (50000, "mpi")), ((0, "mpi"),)),
+        (((0, "mpi"), (33051, "ucc"), (40000, "mpi"), (60000, "ucc")), ((0, "mpi"), (60000, "ucc"))),
+        # An octave, or between two owners.
+        (((0, "mpi"), (32768, "ucc"), (65536, "mpi")), ((0, "mpi"), (32768, "ucc"), (65536, "mpi"))),
+        (((0, "mpi"), (512, "gloo"), (600, "ucc")), ((0, "mpi"), (512, "gloo"), (600, "ucc"))),
+        # mpi takes 1 % longer than shm, gloo more than that.
+        (((0, "mpi"), (16, "shm"), (512, "gloo")), ((0, "mpi"), (512, "gloo"))),
+        (((0, "shm"), (16, "mpi"), (256, "shm"), (512, "gloo")), ((0, "shm"), (512, "gloo"))),
+        (((0, "gloo"), (16, "shm"), (128, "mpi")), ((0, "gloo"), (16, "shm"))),
+    ],
+)
+def test_winners_without_noise(ranges: tuple[tuple[int, str], ...], expected: tuple[tuple[int, str], ...]) -> None:
+    """Ranges within 2 %, and short ones between two of one owner, are no crossings; ucc has no curve here."""
+    curves = (curve("mpi", 1.01, 2.02, 404.0), curve("shm", 1.0, 2.0, 400.0), curve("gloo", 30.0, 31.0, 100.0))
+    given = scale(curves=curves, winners=(winner(*ranges),))
+    assert steady(given, given.winners[0]) == winner(*expected)
+
+
+def test_sizes_of_crossings_are_rounded() -> None:
+    table = make(scale(winners=(winner((0, "mpi"), (33051, "gloo")),)))
+    lines = printed(lambda console: show(table, console)).splitlines()
+    assert [line.split()[1] for line in lines if "gloo" in line and line.startswith("│")] == ["32.3K"]
+    other = make(scale(winners=(winner((0, "mpi"), (127320, "gloo")),)))
+    rows = [row for row in differences(table, other) if row[1].startswith("winner")]
+    assert rows == [("2 ranks, all_reduce, float", "winner 32.3K-124K", "gloo", "mpi")]
+    near = make(scale(winners=(winner((0, "mpi"), (50000, "gloo")),)))
+    assert differences(table, near) == [], "the crossing has moved by less than an octave"
+
+
+def test_winners_that_are_about_equal_in_both_tables_are_no_difference() -> None:
+    tables = [
+        make(scale(curves=(curve("mpi", one), curve("gloo", 2.02 - one)), winners=(winner((0, name)),)))
+        for name, one in (("mpi", 1.005), ("gloo", 1.015))
+    ]
+    assert differences(*tables) == []
 
 
 def test_show_of_one_operation() -> None:
@@ -130,7 +172,7 @@ def test_tables_that_are_equal_have_no_differences() -> None:
 
 
 def test_differences_of_tables() -> None:
-    fast = (curve("mpi", 1.1, 2.0, 300.0), curve("ucc", 9.0))
+    fast = (curve("mpi", 1.1, 2.0, 300.0), curve("ucc", 9.0, 50.0, 200.0))
     other = make(
         scale(curves=fast, winners=(winner((0, "mpi"), (1024, "ucc")),)),
         scale(8),

@@ -231,6 +231,7 @@ def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str
     from lab import charts
     from mcr_dl.commands.sizes import short_size_text
     from mcr_dl.tables import table as tables
+    from mcr_dl.tables.winners import steady
 
     del measured
     lines = [CHOICES]
@@ -243,7 +244,7 @@ def choices(measured: Measured, work: Path, images: Path, link: str) -> list[str
     def chosen(scale: Any, name: str) -> str:
         for winner in scale.winners:
             if winner.operation == name:
-                first, *others = winner.ranges
+                first, *others = steady(scale, winner).ranges
                 return ", ".join(
                     [first.candidate, *(f"{short_size_text(each.start)}: {each.candidate}" for each in others)]
                 )

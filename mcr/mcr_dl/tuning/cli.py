@@ -21,13 +21,14 @@ from mcr_dl.base.operations import frequent
 from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.libraries import registry
 from mcr_dl.measure import devices
 from mcr_dl.tables import codecs
 from mcr_dl.tables import table as tables
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Scale, Table, now
+from mcr_dl.tables.winners import steady
 from mcr_dl.tuning import _views as views
 from mcr_dl.tuning import launched as inside
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
@@ -282,8 +283,8 @@ def _summary(scale: Scale, path: Path, seconds: float, devices: int) -> None:
         grid.add_column(name)
     for winner in scale.winners:
         steps = [
-            f"{each.candidate}" if each.start == 0 else f"{size_text(each.start)}: {each.candidate}"
-            for each in winner.ranges
+            f"{each.candidate}" if each.start == 0 else f"{short_size_text(each.start)}: {each.candidate}"
+            for each in steady(scale, winner).ranges
         ]
         form = "asynchronous" if winner.async_op else "blocking"
         grid.add_row(winner.operation, winner.dtype_class, form, ", ".join(steps))

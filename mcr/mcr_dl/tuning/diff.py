@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import time_text
 from mcr_dl.tables.model import Subject
 from mcr_dl.tables.table import Curve, Scale, Table, Winner
+from mcr_dl.tables.winners import Comparison, short, steady
 
 if TYPE_CHECKING:
     from mcr_dl.commands.console import Console
@@ -35,15 +38,34 @@ def _presence(where: str, kind: str, left: set[str], right: set[str]) -> Iterato
         yield where, f"{kind} {name}", "yes" if there else "-", "-" if there else "yes"
 
 
-def _winner_rows(where: str, one: Winner, two: Winner) -> Iterator[Row]:
-    """A row for each range of sizes where another candidate wins."""
+Piece = tuple[int, float, str, str]
+"""A range of sizes, from and to, and its owner in each table."""
+
+
+def _pieces(one: Winner, two: Winner) -> list[Piece]:
+    """The ranges in which neither owner changes."""
     starts = sorted({each.start for winner in (one, two) for each in winner.ranges})
     pairs = [(start, one.at(start), two.at(start)) for start in starts]
     changes = [pair for index, pair in enumerate(pairs) if index == 0 or pair[1:] != pairs[index - 1][1:]]
-    ends = [size_text(start) for start, _, _ in changes[1:]] + ["inf"]
-    for (start, left, right), end in zip(changes, ends, strict=True):
-        if left != right:
-            yield where, f"winner {size_text(start)}-{end}", left, right
+    ends = [*(float(start) for start, _, _ in changes[1:]), math.inf]
+    return [(start, end, left, right) for (start, left, right), end in zip(changes, ends, strict=True)]
+
+
+def _winner_rows(where: str, scales: tuple[Scale, Scale], winners: tuple[Winner, Winner]) -> Iterator[Row]:
+    """A row for each range of sizes where another candidate wins, by more than noise and for at least an octave."""
+    one, two = (Comparison(scale, winner.subject) for scale, winner in zip(scales, winners, strict=True))
+
+    def differs(piece: Piece) -> bool:
+        start, end, left, right = piece
+        return not (one.about_equal(right, left, start, end) and two.about_equal(left, right, start, end))
+
+    pieces = _pieces(*(steady(scale, winner) for scale, winner in zip(scales, winners, strict=True)))
+    for different, run in groupby(pieces, differs):
+        found = list(run)
+        if different and not short(found[0][0], found[-1][1]):
+            for start, end, left, right in found:
+                to = "inf" if math.isinf(end) else short_size_text(int(end))
+                yield where, f"winner {short_size_text(start)}-{to}", left, right
 
 
 def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
@@ -54,7 +76,7 @@ def _curve_rows(where: str, one: Curve, two: Curve) -> Iterator[Row]:
     if not moved:
         return
     worst = max(moved, key=lambda nbytes: moved[nbytes])
-    what = f"median of {one.label}: {len(moved)} of {len(common)} sizes, most at {size_text(worst)}"
+    what = f"median of {one.label}: {len(moved)} of {len(common)} sizes, most at {short_size_text(worst)}"
     right = f"{time_text(two.medians[worst])} (x{ratios[worst]:.2f})"
     yield where, what, time_text(one.medians[worst]), right
 
@@ -71,7 +93,7 @@ def _scale_rows(one: Scale, two: Scale) -> Iterator[Row]:
         left, right = _group(one, subject), _group(two, subject)
         winners = one.winner_of(subject), two.winner_of(subject)
         if winners[0] is not None and winners[1] is not None:
-            yield from _winner_rows(where, winners[0], winners[1])
+            yield from _winner_rows(where, (one, two), (winners[0], winners[1]))
         yield from _presence(where, "curve of", set(left), set(right))
         for candidate in sorted(left.keys() & right.keys()):
             yield from _curve_rows(where, left[candidate], right[candidate])
@@ -99,7 +121,8 @@ def document(a: Table, b: Table) -> dict[str, Any]:
 def diff(a: Table, b: Table, console: Console) -> int:
     """Print the differences of two tables and return how many there are.
 
-    Medians differ if one is more than 1.2 times the other; dates and settings are not compared.
+    Medians differ if one is more than 1.2 times the other, winners if another one is more than 2 % faster, for an
+    octave of sizes or more; dates and settings are not compared.
     """
     from rich.table import Table as Grid
 

@@ -12,6 +12,7 @@ from mcr_dl.commands.pictures import style
 from mcr_dl.commands.sizes import short_size_text, size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.winners import steady
 from mcr_dl.tuning.show import select
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _curves(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) 
 def _crossovers(axes: Axes, scale: Scale, subject: Subject, colour: dict[str, str]) -> None:
     winner = scale.winner_of(subject)
     low, high = axes.get_xlim()
-    for index, each in enumerate(winner.ranges[1:] if winner else ()):
+    for index, each in enumerate(steady(scale, winner).ranges[1:] if winner else ()):
         axes.axvline(each.start, color=colour[each.candidate], linestyle="--", linewidth=1)
         on_left = each.start**2 > low * high  # the middle of a logarithmic axis
         axes.annotate(

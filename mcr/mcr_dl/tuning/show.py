@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.commands.sizes import size_text
+from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.commands.text import colours, time_text
 from mcr_dl.tables import codecs
 from mcr_dl.tables.choice import costs_of
 from mcr_dl.tables.model import Subject, content
 from mcr_dl.tables.table import Scale, Table
+from mcr_dl.tables.winners import steady
 
 if TYPE_CHECKING:
     from rich.table import Table as Grid
@@ -33,13 +34,13 @@ def select(table: Table, names: list[str] | None) -> list[Subject]:
 
 
 def _sizes(table: Table, subject: Subject) -> list[int]:
-    """All sizes that were measured or where the winner changes."""
+    """All sizes that were measured or where the winner changes by more than noise."""
     sizes: set[int] = set()
     for scale in table.scales:
         sizes.update(*(curve.medians for curve in scale.curves_of(subject)))
         winner = scale.winner_of(subject)
         if winner is not None:
-            sizes.update(each.start for each in winner.ranges[1:])
+            sizes.update(each.start for each in steady(scale, winner).ranges[1:])
     return sorted(sizes) or [0]
 
 
@@ -49,7 +50,7 @@ def _cell(scale: Scale, subject: Subject, nbytes: int, colour: dict[str, str]) -
     winner = scale.winner_of(subject)
     if winner is None:
         return Text("-")
-    name = winner.at(nbytes)
+    name = steady(scale, winner).at(nbytes)
     curves = {curve.candidate: curve for curve in scale.curves_of(subject)}
     medians = curves[name].medians if name in curves else {}
     time = time_text(medians[nbytes]) if nbytes in medians else ""
@@ -70,7 +71,7 @@ def _grid(table: Table, subject: Subject) -> Grid:
     colour = colours(table.candidates)
     for nbytes in _sizes(table, subject):
         cells = [_cell(scale, subject, nbytes, colour) for scale in table.scales]
-        grid.add_row(size_text(nbytes), *cells)
+        grid.add_row(short_size_text(nbytes), *cells)
     return grid
 
 
@@ -100,7 +101,7 @@ def _codecs(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _steps(ranges: codecs.Ranges) -> list[str]:
-    return [name if start == 0 else f"from {size_text(start)}: {name}" for start, name in ranges]
+    return [name if start == 0 else f"from {short_size_text(start)}: {name}" for start, name in ranges]
 
 
 def _excluded(table: Table, names: list[str] | None) -> list[tuple[str, str]]:
