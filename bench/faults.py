@@ -44,6 +44,7 @@ BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
     "stripe(gloo,mpi)": ("gloo;mpi;stripe(gloo,mpi)", {}),
     "hier(shm,gloo)": ("gloo;hier(shm,gloo)", {}),
     "hier(shm,mpi)": ("mpi;hier(shm,mpi)", {}),
+    "themis(shm,gloo)": ("gloo;themis(shm,gloo)", {}),
 }
 RANKS, ON_TWO_HOSTS = 3, 4  # of a job; hierarchies have two dimensions of two ranks
 _GRID = {
@@ -98,7 +99,7 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     names, variables = BACKENDS[backend]
     variables = {**variables, "FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
     size = RANKS
-    if backend.startswith("hier"):
+    if backend.startswith(("hier", "themis")):
         size, variables["MCR_DL_TOPOLOGY"] = ON_TWO_HOSTS, _topology()
     ranks = jobs.start(nursery, PROGRAM, [names, phase, fault], size, **variables)
     survivors = [ranks[0], *ranks[2:]]

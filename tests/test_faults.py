@@ -77,19 +77,19 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
                 assert re.search("1000 ?ms", rank.text), rank.text
 
 
-@pytest.mark.parametrize("across", ["mpi", "gloo"])
+@pytest.mark.parametrize(("algorithm", "across"), [("hier", "mpi"), ("hier", "gloo"), ("themis", "gloo")])
 @pytest.mark.parametrize(("phase", "faults"), [("collective", [*jobs.LOST]), ("storm", ["kill"])])
 def test_a_rank_is_lost_in_a_hierarchy(
-    nursery: Nursery, across: str, phase: str, faults: list[str], tmp_path: Path
+    nursery: Nursery, algorithm: str, across: str, phase: str, faults: list[str], tmp_path: Path
 ) -> None:
     """Ranks that do not share a line with the lost rank name it too."""
     grid = {"dimensions": [{"name": "host", "size": 2}, {"name": "rank", "size": 2}]}
     path = tmp_path / "grid.json"
     path.write_text(json.dumps({"format": "mcr-dl topology", "version": 1, **grid}))
-    names = f"{across};hier(shm,{across})"
+    names = f"{across};{algorithm}(shm,{across})"
     for fault in faults:
         ranks = jobs.start(nursery, "faulty", [names, phase, fault], 4, MCR_DL_TOPOLOGY=str(path))
-        _survivors(nursery, ranks, rf"{RAISED}: hier\(shm,{across}\)\.\w+ \(group '", fault)
+        _survivors(nursery, ranks, rf"{RAISED}: {algorithm}\(shm,{across}\)\.\w+ \(group '", fault)
         nursery.clear()
 
 
