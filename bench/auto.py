@@ -30,7 +30,7 @@ from auto_report import draw, markdown
 from mcr_dl import _C
 
 TUNED = "`mcr-tune --quick`, then `python bench/auto.py` (table `{table}`)"
-FIRST_START = "`python bench/auto.py --first-start`: `auto` uses what it measures in its own first three seconds, in each pass again"
+FIRST_START = "`python bench/auto.py --first-start`: `auto` measures in its own first three seconds, in each pass again"
 PEERS = ("auto", "mpi4py", "gloo")  # torch.distributed's gloo
 
 

@@ -77,13 +77,13 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Themis in real runs",
         "",
-        f"`python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all hosts of",
-        "the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds in which",
-        "the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is the candidate",
-        "with one order for all chunks and its own best number of chunks: the best-tuned hierarchical algorithm. `plan`",
-        "is the simulated time of `themis`, from rates that the ranks measured at the start. The gains divide the time",
-        "of `baseline` by that of `themis`, as simulated and as measured. `over the best` divides the best of `gloo`,",
-        "`mpi` and `hier` by `themis`.",
+        f"`python bench/themis_runs.py` on {date.today()}: {platform.machine()}, {os.cpu_count()} cores for all hosts",
+        "of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds in",
+        "which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is the",
+        "candidate with one order for all chunks and its own best number of chunks: the best-tuned hierarchical",
+        "algorithm. `plan` is the simulated time of `themis`, from rates that the ranks measured at the start. The gains",
+        "divide the time of `baseline` by that of `themis`, as simulated and as measured. `over the best` divides the",
+        "best of `gloo`, `mpi` and `hier` by `themis`.",
         "",
     ]
     header = ["call", "gloo", "mpi", "hier", "baseline", "themis", "plan", "themis / plan", "predicted gain"]
