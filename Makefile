@@ -125,7 +125,7 @@ format: $(DEPS) ## Format all sources
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-generate: build ## Write the files that are made from the op table: the stub and the support matrix
+generate: build ## Write the files that are made from tables: the stub, the support matrix and the page of variables
 	$(PY) -m mcr_dl._generate .
 
 clean: ## Remove all that was built, the environments too

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as torch_dist
 
 import mcr_dl
 from harness import Pools
 from mcr_dl import _C, _generate
+from mcr_dl.base.signature import root_names
 from ranks import api, session, works
 
 SHARED = [name for name in mcr_dl.__all__ if callable(getattr(torch_dist, name, None))]
@@ -95,11 +97,17 @@ def test_all_is_complete() -> None:
     assert own == sorted(own)
 
 
-def test_dir_shows_public_names() -> None:
-    """torch's private names are in ``__all__`` but not in the list that people look at."""
-    listed = dir(mcr_dl)
-    assert [name for name in listed if name.startswith("_") and not name.endswith("__")] == []
-    assert {"__version__", "all_reduce", "init", "trace"} <= set(listed)
+@pytest.mark.parametrize("row", [row for row in _C.signatures() if root_names(row)], ids=lambda row: row["name"])
+def test_names_of_the_root(row: dict[str, Any]) -> None:
+    """Calls take each keyword that the docstring and the stub name: they fail for want of a group alone."""
+    own, *others = root_names(row)
+    assert f"{own}: global rank of the root. The keyword may also be {' or '.join(others)}." in " ".join(
+        (inspect.getdoc(getattr(mcr_dl, row["name"])) or "").split()
+    )
+    required = [name for name, _, default, only in row["params"] if not default and not only and name != own]
+    for root in (own, *others):
+        with pytest.raises(mcr_dl.NotInitializedError):
+            getattr(mcr_dl, row["name"])(**dict.fromkeys(required, torch.ones(1)), **{root: 0})
 
 
 @pytest.mark.parametrize("row", _C.signatures(), ids=lambda row: row["name"])

@@ -31,6 +31,11 @@ reveal_type(mcr_dl.recv(x, 1))  # int
 reveal_type(mcr_dl.recv(x, 1, async_op=True))  # Work
 reveal_type(mcr_dl.isend(x, 1))  # Work
 reveal_type(mcr_dl.gatherv(x, x, 0, [4], async_op=True))  # Work
+mcr_dl.gatherv(x, x, dst=0, rcounts=[4])
+mcr_dl.scatterv(x, x, src=0, scounts=[4])
+mcr_dl.bcast(x, src=0)
+mcr_dl.reduce(x, root=0)
+reveal_type(mcr_dl.gatherv(x, x, dst=0, rcounts=[4], async_op=True))  # Work
 mcr_dl.all_reduce(x, async_op=True).wait()
 mcr_dl.all_redcue(x)  # error: Module has no attribute "all_redcue"
 mcr_dl.all_reduce(x).wait()  # error: "None" has no attribute "wait"
@@ -75,7 +80,9 @@ def test_the_types_of_calls(tmp_path: Path) -> None:
 
 
 def test_dir_is_small() -> None:
-    """``dir(mcr_dl)`` lists the API, and neither torch's other names nor modules of the implementation."""
+    """``dir(mcr_dl)`` lists the API, and neither private or other names of torch nor modules of the implementation."""
     listed = {name for name in dir(mcr_dl) if not name.startswith("__")}
-    assert listed == {*mcr_dl.__all__, "passes", "schedule", "trace", "tuning"}
+    public = {name for name in mcr_dl.__all__ if not name.startswith("_")}
+    assert listed == {*public, "passes", "schedule", "trace", "tuning"}
+    assert "__version__" in dir(mcr_dl)
     assert all(hasattr(mcr_dl, name) for name in listed)

@@ -355,18 +355,19 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        src: global rank of the root (of the peer, for send and recv).
+        src: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        group_src: the same as a rank of the group; give one of the two.
+        async_op: True: return a Work at once. All ranks give the same value.
+        group_src: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -387,6 +388,14 @@ def broadcast(tensor: ArrayLike, src: int | None, group: ProcessGroup | Group | 
 @overload
 def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def broadcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def broadcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_src: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def broadcast(tensor: ArrayLike, root: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def broadcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def broadcast(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def broadcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -401,15 +410,16 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -440,21 +450,22 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        dst: global rank of the root (of the peer, for send and recv).
+        dst: global rank of the root. The keyword may also be root.
         op: torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        group_dst: the same as a rank of the group; give one of the two.
+        async_op: True: return a Work at once. All ranks give the same value.
+        group_dst: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -475,6 +486,14 @@ def reduce(tensor: ArrayLike, dst: int | None, op: ReduceOp | ReduceOp.RedOpType
 @overload
 def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def reduce(tensor: ArrayLike, root: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def reduce(tensor: ArrayLike, root: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_dst: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce(tensor: ArrayLike, root: int | None, op: ReduceOp | ReduceOp.RedOpType, group: ProcessGroup | Group | None, async_op: Literal[True], group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def reduce(tensor: ArrayLike, root: int | None = None, op: ReduceOp | ReduceOp.RedOpType = ..., group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def reduce(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def reduce(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -487,15 +506,16 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
             order.
         tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -531,15 +551,16 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -573,15 +594,16 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
         input_tensor_list: list of one dense tensor per rank, or one tensor that holds the blocks in
             rank order.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -613,18 +635,19 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         tensor: dense tensor that is sent.
         gather_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order.
-        dst: global rank of the root (of the peer, for send and recv).
+        dst: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        group_dst: the same as a rank of the group; give one of the two.
+        async_op: True: return a Work at once. All ranks give the same value.
+        group_dst: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -645,6 +668,14 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
 @overload
 def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, dst: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_dst: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None, root: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_dst: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def gather(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def gather(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -656,18 +687,19 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         tensor: dense tensor that receives the result; same dtype and device as the input.
         scatter_list: list of one dense tensor per rank, or one tensor that holds the blocks in rank
             order.
-        src: global rank of the root (of the peer, for send and recv).
+        src: global rank of the root. The keyword may also be root.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        group_src: the same as a rank of the group; give one of the two.
+        async_op: True: return a Work at once. All ranks give the same value.
+        group_src: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -688,6 +720,14 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
 @overload
 def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], group_src: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None, root: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | None = None, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, group_src: int | None = None, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def scatter(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def scatter(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -697,8 +737,8 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: Literal[False] 
 
     Args:
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        device_ids: accepted as in torch; a host barrier has no use for it.
+        async_op: True: return a Work at once. All ranks give the same value.
+        device_ids: accepted for compatibility with torch, and ignored.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
@@ -731,20 +771,21 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        dst: global rank of the root (of the peer, for send and recv).
+        dst: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_dst: the same as a rank of the group; give one of the two.
+        group_dst: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
 
     Returns: None, or a Work if async_op is set.
 
@@ -772,20 +813,21 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        src: global rank of the root (of the peer, for send and recv).
+        src: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_src: the same as a rank of the group; give one of the two.
+        group_src: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
 
     Returns: The sender's global rank, or a Work if async_op is set.
 
@@ -813,17 +855,18 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        root: global rank of the root (of the peer, for send and recv).
+        root: global rank of the root. The keyword may also be src.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -844,6 +887,14 @@ def bcast(tensor: ArrayLike, root: int | None, group: ProcessGroup | Group | Non
 @overload
 def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def bcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def bcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def bcast(tensor: ArrayLike, src: int | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def bcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def bcast(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def bcast(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -855,15 +906,16 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         output_tensor: dense tensor that receives the result; same dtype and device as the input.
         input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -895,15 +947,16 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         output_tensor: dense tensor that receives the result; same dtype and device as the input.
         input_tensor: dense tensor that is sent.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -938,15 +991,16 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -981,15 +1035,16 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1023,15 +1078,16 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         output_split_sizes: rows of the output's first dimension from each rank; None: equal parts.
         input_split_sizes: rows of the input's first dimension for each rank; None: equal parts.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1062,21 +1118,22 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
     Args:
         output: dense tensor that receives the result; same dtype and device as the input.
         input: dense tensor that is sent.
-        root: global rank of the root (of the peer, for send and recv).
+        root: global rank of the root. The keyword may also be dst.
         rcounts: elements of the block from each rank.
-        displs: where each rank's block starts in the output, in elements; None: packed.
+        displs: offset of each rank's block in the output, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
-            ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
+        size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
+            between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1097,6 +1154,14 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
 @overload
 def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, dst: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, dst: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, dst: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def gatherv(output: ArrayLike | None, input: ArrayLike, dst: int, rcounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def gatherv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def gatherv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -1107,21 +1172,22 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
     Args:
         output: dense tensor that receives the result; same dtype and device as the input.
         input: dense tensor that is sent.
-        root: global rank of the root (of the peer, for send and recv).
+        root: global rank of the root. The keyword may also be src.
         scounts: elements of the block for each rank.
-        displs: where each rank's block starts in the input, in elements; None: packed.
+        displs: offset of each rank's block in the input, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
-            ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
+        size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
+            between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1142,6 +1208,14 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
 @overload
 def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
 @overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, src: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: Literal[False] = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> None: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, src: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, *, async_op: Literal[True], size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, src: int, scounts: Sequence[int] | None, displs: Sequence[int] | None, group: ProcessGroup | Group | None, async_op: Literal[True], *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work: ...
+@overload
+def scatterv(output: ArrayLike, input: ArrayLike | None, src: int, scounts: Sequence[int] | None, displs: Sequence[int] | None = None, group: ProcessGroup | Group | None = None, async_op: bool = False, *, size_hint: int | None = None, backend: str | None = None, codec: str | None = None, priority: int = 0, key: str | None = None, timeout: timedelta | float | None = None) -> Work | None: ...
+@overload
 def scatterv(backend: str, /, *args: Any, async_op: Literal[True], **kwargs: Any) -> Work: ...
 @overload
 def scatterv(backend: str, /, *args: Any, **kwargs: Any) -> Work | None: ...
@@ -1153,19 +1227,20 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
         output: dense tensor that receives the result; same dtype and device as the input.
         input: dense tensor that is sent.
         rcounts: elements of the block from each rank.
-        displs: where each rank's block starts in the output, in elements; None: packed.
+        displs: offset of each rank's block in the output, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
-            ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
+        size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
+            between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1198,20 +1273,21 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
         input: dense tensor that is sent.
         scounts: elements of the block for each rank.
         rcounts: elements of the block from each rank.
-        sdispls: where each rank's block starts in the input, in elements; None: packed.
-        rdispls: where each rank's block starts in the output, in elements; None: packed.
+        sdispls: offset of each rank's block in the input, in elements; None: the blocks are packed.
+        rdispls: offset of each rank's block in the output, in elements; None: the blocks are packed.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
-            ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
+        size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
+            between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1247,17 +1323,18 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
             its factor. AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a
             NaN, except on nccl.
         group: group to work in; None: the default group.
-        async_op: True: return a Work at once; the same on all ranks.
-        size_hint: bytes, equal on all ranks, that 'auto' may choose by where counts differ between
-            ranks.
+        async_op: True: return a Work at once. All ranks give the same value.
+        size_hint: size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ
+            between ranks.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: None, or a Work if async_op is set.
@@ -1288,18 +1365,19 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        dst: global rank of the root (of the peer, for send and recv).
+        dst: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_dst: the same as a rank of the group; give one of the two.
+        group_dst: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.
@@ -1322,18 +1400,19 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
     Args:
         tensor: dense tensor of any shape, read and written in place; its memory counts, so ranks use
             the same strides.
-        src: global rank of the root (of the peer, for send and recv).
+        src: global rank of the peer.
         group: group to work in; None: the default group.
         tag: number, 0 or more, that matches a send with its receive.
-        group_src: the same as a rank of the group; give one of the two.
+        group_src: the same rank as its index in the group; give one of the two.
         backend: name of one of the group's backends, or 'auto'; None: the group's choice. May also lead
             the positional arguments.
-        codec: how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is;
-            'auto' as the tuning table says; None: as the group's pass says (docs/compression.md).
-        priority: integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the
-            least one go first.
-        key: string that names the data, such as a parameter, in the log and its traces; of few, as all
-            are kept.
+        codec: codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'.
+            'none': no compression. 'auto': the codec of the tuning table. None: the codec of the
+            group's pass, if it has one (docs/compression.md).
+        priority: 32-bit integer, equal on all ranks. A pass that holds several calls issues those with
+            the lowest priority value first.
+        key: name of the data, such as a parameter's, in the log and its traces. Each distinct key stays
+            in memory until the process ends, so use a limited number of them.
         timeout: datetime.timedelta, or seconds, after which the call fails; None: the group's.
 
     Returns: A Work.

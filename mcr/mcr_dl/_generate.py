@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the files that are made from the op table: ``_C.pyi`` and ``docs/support-matrix.md``.
+"""Writes the files that are made from tables: ``_C.pyi``, ``docs/support-matrix.md`` and ``docs/environment.md``.
 
 Run as ``python -m mcr_dl._generate DIR`` (``make generate``); ``make lint`` compares them with the committed ones.
 """
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.base.signature import docstring_of
+from mcr_dl._pages import environment, support_matrix
+from mcr_dl.base import variables
+from mcr_dl.base.signature import docstring_of, root_names
 from mcr_dl.groups import default_group
 from mcr_dl.libraries import registry
 
@@ -386,12 +388,21 @@ def _forms(params: list[str], keywords: list[str], done: str) -> list[tuple[list
 
 def _operation(row: dict[str, Any]) -> str:
     optional, name = _OPTIONAL.get(row["name"], ()), row["name"]
-    params = [
-        _parameter(each, kind, default, each in optional) for each, kind, default, only in row["params"] if not only
-    ]
-    keywords = [_parameter(each, kind, default, False) for each, kind, default, only in row["params"] if only]
     done = "int" if name == "recv" else "None"
-    forms = [(params, keywords, "Work")] if row["starts"] else _forms(params, keywords, done)
+    forms = []
+    roots = root_names(row)
+    for root in roots or [""]:  # each name of the root's parameter has overloads of its own
+
+        def spelt(name: str, root: str = root) -> str:
+            return root if roots and name == roots[0] else name
+
+        params = [
+            _parameter(spelt(each), kind, default, each in optional)
+            for each, kind, default, only in row["params"]
+            if not only
+        ]
+        keywords = [_parameter(each, kind, default, False) for each, kind, default, only in row["params"] if only]
+        forms += [(params, keywords, "Work")] if row["starts"] else _forms(params, keywords, done)
     # MCR-DL's Listing 1 puts the backend first.
     listing = [("async_op: Literal[True], ", "Work"), ("", f"Work | {done}")]
     summary = inspect.cleandoc(docstring_of(row)).replace("\n", "\n    ").replace("\n    \n", "\n\n")
@@ -421,65 +432,15 @@ def stub() -> str:
     return "".join(parts)
 
 
-def _cell(group: _C.Group, backend: str, op: dict[str, Any], dtype: str, vectored: bool) -> str:
-    if not op["reduces"]:
-        return group._support(backend, op["name"], dtype, "SUM", vectored)
-    ways: dict[str, list[str]] = {"native": [], "emulated": []}
-    for red in _C.reductions():
-        way = group._support(backend, op["name"], dtype, red, vectored)
-        if way in ways:
-            ways[way].append(red)
-    if not ways["emulated"]:
-        return "native" if ways["native"] else "-"
-    if not ways["native"]:
-        return "emulated"
-    return f"native; emulated: {' '.join(ways['emulated'])}"
-
-
-Support = dict[str, dict[str, str]]
-"""By element types with equal support, in one string, and by operation: who does it."""
-
-
-def support(group: _C.Group, backend: str) -> Support:
-    """The operations, types and reductions that a backend of the group supports."""
-    forms = [(op, vectored) for op in _C.ops() for vectored in ((False, True) if op["vectored"] else (False,))]
-    columns: dict[tuple[str, ...], list[str]] = {}
-    for dtype in _C.dtypes():
-        cells = tuple(_cell(group, backend, op, dtype, vectored) for op, vectored in forms)
-        columns.setdefault(cells, []).append(dtype)
-    titles = [op["name"] + (" (vectored)" if vectored else "") for op, vectored in forms]
-    return {" ".join(dtypes): dict(zip(titles, cells, strict=True)) for cells, dtypes in columns.items()}
-
-
-def support_matrix(group: _C.Group) -> str:
-    """The support matrix of the group's backends, as Markdown."""
-    lines = [
-        "# Support matrix",
-        "",
-        "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine.",
-        "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
-        "native where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
-        + "; ".join(
-            f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
-            for kind in ("int32", "float32", "bool", "complex64")
-        )
-        + ".",
-    ]
-    for backend in group.backends:
-        lines += ["", f"## {backend}", ""]
-        found = support(group, backend)
-        lines.append(f"| operation | {' | '.join(found)} |")
-        lines.append("| --- |" + " --- |" * len(found))
-        for title in next(iter(found.values())):
-            lines.append(f"| {title} | {' | '.join(ways[title] for ways in found.values())} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(folder: str) -> None:
-    """Write both files under ``folder``."""
+    """Write the files under ``folder``."""
     root = Path(folder)
     default_group.init_process_group(registry.automatic("cpu"))
-    texts = {"mcr/mcr_dl/_C.pyi": stub(), "docs/support-matrix.md": support_matrix(_C.world())}  # type: ignore[arg-type]
+    texts = {
+        "mcr/mcr_dl/_C.pyi": stub(),
+        "docs/support-matrix.md": support_matrix(_C.world()),  # type: ignore[arg-type]
+        variables.PAGE: environment(),
+    }
     default_group.destroy_process_group()
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import torch
 from rich.table import Table
 
 from mcr_dl import _C
-from mcr_dl._generate import support
+from mcr_dl._pages import support
 from mcr_dl.base import launcher
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console

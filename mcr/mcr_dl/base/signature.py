@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from functools import cache
 from typing import Any
 
 from torch.distributed import ReduceOp
@@ -20,25 +21,27 @@ _PARAMETERS = {
     "op": "torch.distributed.ReduceOp: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, or PREMUL_SUM with its factor. "
     "AVG of integers rounds towards zero. MIN and MAX yield NaN where one rank has a NaN, except on nccl",
     "group": "group to work in; None: the default group",
-    "async_op": "True: return a Work at once; the same on all ranks",
-    "src": "global rank of the root (of the peer, for send and recv)",
-    "group_src": "the same as a rank of the group; give one of the two",
+    "async_op": "True: return a Work at once. All ranks give the same value",
+    "group_src": "the same rank as its index in the group; give one of the two",
     "tag": "number, 0 or more, that matches a send with its receive",
     "input_split_sizes": "rows of the input's first dimension for each rank; None: equal parts",
     "output_split_sizes": "rows of the output's first dimension from each rank; None: equal parts",
     "scounts": "elements of the block for each rank",
     "rcounts": "elements of the block from each rank",
-    "sdispls": "where each rank's block starts in the input, in elements; None: packed",
-    "rdispls": "where each rank's block starts in the output, in elements; None: packed",
+    "sdispls": "offset of each rank's block in the input, in elements; None: the blocks are packed",
+    "rdispls": "offset of each rank's block in the output, in elements; None: the blocks are packed",
     "timeout": "datetime.timedelta, or seconds, after which the call fails; None: the group's",
     "backend": "name of one of the group's backends, or 'auto'; None: the group's choice. May also lead the "
     "positional arguments",
-    "size_hint": "bytes, equal on all ranks, that 'auto' may choose by where counts differ between ranks",
-    "codec": "how the data travels compressed, such as 'bf16' or 'int8:block=64'; 'none' for as it is; 'auto' as the "
-    "tuning table says; None: as the group's pass says (docs/compression.md)",
-    "priority": "integer of 32 bits, equal on all ranks: of calls that a pass holds, those with the least one go first",
-    "key": "string that names the data, such as a parameter, in the log and its traces; of few, as all are kept",
-    "device_ids": "accepted as in torch; a host barrier has no use for it",
+    "size_hint": "size in bytes, equal on all ranks, by which 'auto' chooses where the counts differ between ranks",
+    "codec": "codec that compresses the data for the transfer, such as 'bf16' or 'int8:block=64'. 'none': no "
+    "compression. 'auto': the codec of the tuning table. None: the codec of the group's pass, if it has one "
+    "(docs/compression.md)",
+    "priority": "32-bit integer, equal on all ranks. A pass that holds several calls issues those with the lowest "
+    "priority value first",
+    "key": "name of the data, such as a parameter's, in the log and its traces. Each distinct key stays in memory "
+    "until the process ends, so use a limited number of them",
+    "device_ids": "accepted for compatibility with torch, and ignored",
 }
 
 _RAISES = (
@@ -75,11 +78,38 @@ def _source(row: dict[str, Any]) -> str:
     return f"MPI's {row['op']} in this form; MCR-DL paper (IPDPS 2023), Listing 1"
 
 
+def _root_of(row: dict[str, Any]) -> str:
+    return next((name for name, kind, _, _ in row["params"] if kind == "src"), "")
+
+
+@cache
+def _torchs_roots() -> dict[str, str]:
+    """By operation of the op table that has a root: what torch's function calls it."""
+    peers = {op["name"] for op in _C.ops() if op["peer"]}
+    rows = [row for row in _C.signatures() if row["name"] == row["op"] not in peers]
+    return {row["name"]: _root_of(row) for row in rows if _root_of(row)}
+
+
+def root_names(row: dict[str, Any]) -> list[str]:
+    """The keywords for the root of an operation that has one: its own, then torch's and the paper's, ``root``."""
+    torchs = _torchs_roots().get(row["op"])
+    return [] if torchs is None else list(dict.fromkeys([_root_of(row), torchs, "root"]))
+
+
+def _parameter_text(row: dict[str, Any], name: str, kind: str) -> str:
+    if kind != "src":
+        return f"{name}: {_PARAMETERS[kind]}."
+    others = root_names(row)[1:]
+    if not others:
+        return f"{name}: global rank of the peer."
+    return f"{name}: global rank of the root. The keyword may also be {' or '.join(others)}."
+
+
 def docstring_of(row: dict[str, Any]) -> str:
     """Summary, parameters with shapes and units, result, errors and source of one operation."""
     wrap = textwrap.TextWrapper(width=100, initial_indent="    ", subsequent_indent="        ")
     lines = [row["summary"], "", "Args:"]
-    lines += [line for name, kind, _, _ in row["params"] for line in wrap.wrap(f"{name}: {_PARAMETERS[kind]}.")]
+    lines += [line for name, kind, _, _ in row["params"] for line in wrap.wrap(_parameter_text(row, name, kind))]
     returns = "A Work." if row["starts"] else "None, or a Work if async_op is set."
     if row["name"] == "recv":
         returns = "The sender's global rank, or a Work if async_op is set."

@@ -101,6 +101,23 @@ VARIABLES = (
     ),
 )
 
+# Those of other projects that MCR-DL reads or sets: names and meaning, in Markdown.
+OTHERS = (
+    (
+        "`NCCL_LAUNCH_ORDER_IMPLICIT`",
+        "NCCL's; set to `1` if the version has it, unless set already",
+    ),
+    (
+        "`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
+        "torch's; they take precedence over a launcher's own",
+    ),
+    (
+        "`MPIR_CVAR_{ALLREDUCE,BARRIER,BCAST,REDUCE}_POSIX_INTRA_ALGORITHM`",
+        "MPICH's; set to `mpir`, unless set already, on a host with more ranks than usable cores "
+        "(under mpiexec: than cores)",
+    ),
+)
+
 _warned = False
 
 
