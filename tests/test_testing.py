@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mcr_dl
 from harness import launchers
 from mcr_dl import _C
 from mcr_dl.libraries import registry
-from mcr_dl.testing import cases, cli, kit
+from mcr_dl.testing import cases, cli, kit, reference, session
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case
 
 MAILBOX = Path(__file__).parent / "packages" / "mailbox"
@@ -168,6 +169,34 @@ class TestTheCases:
             red for red in _C.reductions() if any(_C.reduction_defined(dtype, red) for dtype in _C.dtypes())
         }
 
+    @pytest.mark.parametrize("size", [2, 4, 5, 16])
+    @pytest.mark.parametrize("dtype", _C.dtypes())
+    def test_reductions_are_exact(self, dtype: str, size: int) -> None:
+        """Sums and products in the type itself, in any order, are those of the largest type, whatever the ranks."""
+        kind = reference.dtype_of(dtype)
+        for red in (red for red in ("SUM", "PRODUCT") if _C.reduction_defined(dtype, red)):
+            given = [reference.values(kind, 200, rank, red) for rank in range(size)]
+            inputs = reference.thinned(given, red)
+            assert all(each.dtype == kind for each in inputs)
+            changed = [(reference.wide(a) != reference.wide(b)).any() for a, b in zip(given, inputs, strict=True)]
+            assert not any(changed) or size > 4
+            want = reference.wide(reference.reduced(inputs, red))
+            for order in (inputs, inputs[::-1]):
+                total = reference.wide(order[0])
+                for each in order[1:]:
+                    total = total * reference.wide(each) if red == "PRODUCT" else total + reference.wide(each)
+                    total = reference.wide(total.to(kind))  # as a library that adds in the type itself
+                assert torch.equal(total, want), (red, order is inputs)
+
+    @pytest.mark.parametrize("size", cases.WORLDS)
+    def test_groups(self, size: int) -> None:
+        """The groups of every number of ranks have existing ranks, each once, and differ."""
+        groups = session.SUBGROUPS[size]
+        for ranks in groups.values():
+            assert set(ranks) <= set(range(size))
+            assert len(set(ranks)) == len(ranks) > 0
+        assert len({tuple(ranks) for ranks in groups.values()}) == len(groups)
+
 
 class TestTheCommand:
     """Its arguments, its report and its exit codes."""
@@ -178,7 +207,7 @@ class TestTheCommand:
             ("--backend mip", "argument --backend: expected one of mpi, "),
             ("--backend mip", "install the package whose entry point of mcr_dl.backends has it"),
             ("--backend gloo|bf16", "expected a candidate without a codec"),
-            ("--backend gloo -n 5", "argument -n: expected 1 to 4 ranks"),
+            ("--backend gloo -n 17", "argument -n: expected 1 to 16 ranks"),
             ("--backend gloo --ops all_redcue", "argument --ops: expected one of broadcast, "),
             ("--backend gloo --limit 0", "argument --limit: expected a number above 0"),
             ("", "arguments are required: --backend"),
@@ -207,6 +236,12 @@ class TestTheCommand:
         monkeypatch.setattr(registry, "load", load)
         assert cli.main(["--backend", "gloo"]) == 2
         assert capsys.readouterr().err == f"{cli.PROGRAM}: error: {absent}\n"
+
+    def test_more_than_four_ranks(self) -> None:
+        """The reductions of five ranks are exact too."""
+        code, text = check("--backend", "shm", "-n", "5", "--ops", "reduce,reduce_scatter", "--json", "-")
+        assert code == 0, text
+        assert all(row["native"] + row["emulated"] > 100 for row in rows(text).values())
 
     def test_a_launcher(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         """Ranks of a launcher are refused: the kit replaces ranks that a failure has ended."""

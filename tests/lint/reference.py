@@ -26,6 +26,15 @@ MODULES = (
     "mcr_dl.trace",
     "mcr_dl.deepspeed",
     "mcr_dl.fully_sharded",
+    "mcr_dl.testing",
+    "mcr_dl.testing.cases",
+    "mcr_dl.testing.checks",
+    "mcr_dl.testing.jobs",
+    "mcr_dl.testing.kit",
+    "mcr_dl.testing.nursery",
+    "mcr_dl.testing.plan_graphs",
+    "mcr_dl.testing.reference",
+    "mcr_dl.testing.session",
 )
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)

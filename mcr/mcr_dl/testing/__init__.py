@@ -11,6 +11,9 @@ tests and those of other packages use the parts:
 ``checks.run``          makes the call of a case on this rank and compares the results with those of ``reference``
 ``session``             the runtime of a rank that runs cases: its start, and groups of every kind
 ``pool.Pool``           ranks that run functions one after the other, each within a limit
+``kit``                 all of these: runs the cases of the operations on a backend
+``nursery``, ``jobs``   jobs whose ranks may raise, die or hang
+``plan_graphs``         graphs for the planner
 ======================  ================================================================================================
 """
 

@@ -53,6 +53,7 @@ class Case:
 
     @property
     def op(self) -> str:
+        """The operation that the function is a form of, as in the op table."""
         return str(SIGNATURES[self.function]["op"])
 
     def __str__(self) -> str:

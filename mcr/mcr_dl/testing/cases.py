@@ -16,11 +16,13 @@ from mcr_dl import _C
 from mcr_dl.testing import session
 from mcr_dl.testing.calls import OPS, SIGNATURES, STYLES, Case, can_alias, kinds, layouts
 
+__all__ = ["SEEDS", "WORLDS", "large", "share", "some", "some_large", "table", "today"]
+
 COUNTS = (0, 1, 17, 1001)
 LARGE = 100_003
 LARGE_DTYPES = ("float32", "bfloat16", "uint8")
 WORLDS = tuple(session.SUBGROUPS)
-"""The numbers of ranks that there are cases for: sums and products of four inputs are exact in every element type."""
+"""The numbers of ranks that there are cases for, 1 to 16."""
 SEEDS = 15
 """So many seeds in a row cover the table, wherever they begin."""
 

@@ -19,6 +19,8 @@ from mcr_dl.testing.calls import OPS, SIGNATURES, Case, Side, place, spell
 from mcr_dl.testing.expect import expect
 from mcr_dl.testing.position import note
 
+__all__ = ["run", "run_all", "support", "supported"]
+
 _COMPLETE_SECONDS = 5.0
 _LATE_SECONDS = 2e-3  # of one rank, where a call must wait for it
 _UNEVEN = 2, 0, 3  # added to a block's size; every third block is empty
@@ -117,7 +119,8 @@ def prepare(case: Case, rank: int, size: int) -> Prepared:
     if width > 1:
         sizes = [[count * width for count in row] for row in sizes]
     totals = _input_totals(case, sizes, size)
-    inputs = [reference.values(dtype, total, case.seed * 64 + i, red) for i, total in enumerate(totals)]
+    given = [reference.values(dtype, total, case.seed * 64 + i, red) for i, total in enumerate(totals)]
+    inputs = reference.thinned(given, red)
     want = reference.expected(case.op, inputs, sizes, case.root, case.red, rank)
 
     def fill(salt: int, count: int) -> torch.Tensor:

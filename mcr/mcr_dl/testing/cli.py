@@ -70,11 +70,7 @@ def _backend(text: str) -> str:
 
 def _ranks(text: str) -> int:
     if text not in map(str, cases.WORLDS):
-        message = (
-            f"expected {min(cases.WORLDS)} to {max(cases.WORLDS)} ranks, whose sums are exact in every element type, "
-            f"got {text!r}"
-        )
-        raise InvalidArgumentError(message)
+        raise InvalidArgumentError(f"expected {min(cases.WORLDS)} to {max(cases.WORLDS)} ranks, got {text!r}")
     return int(text)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.nursery import Child, Nursery
 
+__all__ = ["ENDED", "LIMIT", "LOST", "REPORTED", "agent_store", "await_text", "end", "expect", "start"]
+
 LIMIT = 40.0
 """Seconds for a job to end; longer means a hang."""
 REPORTED = 3

@@ -15,6 +15,8 @@ from mcr_dl.testing import cases, checks, session
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case
 from mcr_dl.testing.pool import Pool, RankFailure
 
+__all__ = ["Failure", "Result", "Settings", "run", "selected"]
+
 NATIVE, EMULATED, SKIPPED, FAILED = "native", "emulated", "skipped", "failed"
 OUTCOMES = (NATIVE, EMULATED, SKIPPED, FAILED)
 _BATCH = 100  # cases from one step of the progress to the next

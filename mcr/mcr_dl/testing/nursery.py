@@ -24,6 +24,8 @@ from typing import Any
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.pool import without_launcher
 
+__all__ = ["Child", "Nursery"]
+
 
 @dataclass
 class Child:

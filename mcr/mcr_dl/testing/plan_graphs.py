@@ -7,7 +7,10 @@ import random
 
 from mcr_dl.planner.graph import Channel, Graph, Node, Option, Piece
 
-UNIT = 1000  # ns
+__all__ = ["UNIT", "dlrm", "fixed", "paper"]
+
+UNIT = 1000
+"""A unit of the costs below, in ns."""
 
 
 def fixed(name: str, channel: str, time: int, parts: int = 1) -> Option:

@@ -2,8 +2,9 @@
 """The expected result of every operation, in plain torch, defined once per operation.
 
 Inputs are functions of a seed, so that every rank knows all of them. They are small integers: sums and products of
-four of them are exact in every element type, so results are compared exactly (averages with the type's tolerance; 8-bit
-averages are one rounding of an exact sum, and compared exactly too).
+four of them are exact in every element type, and of more ranks only four take part in each element. So results are
+compared exactly (averages with the type's tolerance; 8-bit averages are one rounding of an exact sum, and compared
+exactly too).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from functools import reduce as fold
 
 import torch
 
+__all__ = ["assert_same", "expected", "thinned", "values"]
+
 Counts = Sequence[int] | Sequence[Sequence[int]]
+_FACTORS = 4  # of a sum or product, at most
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -43,6 +47,23 @@ def values(dtype: torch.dtype, count: int, seed: int, red: str | None = None) ->
     if dtype.is_complex:
         return torch.complex(integers(low, high).double(), integers(low, high).double()).to(dtype)
     return integers(low, high).to(dtype)
+
+
+def thinned(inputs: Sequence[torch.Tensor], red: str | None) -> list[torch.Tensor]:
+    """The inputs of all ranks, of which a sum, an average or a product has four in each element, others in the next
+    one; the other ranks hold the neutral value there. Up to four inputs stay as they are, as do other reductions'.
+    """
+    neutral = {"SUM": 0, "AVG": 0, "PRODUCT": 1}.get(red or "")
+    size = len(inputs)
+    if neutral is None or size <= _FACTORS:
+        return list(inputs)
+
+    def out(rank: int, count: int) -> torch.Tensor:
+        return (rank - torch.arange(count)) % size >= _FACTORS
+
+    return [
+        torch.where(out(rank, each.numel()), torch.full_like(each, neutral), each) for rank, each in enumerate(inputs)
+    ]
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

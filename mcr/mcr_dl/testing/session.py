@@ -10,12 +10,24 @@ from torch.distributed import GroupMember
 import mcr_dl
 from mcr_dl.runtime import state
 
+__all__ = ["group", "groups", "members", "start", "stop"]
+
 # By world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
 SUBGROUPS: dict[int, dict[str, list[int]]] = {
     1: {},
     2: {"reversed": [1, 0], "first": [0], "last": [1]},
     3: {"ends": [0, 2], "tail": [1, 2], "turned": [2, 0, 1], "middle": [1]},
     4: {"even": [0, 2], "tail": [1, 2, 3], "turned": [3, 0, 1], "odd": [1, 3], "one": [2]},
+    **{
+        size: {
+            "even": list(range(0, size, 2)),
+            "tail": list(range(1, size)),
+            "turned": [size - 1, *range(size - 2)],
+            "odd": list(range(1, size, 2)),
+            "one": [2],
+        }
+        for size in range(5, 17)
+    },
 }
 
 _groups: dict[str, mcr_dl.ProcessGroup | None] = {}
