@@ -81,7 +81,7 @@ def markdown(found: dict[str, Any]) -> str:
         "of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. Times in ms: medians over rounds in",
         "which the candidates take turns, on the slowest rank. Sizes are the whole data of a rank. `baseline` is the",
         "candidate with one order for all chunks and its own best number of chunks: the best-tuned hierarchical",
-        "algorithm. `plan` is the simulated time of `themis`, from rates that the ranks measured at the start. The gains",
+        "algorithm. `plan` is the simulated time of `themis`, from rates that the ranks measured at the start. Gains",
         "divide the time of `baseline` by that of `themis`, as simulated and as measured. `over the best` divides the",
         "best of `gloo`, `mpi` and `hier` by `themis`.",
         "",
