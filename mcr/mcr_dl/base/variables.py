@@ -93,6 +93,12 @@ VARIABLES = (
         "a folder: log all groups, and write each rank's trace there when the runtime ends",
         "logging.md",
     ),
+    Variable(
+        "MCR_DL_LOG",
+        "`info`: at the start, what runs and where `auto` has its measurements from; also `debug`, `warning`, `error`. "
+        "Default: Python's logger `mcr_dl`, as the program sets it up",
+        "logging.md",
+    ),
     Variable("MCR_DL_DEBUG", "`detail`: compare all calls across the ranks; equal on all ranks", "reliability.md"),
     Variable(
         "MCR_DL_DUMP_DIR",

@@ -22,7 +22,7 @@ from mcr_dl.base.errors import (
     DesyncError,
     InvalidArgumentError,
 )
-from mcr_dl.groups import factory, first_start, tried
+from mcr_dl.groups import factory, first_start, report, tried
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import (
@@ -81,6 +81,7 @@ def start(
     specifications = trace.with_log(chain.specify(passes))
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch = _launch_of(rank, world_size)
+    report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
     if store is None:
@@ -97,6 +98,7 @@ def start(
         _watch_processes(current)
         current.staging = devices.agree(current)
         _C.set_world(_make_world(current))
+        report.started(current)
     except BaseException:
         core_groups.forget()
         raise
