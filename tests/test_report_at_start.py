@@ -25,7 +25,7 @@ def test_levels(level: str, shown: bool) -> None:
     """Rank 0 names the version, the ranks, the backends with their libraries and the source of auto's choices."""
     done = _run(level)
     assert done.returncode == 0, done.stderr
-    line = "1 ranks on 1 node; backends: gloo (torch "
+    line = "1 rank on 1 node; backends: gloo (torch "
     assert ("mcr_dl, rank 0: mcr_dl " in done.stderr and line in done.stderr) is shown
 
 

@@ -32,6 +32,10 @@ def show(rank: int) -> None:
     _log.setLevel(level.upper())
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def started(current: State) -> None:
     """Log the job's shape, its backends with their libraries, and where ``auto`` has its measurements from."""
     if current.launch.rank != 0 or not _log.isEnabledFor(logging.INFO):
@@ -42,11 +46,10 @@ def started(current: State) -> None:
     nodes = len(set(knowledge.nodes)) if knowledge is not None and knowledge.nodes else 1
     source = knowledge.source if knowledge is not None and knowledge.source else "no table"
     _log.info(
-        "mcr_dl %s, %d ranks on %d node%s; backends: %s; auto chooses from: %s",
+        "mcr_dl %s, %s on %s; backends: %s; auto chooses from: %s",
         _C.__version__,
-        current.launch.size,
-        nodes,
-        "" if nodes == 1 else "s",
+        _counted(current.launch.size, "rank"),
+        _counted(nodes, "node"),
         ", ".join(libraries),
         source,
     )
