@@ -237,12 +237,11 @@ def test_auto_must_not_be_slower() -> None:
 
 @pytest.mark.parametrize("name", ["dlrm", "gpt"])
 def test_typing_error(name: str) -> None:
-    """One line after the usage."""
+    """One line, without the usage."""
     done = _program(name, "--stepps", "3")
     assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1] == f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3"
-    )
+    wanted = f"python -m mcr_dl.examples.{name}: error: unrecognized arguments: --stepps 3; did you mean --steps?\n"
+    assert done.stderr == wanted
 
 
 def _figures(folder: Path, *arguments: str) -> tuple[list[int], str]:
