@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Themis in real runs: the candidate themis(...) on emulated hosts, beside single libraries, hier(...) and its own
+"""Themis in real runs: the candidate themis(...) on emulated hosts, next to single libraries, hier(...) and its own
 fixed order, and the plans' predictions. Needs root. Writes docs/results/themis-runs.md and themis-runs.json.
 """
 
