@@ -32,6 +32,7 @@ _ALWAYS = (0, 4, 1 << 20)  # blocking calls of all candidates, so that the curve
 _FINE = (256, 1 << 10, 16 << 10, 256 << 10)
 _LARGE = (4 << 20, 16 << 20)
 _POINT_SECONDS = 0.01
+_POINT_SECONDS_LARGE = 0.03  # a call of 4 MiB takes 0.3 ms, and its times vary
 _CONFIDENCE = 0.1
 _ROUNDS = 3
 _CALLS = 12  # of a candidate at a point, at least: for warming up, planning and _ROUNDS
@@ -43,6 +44,7 @@ _JUMP = 4  # and so was one that takes so many times as long as its size and a s
 _RESERVE = 0.15  # seconds for the last point and for what follows
 _CUT = 64 << 10  # bytes: smaller calls are not cut, so a stripe does as its first part
 _HOPELESS = 10  # a candidate that takes so many times as long as the best is measured no further
+_HOPELESS_LARGE = 3  # and above 1 MiB, where the order of candidates changes little, and time is dear
 
 
 def is_striped(name: str) -> bool:
@@ -176,7 +178,8 @@ class Measurement:
         blocking = self._results.get(_Kind(kind.operation, False), found)
         times = {name: found.expected(name, nbytes) or blocking.expected(name, nbytes) for name in names}
         best = min((time for time in times.values() if time > 0), default=0.0)
-        return [name for name in names if times[name] <= _HOPELESS * best]
+        limit = _HOPELESS_LARGE if nbytes in _LARGE else _HOPELESS
+        return [name for name in names if times[name] <= limit * best]
 
     def _point(self, kind: _Kind, nbytes: int, names: list[str]) -> None:
         found = self._results[kind]
@@ -189,9 +192,10 @@ class Measurement:
             if name in found.samples or self._right(one, found):
                 ready[name] = one
         trials = _TRIALS if nbytes <= FLAT else 1
+        seconds = _POINT_SECONDS_LARGE if nbytes in _LARGE else _POINT_SECONDS
         best: dict[str, Statistics] = {}
         for _ in range(_VISITS):
-            taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(_POINT_SECONDS, _ROUNDS)
+            taken = Sampling(ready, self._control, _CONFIDENCE, trials=trials).extend(seconds, _ROUNDS)
             best = {name: min(each, best.get(name, each), key=_least) for name, each in taken.items()}
             if not any(self._disturbed(found, name, nbytes, each.min_us) for name, each in best.items()):
                 break
