@@ -71,6 +71,12 @@ def _draw_speed(axes: Axes, setting: Setting, records: Sequence[Record]) -> None
     axes.set_title("Speed: median, quartiles")
 
 
+def _with_backends(record: Record) -> str:
+    """The mode, and below it the backends of its operations if these are others."""
+    backends = list(record.backends.values())
+    return record.mode if set(backends) == {record.mode} else record.mode + "\n" + ", ".join(backends)
+
+
 def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
     kinds = list(records[0].backends)
     times = [{kind: record.communication_seconds(kind) * 1e3 for kind in kinds} for record in records]
@@ -81,13 +87,16 @@ def _draw_communication(axes: Axes, records: Sequence[Record]) -> None:
             value, backend = parts[kind], record.backends[kind]
             colour = COLORS.get(backend, COLORS["mixed"])  # two backends get the color of mixing
             axes.bar(index, value, bottom=below, width=0.78, color=colour, alpha=shade)
-            if value > 0.08 * highest:  # otherwise the text would not fit
-                between, ink = "\n" if value > 0.12 * highest else ", ", "white" if shade == 1 else INK
-                text = f"{kind}{between}{backend} {value:.1f}"
+            if value > 0.06 * highest:  # otherwise the text would not fit
+                ink = "white" if shade == 1 else INK
+                text = f"{value:.1f}"
                 axes.annotate(text, (index, below + value / 2), ha="center", va="center", fontsize=8.5, color=ink)
             below += value
         axes.annotate(f"{below:.1f}", (index, below), (0, 4), textcoords="offset points", ha="center")
-    axes.set_xticks(range(len(records)), [record.mode for record in records])
+    axes.set_xticks(range(len(records)), [_with_backends(record) for record in records])
+    for kind, shade in zip(kinds, SHADES, strict=False):
+        axes.bar(0, 0, color=INK, alpha=shade, label=kind)
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
     axes.set_ylim(0, highest * 1.12)
     axes.set_ylabel("ms per step in calls and waits, median")
     axes.set_title(f"Communication: {share(records[0]):.0%} of a step on {records[0].mode}")
