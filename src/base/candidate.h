@@ -10,8 +10,8 @@
 namespace mcr {
 
 /// The parts of a candidate's name: "mpi", "mpi:p2p", "stripe(gloo,mpi)" with a computed share, "stripe(gloo,mpi,67)"
-/// with 67 % for the first, "hier(shm,mpi)" and "themis(shm,mpi)" with a backend for each dimension of the topology, innermost
-/// first, "themis(shm,mpi,baseline)" with one order for all chunks, each optionally with a codec: "mpi|bf16".
+/// with 67 % for the first, "hier(shm,mpi)" and "themis(shm,mpi)" with a backend for each dimension of the topology,
+/// innermost first, "themis(shm,mpi,baseline)" with one order for all chunks, each optionally with a codec: "mpi|bf16".
 struct Candidate {
   std::string backend;  // without variant and codec: "mpi", "stripe(gloo,mpi)"
   std::vector<std::string>

@@ -88,8 +88,8 @@ class Selector {
   /// do the call natively; without curves the first of those, in the order in which the backends were given.
   Slot& choose(const Call& call);
   /// The candidate for a call of the program, in the order of the group's calls: refinement and trials may use another
-  /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then call
-  /// this again.
+  /// candidate and time it. `bytes`: its message_bytes(). Null: the ranks must agree first, in await_trials(); then
+  /// call this again.
   Slot* choose(const Call& call, int64_t bytes, Timing& timing);
   void await_trials(const Call& call, const std::function<void()>& check);
 
