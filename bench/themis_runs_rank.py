@@ -66,7 +66,11 @@ def measure(sizes: list[int], parts: list[str], points: list[tuple[str, int]], r
     rows: list[dict[str, Any]] = []
     for operation, nbytes in points:
         found = _medians(names, _call(operation, nbytes), rounds)
-        plans = {key: _C.themis_plan([*network], operation, nbytes, key == FIXED) for key in (PLANNED, FIXED)}
+        plans = {
+            key: plan
+            for key in (PLANNED, FIXED)
+            if (plan := _C.themis_plan([*network], operation, nbytes, key == FIXED))
+        }
         rows.append(
             {
                 "operation": operation,
@@ -82,7 +86,7 @@ def measure(sizes: list[int], parts: list[str], points: list[tuple[str, int]], r
             {"size": each.size, "mbit": each.bandwidth * 8 // 10**6, "latency_us": each.latency // 10**6}
             for each in network
         ]
-        Path(output).write_text(json.dumps({"rates": rates, "points": rows}))
+        Path(output).write_text(json.dumps({"measured": rates, "points": rows}))
     mcr_dl.destroy_process_group()
 
 

@@ -85,7 +85,7 @@ _FUNCTIONS = (
     "def add_striped(first: str, second: str) -> None:",
     "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
     "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) "
-    "-> ThemisPlan:",
+    "-> ThemisPlan | None:",
     "def members_of_lines(lines: list[list[int]], rank: int) -> list[list[int]]:",
     "def load_backend(name: str, path: str, library: str = ...) -> None:",
     "def begin_batch() -> None:",

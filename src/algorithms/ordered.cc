@@ -170,10 +170,11 @@ std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dim
   return line;
 }
 
+bool has_ordered(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::all_gather; }
+
 bool has_ordered(const Call& call) {
-  if (call.vectored) return false;
-  if (call.op == Op::all_gather) return true;
-  if (call.op != Op::all_reduce && call.op != Op::reduce_scatter) return false;
+  if (call.vectored || !has_ordered(call.op)) return false;
+  if (!row(call.op).is(kReduces)) return true;
   return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
 }
 

@@ -19,7 +19,7 @@ struct Candidate {
   std::string variant;  // "p2p", "67"; empty for the backend's own choice
   std::string codec;    // empty for none
 
-  /// What makes one of the parts: "stripe", "hier" or "themis"; empty if there are none. A view of `backend`.
+  /// The algorithm over the parts: "stripe", "hier" or "themis"; empty if there are none. A view of `backend`.
   std::string_view algorithm() const;
   /// Whether the parts serve the dimensions of a topology.
   bool hierarchical() const;

@@ -74,7 +74,7 @@ class DimensionsBackend final : public Backend {
   const std::vector<std::string> parts_;
 };
 
-/// What a candidate of a group is made with.
+/// The parts of a group and its registry that a candidate over dimensions uses.
 struct Dimensions {
   Registry::Entry& entry;
   std::shared_ptr<Communicator> whole;  // the outermost backend's

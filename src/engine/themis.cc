@@ -54,9 +54,7 @@ class ThemisCommunicator final : public DimensionsCommunicator {
   bool varies(const Call& call) const override { return has_steps(call); }
 
  protected:
-  bool makes_steps(Op op) const override {
-    return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::all_gather;
-  }
+  bool makes_steps(Op op) const override { return has_ordered(op); }
   bool has_steps(const Call& call) const override { return has_ordered(call); }
   void add_steps(const Call& call, Schedule& schedule) override {
     ordered(call, grid_, orders(call.op, class_of(bytes_of(call)), call.variant == 1), schedule);

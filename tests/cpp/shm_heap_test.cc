@@ -3,8 +3,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-
 #include "shm_ranks.h"
 
 using namespace shm_ranks;
@@ -116,22 +114,4 @@ TEST(messages_of_shared_tensors) {
   }
 }
 
-TEST(a_call_with_shared_tensors_that_is_given_up_raises_an_error) {
-  std::atomic<bool> given_up{false};
-  together(2, [&](shm::Engine& engine, int rank) {
-    in_heap = true;
-    auto data = values(rank, 1 << 20);
-    const auto call = call_of(Op::all_reduce, nullptr, &data);
-    if (rank == 0) {
-      Lane lane(false);
-      engine.collective(call, lane);
-      CHECK(lane.pending());
-      lane.take().clear();  // destroys the request
-      given_up = true;
-      return;
-    }
-    while (!given_up) std::this_thread::yield();
-    const auto failure = ranks::failure([&] { run(engine, call); });
-    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up this call"));
-  });
-}
+TEST(a_call_with_shared_tensors_that_is_given_up_raises_an_error) { rank_0_gives_up(Op::all_reduce, true); }

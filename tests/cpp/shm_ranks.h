@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -184,6 +185,28 @@ inline void every_collective(shm::Engine& engine, int rank, int size, int64_t co
     CHECK(rank != root || std::equal(theirs.begin(), theirs.end(), at_root.begin() + peer * count));
   }
   run(engine, call_of(Op::barrier, nullptr, nullptr), blocking);
+}
+
+/// Rank 0 destroys the request of a large call, all_gather or all_reduce: rank 1 gets an error.
+inline void rank_0_gives_up(Op op, bool shared) {
+  std::atomic<bool> given_up{false};
+  together(2, [&](shm::Engine& engine, int rank) {
+    in_heap = shared;
+    auto block = values(rank, 1 << 20);
+    Numbers out(block.size() * 2);
+    const auto call = op == Op::all_reduce ? call_of(op, nullptr, &block) : call_of(op, &block, &out);
+    if (rank == 0) {
+      Lane lane(false);
+      engine.collective(call, lane);
+      CHECK(lane.pending());
+      lane.take().clear();  // destroys the request
+      given_up = true;
+      return;
+    }
+    while (!given_up) std::this_thread::yield();
+    const auto failure = ranks::failure([&] { run(engine, call); });
+    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up this call"));
+  });
 }
 
 }  // namespace shm_ranks

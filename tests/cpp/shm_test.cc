@@ -56,25 +56,7 @@ TEST(large_blocks_are_read_directly) {
   });
 }
 
-TEST(a_call_that_is_given_up_is_not_read) {
-  std::atomic<bool> given_up{false};
-  together(2, [&](shm::Engine& engine, int rank) {
-    auto block = values(rank, 1 << 20);
-    Numbers out(block.size() * 2);
-    const auto call = call_of(Op::all_gather, &block, &out);
-    if (rank == 0) {
-      Lane lane(false);
-      engine.collective(call, lane);
-      CHECK(lane.pending());
-      lane.take().clear();  // destroys the request
-      given_up = true;
-      return;
-    }
-    while (!given_up) std::this_thread::yield();
-    const auto failure = ranks::failure([&] { run(engine, call); });
-    CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, "rank 0 of the group has given up this call"));
-  });
-}
+TEST(a_call_that_is_given_up_is_not_read) { rank_0_gives_up(Op::all_gather, false); }
 
 TEST(ranks_that_have_made_different_calls_raise_errors) {
   struct Pair {

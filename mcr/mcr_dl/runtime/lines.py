@@ -10,6 +10,12 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.runtime import dimensions, state
 
 
+def _nodes() -> list[int]:
+    """The node of each rank of the job; empty while they are not known."""
+    knowledge = state.current().knowledge
+    return [] if knowledge is None else knowledge.nodes
+
+
 def of(ranks: Sequence[int]) -> list[list[int]]:
     """The group ranks of each line of a group of these global ranks: of the job's topology, else of each host.
 
@@ -18,7 +24,7 @@ def of(ranks: Sequence[int]) -> list[list[int]]:
     current = state.current()
     places: list[tuple[tuple[int, ...], tuple[int, ...]]]  # the line, and the place in it
     if current.grid is None:
-        nodes = [] if current.knowledge is None else current.knowledge.nodes
+        nodes = _nodes()
         places = [((nodes[rank] if nodes else 0,), (index,)) for index, rank in enumerate(ranks)]
     else:
         coordinates = [tuple(current.grid.coordinates(rank)) for rank in ranks]
@@ -44,9 +50,7 @@ def require(rows: list[list[int]], what: str) -> None:
 
 def grid_of(ranks: Sequence[int]) -> _C.Topology:
     """The topology of a group of these global ranks: part of the job's, or from the hosts."""
-    current = state.current()
-    nodes = [] if current.knowledge is None else current.knowledge.nodes
-    return dimensions.grid_of_members(current.grid, nodes, list(ranks))
+    return dimensions.grid_of_members(state.current().grid, _nodes(), list(ranks))
 
 
 def _wide(grid: _C.Topology) -> list[int]:

@@ -130,14 +130,17 @@ def _codec(
 def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str]:
     """The plans of a call on the group's candidates over planned dimensions."""
     networks = state.current().networks
-    if nbytes is None or operation not in ("all_reduce", "reduce_scatter", "all_gather"):
+    vectored = operation not in {row["name"] for row in _C.ops()}
+    if nbytes is None or vectored:
         return {}
     found = {}
     for name in group.candidates:
         candidate = _C.Candidate(name)
         network = networks.get((group.name(), candidate.backend))
-        if network is not None:
-            plan = _C.themis_plan(list(network), operation, max(nbytes, 1), bool(candidate.variant))
+        if network is None:
+            continue
+        plan = _C.themis_plan(list(network), operation, max(nbytes, 1), bool(candidate.variant))
+        if plan is not None:
             orders = Counter("".join(str(k + 1) for k in order) for order in plan.orders)
             shares = ", ".join(f"{count} in order {order}" for order, count in sorted(orders.items()))
             found[name] = f"{plan.policy}, chunks: {shares}; {plan.makespan / 1e6:.1f} us by simulation"

@@ -19,10 +19,9 @@ class Direct {
   /// The progress of a call.
   struct Position {
     std::optional<uint64_t> number;
-    bool taken = false;
+    bool offered = false, taken = false;
     int next = 0;        // the rank to read next, counted from this one
     int64_t offset = 0;  // bytes of its block that have been read
-    bool offered = false;
   };
 
   Direct(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank);

@@ -11,7 +11,7 @@
 
 namespace mcr::shm {
 
-/// A rank of the group has made another call than this one.
+/// Throws the Error for a rank of the group that has made another call than this one.
 [[noreturn]] inline void differs(int rank) {
   throw Error(ErrorCode::Backend,
               "shm: the ranks have made different calls: expected equal operations, sizes, types and "

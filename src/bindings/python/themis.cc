@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -65,9 +66,11 @@ void connect(Group& group, const std::string& name, const std::vector<NetworkRow
   connect_themis(group, name, network_of(network), std::move(grid), made);
 }
 
-themis::Plan plan_of_call(const std::vector<NetworkRow>& network, const std::string& op, int64_t nbytes,
-                          bool baseline) {
-  return plan_of(network_of(network), named<Op>(kOps, op), nbytes, baseline);
+std::optional<themis::Plan> plan_of_call(const std::vector<NetworkRow>& network, const std::string& name,
+                                         int64_t nbytes, bool baseline) {
+  const auto op = named<Op>(kOps, name);
+  if (!has_ordered(op)) return std::nullopt;
+  return plan_of(network_of(network), op, nbytes, baseline);
 }
 
 }  // namespace
@@ -86,7 +89,7 @@ void add_themis(py::module_& module) {
       .def_readonly("work", &themis::Plan::work)
       .def_readonly("makespan", &themis::Plan::makespan);
   module.def("themis_plan", plan_of_call, py::arg("network"), py::arg("op"), py::arg("nbytes"), py::arg("baseline"),
-             "The plan of a call of a candidate \"themis(...)\" on this network.");
+             "The plan of a call of a candidate \"themis(...)\" on this network; None for operations without plans.");
   py::type group = module.attr("Group");
   py::setattr(group, "_connect_themis", py::cpp_function(connect, py::is_method(group)));
 }
