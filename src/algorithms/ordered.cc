@@ -170,7 +170,10 @@ std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dim
   return line;
 }
 
-bool has_ordered(Op op) { return op == Op::all_reduce || op == Op::reduce_scatter || op == Op::all_gather; }
+bool has_ordered(Op op) {
+  const OpRow& traits = row(op);
+  return traits.is(kCuttable) && !traits.is(kRooted) && traits.extent != Extent::Exchange;
+}
 
 bool has_ordered(const Call& call) {
   if (call.vectored || !has_ordered(call.op)) return false;

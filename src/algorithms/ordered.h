@@ -28,7 +28,8 @@ struct Grid {
 /// dimension 0 first.
 std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dimension);
 
-/// Whether ordered() has a form of the operation's calls.
+/// Whether ordered() has a form of the operation's calls: it can be cut into chunks, and every rank has the same part
+/// in it, towards all others alike.
 bool has_ordered(Op op);
 /// Whether ordered() has a form of the call. A function of the operation, type and reduction. Vectored calls and
 /// reductions that cannot be done in steps (AVG, PREMUL_SUM) have none.

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mcr_dl.base import documents
 from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.pool import without_launcher
 
@@ -117,7 +118,7 @@ class Nursery:
 
     def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        message: dict[str, Any] = json.loads(self._process.stdout.readline())
+        message: dict[str, Any] = documents.parse(self._process.stdout.readline(), "an answer of the nursery")
         for pid, code in message["ended"]:
             if pid in self.children:
                 self.children[pid].code = code
@@ -153,7 +154,7 @@ def _serve() -> str | None:
     import mcr_dl  # noqa: F401  what takes the time
 
     for line in sys.stdin:
-        message = json.loads(line)
+        message = documents.parse(line, "a request to the nursery")
         pid = os.fork() if message else 0
         if message and pid == 0:
             _become(message)
