@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule import checks, credit, planning
+from mcr_dl.schedule import checks, credit, planning, tuning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
@@ -72,26 +73,100 @@ def test_cost_of_a_transfer() -> None:
     assert [transfer.occupation(size) for size in (1, 100, 150, 200, 400)] == [10, 10, 20, 30, 60]
 
 
-def test_choice_keeps_program_order_without_gain() -> None:
-    """One layer has no order to choose."""
-    found = credit.choose([Layer(5, 5, 100)], UNIT, partitions=(None, 10), credits_in_partitions=(None, 1))
-    assert (found.partition, found.credit, found.timeline.end) == (None, None, found.program_order)
-
-
-def test_choice_takes_the_best() -> None:
-    """The large last layer must not delay the first one."""
-    layers = [Layer(30, 50, 40), Layer(10, 5, 400)]
-    found = credit.choose(layers, UNIT, partitions=(None, 40), credits_in_partitions=(None, 1))
-    assert (found.partition, found.credit) == (40, 40)
-    assert found.timeline.end < found.program_order
-
-
 def test_cut() -> None:
     """Nothing is lost or empty."""
     assert credit.cut(10, 4) == [4, 4, 2]
     assert credit.cut(8, 4) == [4, 4]
     assert credit.cut(3, 4) == credit.cut(3, None) == [3]
     assert credit.cut(0, 4) == []
+
+
+# ---- plans
+
+
+def _costs(layers: list[Layer], kinds: str = "") -> planning.Costs:
+    columns = zip(*[(layer.ready, layer.forward, layer.nbytes) for layer in layers], strict=True)
+    ready, forward, sizes = (tuple(column) for column in columns)
+    by_use = tuple(range(len(layers)))
+    return planning.Costs(by_use, ready, forward, sizes, tuple(kinds or "f" * len(layers)), UNIT)
+
+
+MIB = 1 << 20
+LARGE_LAST = [Layer(30 * MIB, 30 * MIB, MIB), Layer(20 * MIB, 30 * MIB, MIB), Layer(MIB, MIB, 64 * MIB)]
+
+
+def test_joined_gradients() -> None:
+    """Runs of the forward pass, filled from the end; large gradients and those of other types are apart."""
+    small = [Layer(0, 0, size) for size in (3, 4, 4, 20, 5, 5, 5)]
+    assert _costs(small).joined(10) == [(0,), (1, 2), (3,), (4,), (5, 6)]
+    assert _costs(small).joined(0) == [(index,) for index in range(7)]
+    assert _costs(small, "fffffgf").joined(10) == [(0,), (1, 2), (3,), (4,), (5,), (6,)]
+
+
+def test_joined_gradients_are_ready_with_the_last_one() -> None:
+    """And are needed by the first layer of the run."""
+    plan = _costs([Layer(9, 1, 2), Layer(3, 1, 2), Layer(1, 5, 2)]).plan(4, None, None)
+    assert plan.members == ((0,), (1, 2))
+    assert plan.order == ((1, 0), (0, 0))
+    assert plan.step_time == 11 + 1 + 1 + 5
+
+
+def test_program_order_stays_without_gain() -> None:
+    """One layer has no order to choose, so only whole gradients in program order are left."""
+    plans = planning.make(_costs([Layer(5, 5, 100)]), ("auto", "auto"))
+    assert [(plan.partition, plan.credit, plan.priorities) for plan in plans] == [(None, None, False)]
+    assert plans[0].step_time == plans[0].program_order
+
+
+def test_plans_worth_measuring() -> None:
+    """The large last layer must not delay the first one; program order is measured, too; no plan comes twice."""
+    plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
+    assert plans[0].priorities
+    assert plans[0].step_time is not None
+    assert plans[0].step_time < 0.9 * (plans[0].program_order or 0)
+    assert any(not plan.priorities for plan in plans)
+    assert len({(plan.order, plan.members, plan.credit) for plan in plans}) == len(plans) > 4
+
+
+@pytest.mark.parametrize("limits", [(MIB, 2 * MIB), (MIB, "auto"), ("auto", None)])
+def test_given_limits_stay(limits: tuple[Any, Any]) -> None:
+    """Only what is "auto" is chosen."""
+    for plan in planning.make(_costs(LARGE_LAST), limits):
+        assert plan.priorities
+        assert limits[0] in ("auto", plan.partition)
+        assert limits[1] in ("auto", plan.credit)
+
+
+def test_shortlist_keeps_the_fastest() -> None:
+    """By the times of all steps but the first ones of each turn; the slower half leaves after each round."""
+    plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
+    times = {id(plan): 100.0 - index for index, plan in enumerate(plans)}
+    found, taken = _turns(plans, lambda plan: times[id(plan)])
+    assert found is plans[-1]
+    assert [taken.count(id(plan)) for plan in plans] == sorted(taken.count(id(plan)) for plan in plans)
+    assert taken.count(id(plans[0])) == 1
+
+
+def test_shortlist_keeps_program_order_without_gain() -> None:
+    """A gain of less than one percent is none."""
+    plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
+    orders = [plan for plan in plans if not plan.priorities]
+    found, _ = _turns([orders[0], plans[0]], lambda plan: 1000.0 if plan is orders[0] else 995.0)
+    assert found is orders[0]
+    found, _ = _turns([orders[0], plans[0]], lambda plan: 1000.0 if plan is orders[0] else 980.0)
+    assert found is plans[0]
+
+
+def _turns(plans: list[planning.Plan], time: Callable[[planning.Plan], float]) -> tuple[planning.Plan, list[int]]:
+    """The plan that is kept on one rank, and the plans of all turns."""
+    turns = tuning.shortlist(plans, [], lambda times: times)
+    taken, plan = [], next(turns)
+    while True:
+        taken.append(id(plan))
+        try:
+            plan = turns.send(time(plan))
+        except StopIteration as end:
+            return end.value, taken
 
 
 # ---- models

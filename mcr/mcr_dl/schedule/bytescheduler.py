@@ -8,6 +8,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -15,12 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mcr_dl import _C
-from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
+from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import changes, handles, state
-from mcr_dl.schedule import checks, planning
-from mcr_dl.schedule.gradients import Parameter, Piece, guarded, pieces_of
+from mcr_dl.schedule import checks, planning, tuning
+from mcr_dl.schedule.gradients import Parameter, Piece, guarded, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.updates import Updates
 from mcr_dl.schedule.uses import Uses
@@ -55,6 +55,7 @@ class ByteScheduler(nn.Module):
         partition: checks.Limit = "auto",
         credit: checks.Limit = "auto",
         form: str = "all_reduce",
+        tuning: str = "shortlist",
         group: Any = None,
         backend: str | None = None,
         broadcast_buffers: bool = True,
@@ -69,6 +70,8 @@ class ByteScheduler(nn.Module):
             credit: bytes in flight at most, None for no limit, or "auto". One partition is always in flight.
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
+            tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
+                training steps, and the fastest stays; "simulation": the one that simulation prefers.
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations; the group's choice by default.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
@@ -78,8 +81,10 @@ class ByteScheduler(nn.Module):
         """
         super().__init__()
         self._outer = handles.core_group(group)
-        given = {"partition": partition, "credit": credit, "form": form, "backend": backend}
-        self._layers, owned = self._checked(module, optimizer, {**given, "broadcast_buffers": broadcast_buffers})
+        given = {"partition": partition, "credit": credit, "form": form, "tuning": tuning, "backend": backend}
+        given["broadcast_buffers"] = broadcast_buffers
+        self._own_layers, owned = checks.agreed(self._outer, module, optimizer, given)
+        _C.all_reduce(torch.zeros(1), group=self._outer, backend=backend)  # refuses an unknown one
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self._limits = checks.limit("partition", partition), checks.limit("credit", credit)
@@ -89,11 +94,9 @@ class ByteScheduler(nn.Module):
                 self._outer.ranks, self._outer.timeout, self._outer.backends, use_local_synchronization=True
             )
         )
-        self._pieces = [piece for layer in self._layers for piece in layer]
-        self._values = [each for piece in self._pieces for each in piece.parameters]
-        for index, piece in enumerate(self._pieces):
-            piece.index = index
-        self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
+        self._own_pieces = [piece for layer in self._own_layers for piece in layer]
+        self._values = [each for piece in self._own_pieces for each in piece.parameters]
+        self._tuning = tuning
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         self._issuer = Issuer(self._transfers.start)
         self._updates = Updates(optimizer)
@@ -117,44 +120,20 @@ class ByteScheduler(nn.Module):
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
         self._use = Partition("the use of parameters", len(self._used))
         self._late: set[Piece] = set()  # not updated when this backward pass began
-        self._times = planning.Times(len(self._pieces))
+        self._times = planning.Times(len(self._own_pieces))
         self._clock = 0
         self._current: list[int] = []
         self._seen: dict[int, int] = {}  # layer -> when its forward pass began
-        # Layers that a forward pass waits for when it begins: those without one of their own; all until that is known.
-        self._entry = list(range(len(self._layers)))
+        # Layers that a forward pass waits for when it begins: those without one of their own, and the first one; all
+        # until that is known.
+        self._entry = list(range(len(self._own_layers)))
         layer_of = {
-            each.value: index for index, layer in enumerate(self._layers) for p in layer for each in p.parameters
+            each.value: index for index, layer in enumerate(self._own_layers) for p in layer for each in p.parameters
         }
         self._uses = Uses(owned, layer_of)
-        self.plan = planning.Plan(())
-        self._adopt(self.plan)
-
-    def _checked(
-        self, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
-    ) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
-        """The model's pieces; every rank raises if one of them has a problem, or other arguments."""
-        problem, found, parameters = None, None, []
-        try:
-            checks.model_and_optimizer(module, optimizer)
-            for name in ("partition", "credit"):
-                checks.limit(name, given[name])
-            checks.form(given["form"])
-            other = getattr(optimizer.step, "_scheduler", None)
-            if other is not None and other._hooks:
-                text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
-                raise InvalidArgumentError(text)
-            found = pieces_of(module)
-            each_piece = [piece for layer in found[0] for piece in layer]
-            values = [each for piece in each_piece for each in piece.parameters]
-            parameters = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in values]
-        except McrError as error:
-            problem = error
-        written = {name: repr(value) for name, value in given.items()}
-        changes.agree(self._outer, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
-        assert found is not None
-        _C.all_reduce(torch.zeros(1), group=self._outer, backend=given["backend"])  # refuses an unknown one
-        return found
+        self.trials: list[tuning.Trial] = []
+        self._tuner: tuning.Tuner | None = None
+        self._adopt(planning.Plan(()))
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
         root = self.module
@@ -166,12 +145,9 @@ class ByteScheduler(nn.Module):
         for module, layers in owned.items():
             hooks.append(self._gate(module, layers))
         for each in self._values:
-            piece = self._piece_of[each.value]
             value: Any = each.value  # torch's functions that set hooks have no types
-            hooks.append(value.register_hook(lambda _, piece=piece: self._before_gradient(piece)))
-            hooks.append(
-                value.register_post_accumulate_grad_hook(lambda _, each=each, piece=piece: self._gradient(each, piece))
-            )
+            hooks.append(value.register_hook(lambda _, each=each: self._before_gradient(each)))
+            hooks.append(value.register_post_accumulate_grad_hook(lambda _, each=each: self._gradient(each)))
         for module in root.modules():
             untyped = cast(Any, module)
             hooks.append(untyped.register_state_dict_pre_hook(lambda *_: self.synchronize()))
@@ -251,7 +227,7 @@ class ByteScheduler(nn.Module):
             self.synchronize()
             return
         self._seen.clear()
-        self._update(self._entry)
+        self._update(self._entry, others=True)
         if self.broadcast_buffers and self._synchronizes:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -274,11 +250,23 @@ class ByteScheduler(nn.Module):
             for layer in layers:
                 self._seen.setdefault(layer, now)
 
-    def _update(self, layers: list[int]) -> None:
+    def _update(self, layers: list[int], others: bool = False) -> None:
+        """Finish the pieces of the layers; while that takes time, ``others`` that are complete are updated, too.
+
+        That is for the start of the forward pass: later, a use of their old values would remain unnoticed.
+        """
         for layer in layers:
             for piece in self._layers[layer]:
                 if piece.due is not None:
-                    self._finish(piece)
+                    self._finish(piece, partial(self._update_another, piece) if others else None)
+
+    def _update_another(self, waiting: Piece) -> bool:
+        """Update one complete piece, but not the one that is waited for; False if there is none."""
+        for piece in self._pieces:
+            if piece is not waiting and piece.due is not None and piece.complete():
+                self._finish(piece)
+                return True
+        return False
 
     def _leave(self) -> None:
         self._clock = time.perf_counter_ns()
@@ -294,8 +282,9 @@ class ByteScheduler(nn.Module):
         finally:
             self._synchronizes = before
 
-    def _before_gradient(self, piece: Piece) -> None:
+    def _before_gradient(self, each: Parameter) -> None:
         """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
+        piece = self._piece_of[each.value]
         if piece.due is not None or piece in self._late:
             message = (
                 f"ByteScheduler: {piece.name} was used before its update: expected a use in the forward pass of the "
@@ -305,9 +294,10 @@ class ByteScheduler(nn.Module):
         if piece.open and not self._open:
             self._finish_all()
 
-    def _gradient(self, each: Parameter, piece: Piece) -> None:
+    def _gradient(self, each: Parameter) -> None:
         if not self._synchronizes:
             return
+        piece = self._piece_of[each.value]
         if not self._open:
             self._begin()
         if self._used[each.index]:
@@ -391,12 +381,12 @@ class ByteScheduler(nn.Module):
         if not self._issuer.idle:
             self._issuer.wait(self._use)
 
-    def _finish(self, piece: Piece) -> None:
+    def _finish(self, piece: Piece, meanwhile: Callable[[], bool] | None = None) -> None:
         """Wait for a piece's gradients, and update its parameters if their step was made."""
         with torch.no_grad():
             if piece.open:
                 for partition in piece.partitions:
-                    self._issuer.wait(partition.last)
+                    self._issuer.wait(partition.last, meanwhile)
                 if any(each.gradient is None for each in piece.parameters):
                     self._issuer.wait(self._use)
                 piece.take_results(lambda each: bool(self._flags[each.index]))
@@ -429,6 +419,8 @@ class ByteScheduler(nn.Module):
             self._hooks += [self._gate(module, layers) for module, layers in self._uses.added.items()]
         if self._steps == planning.RECORDED + 1:
             self._make_plan()
+        elif self._tuner is not None and self._tuner.step_ended():
+            self._next_turn(self._tuner)
         for hook in [*optimizer._optimizer_step_post_hooks.values()]:
             hook(optimizer, (), {})
 
@@ -465,6 +457,9 @@ class ByteScheduler(nn.Module):
 
     def _adopt(self, plan: planning.Plan) -> None:
         """Reduce by this plan from the next backward pass on; an empty one stands for whole gradients from the end."""
+        members = plan.members or [(index,) for index in range(len(self._own_pieces))]
+        self._layers, self._pieces = joined(self._own_layers, members)
+        self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
         for piece in self._pieces:
             piece.cut(plan.partition)
         if not plan.order:
@@ -484,15 +479,26 @@ class ByteScheduler(nn.Module):
             lambda tensor: _C.all_reduce(tensor, group=self._core, async_op=True, backend=self._backend), max(sizes)
         )
         layers = [[piece.index for piece in layer] for layer in self._layers]
-        plan = planning.make(self._core, self._times, transfers, layers, sizes, self._limits, self._transfers.halves)
-        self._entry = [layer for layer in range(len(layers)) if layer not in self._times.first_use]
-        self._adopt(plan)
+        kinds = [piece.kind for piece in self._pieces]
+        known = planning.costs(self._core, self._times, transfers, layers, sizes, kinds)
+        plans = planning.make(known, self._limits, self._transfers.halves)
+        first_use = self._times.first_use
+        self._entry = [*(layer for layer in range(len(layers)) if layer not in first_use), *first_use[:1]]
+        if self._tuning != "simulation" and len(plans) > 1:
+            self._tuner = tuning.Tuner(tuning.shortlist(plans, self.trials, self._slowest))
+        self._adopt(plans[0] if self._tuner is None else self._tuner.plan)
         if self._core.rank() == 0:
-            _log.info("ByteScheduler: %s", plan)
+            _log.info("ByteScheduler: %s", self.plan)
 
+    def _slowest(self, times: list[int]) -> list[int]:
+        agreed: list[int] = changes.agree(self._core, "ByteScheduler", times, tuning.slowest)
+        return agreed
 
-def _require_equal(values: list[Any]) -> None:
-    given = [arguments for arguments, _ in values]
-    for name in given[0]:
-        agreement.require_equal(f"ByteScheduler: {name}", [each[name] for each in given])
-    agreement.require_equal("ByteScheduler: parameters", [parameters for _, parameters in values])
+    def _next_turn(self, tuner: tuning.Tuner) -> None:
+        self._finish_all()
+        tuner.advance()
+        self._adopt(tuner.plan)
+        if tuner.done:
+            self._tuner = None
+            if self._core.rank() == 0:
+                _log.info("ByteScheduler: measured %d plans, and keeps: %s", len(self.trials), self.plan)

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
+from mcr_dl.runtime import changes
+from mcr_dl.schedule.gradients import Piece, pieces_of
 
 Limit = int | str | None
 
@@ -17,6 +23,7 @@ COMPILED = (
     "remove torch.compile or use DistributedDataParallel"
 )
 FORMS = ("all_reduce", "reduce_scatter")
+TUNING = ("shortlist", "bayesian", "simulation")
 # An optimizer that uses all parameters at once cannot update them one after the other.
 _WHOLE = (torch.optim.LBFGS,)
 
@@ -69,9 +76,43 @@ def limit(name: str, value: Limit) -> Limit:
     return value // 16 * 16
 
 
-def form(value: object) -> str:
-    """The form; raises InvalidArgumentError for an unknown one."""
-    if value not in FORMS:
-        message = f"ByteScheduler: form: expected one of {', '.join(map(repr, FORMS))}, got {value!r}"
+def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """The value; raises InvalidArgumentError for an unknown one."""
+    if value not in choices:
+        message = f"ByteScheduler: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
         raise InvalidArgumentError(message)
     return str(value)
+
+
+def agreed(
+    group: _C.Group, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
+) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
+    """The model's pieces, as ``pieces_of``; every rank raises if one of them has a problem, or other arguments."""
+    problem, found, parameters = None, None, []
+    try:
+        model_and_optimizer(module, optimizer)
+        for name in ("partition", "credit"):
+            limit(name, given[name])
+        one_of("form", given["form"], FORMS)
+        one_of("tuning", given["tuning"], TUNING)
+        other = getattr(optimizer.step, "_scheduler", None)
+        if other is not None and other._hooks:
+            text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"
+            raise InvalidArgumentError(text)
+        found = pieces_of(module)
+        each_piece = [piece for layer in found[0] for piece in layer]
+        values = [each for piece in each_piece for each in piece.parameters]
+        parameters = [[each.name, list(each.value.shape), str(each.value.dtype)] for each in values]
+    except McrError as error:
+        problem = error
+    written = {name: repr(value) for name, value in given.items()}
+    changes.agree(group, "ByteScheduler", [written, parameters], _require_equal, problem=problem)
+    assert found is not None
+    return found
+
+
+def _require_equal(values: list[Any]) -> None:
+    given = [arguments for arguments, _ in values]
+    for name in given[0]:
+        agreement.require_equal(f"ByteScheduler: {name}", [each[name] for each in given])
+    agreement.require_equal("ByteScheduler: parameters", [parameters for _, parameters in values])

@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Choice", "Layer", "Timeline", "Transfer", "choose", "cut", "simulate"]
+__all__ = ["Layer", "Timeline", "Transfer", "cut", "simulate"]
 
 Partition = tuple[int, int]  # layer, index in the layer
 
@@ -62,16 +62,6 @@ class Timeline:
     order: tuple[Partition, ...]  # as issued
     complete: tuple[int, ...]  # of each layer, from the start of the backward pass
     end: int  # of the next forward pass
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The best of several settings. ``partition`` and ``credit``: bytes; None: without limit."""
-
-    partition: int | None
-    credit: int | None
-    timeline: Timeline
-    program_order: int  # the end if whole layers are transferred as they become ready
 
 
 def cut(nbytes: int, partition: int | None) -> list[int]:
@@ -134,28 +124,3 @@ def _forward_end(layers: Sequence[Layer], complete: Sequence[int], backward: int
     for layer, time in zip(layers, complete, strict=True):
         end = max(end, time) + layer.forward
     return end
-
-
-def choose(
-    layers: Sequence[Layer],
-    transfer: Transfer,
-    *,
-    partitions: Iterable[int | None],
-    credits_in_partitions: Iterable[int | None],
-    backward: int = 0,
-    least_gain: float = 0.01,
-) -> Choice:
-    """The settings with the earliest end; program order without limits unless another gains more than ``least_gain``.
-
-    Of equal settings, the first one wins. ``credits_in_partitions``: multiples of the partition; None: without limit.
-    """
-    plain = simulate(layers, transfer, priorities=False, backward=backward)
-    best = Choice(None, None, plain, plain.end)
-    multiples = list(credits_in_partitions)
-    for partition in partitions:
-        for multiple in multiples:
-            credit = None if multiple is None or partition is None else multiple * partition
-            found = simulate(layers, transfer, partition=partition, credit=credit, backward=backward)
-            if found.end < best.timeline.end and found.end < plain.end * (1 - least_gain):
-                best = Choice(partition, credit, found, plain.end)
-    return best

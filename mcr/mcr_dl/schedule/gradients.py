@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,9 @@ class Parameter:
 
 @dataclass(eq=False)
 class Piece:
-    """Gradients that become ready and are updated together: one parameter's, or a module's small ones of one type.
+    """Gradients that become ready and are updated together.
+
+    They are one parameter's, a module's small ones of one type, or those of several modules that a plan joins.
 
     ``missing``: parameters without a gradient in this backward pass. ``due``: the hyper-parameters of the step whose
     update the piece still waits for, by parameter group; None if it waits for none.
@@ -54,9 +56,20 @@ class Piece:
     _in_place: bool = False
 
     @property
+    def kind(self) -> str:
+        """Pieces of different kinds cannot be joined."""
+        return str(self.parameters[0].value.dtype)
+
+    @property
     def nbytes(self) -> int:
         """Of all gradients."""
         return sum(each.nbytes for each in self.parameters)
+
+    def complete(self) -> bool:
+        """Whether all gradients are here, and known to be reduced."""
+        return all(each.gradient is not None for each in self.parameters) and all(
+            partition.last.complete for partition in self.partitions
+        )
 
     def cut(self, partition: int | None) -> None:
         """Make the partitions, of so many bytes each."""
@@ -176,6 +189,27 @@ def pieces_of(module: nn.Module) -> tuple[list[list[Piece]], dict[nn.Module, lis
         if fresh:
             layers.append(_pieces(fresh))
     return layers, owned
+
+
+def joined(layers: list[list[Piece]], members: Sequence[Sequence[int]]) -> tuple[list[list[Piece]], list[Piece]]:
+    """Join the pieces of ``layers``: those of each layer, and all in the order of ``members``.
+
+    ``members``: the pieces that each new one is made of, counted through all layers.
+    """
+    given = [piece for layer in layers for piece in layer]
+    made: dict[Piece, Piece] = {}
+    pieces = []
+    for run in members:
+        parts = [given[index] for index in run]
+        if len(parts) > 1:
+            name = f"{parts[0].name} to {parts[-1].name}"
+            pieces.append(Piece(name, [each for part in parts for each in part.parameters]))
+        else:
+            pieces.append(parts[0])
+        made.update(dict.fromkeys(parts, pieces[-1]))
+    for index, piece in enumerate(pieces):
+        piece.index = index
+    return [list(dict.fromkeys(made[piece] for piece in layer)) for layer in layers], pieces
 
 
 def _supported(value: nn.Parameter) -> nn.Parameter:

@@ -134,14 +134,19 @@ class Issuer:
             finally:
                 self._role.release()
 
-    def wait(self, partition: Partition) -> None:
-        """Wait until the partition is complete, and issue others meanwhile. Raises the operation's error."""
+    def wait(self, partition: Partition, meanwhile: Callable[[], bool] | None = None) -> None:
+        """Wait until the partition is complete, and issue others meanwhile. Raises the operation's error.
+
+        Before this thread sleeps, it calls ``meanwhile`` until there is nothing left to do for it.
+        """
         while not partition.complete:
             self.check()
             self.advance()
             oldest = self._oldest(partition)
             if oldest is not None:
-                self._wait_for(oldest)
+                assert oldest.work is not None
+                if meanwhile is None or oldest.work.is_completed() or not meanwhile():
+                    self._wait_for(oldest)
             else:
                 time.sleep(0)  # another thread issues
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,12 +16,14 @@ from mcr_dl.base import agreement
 from mcr_dl.runtime import changes
 from mcr_dl.schedule import credit
 
-PARTITIONS = (
-    None,
-    *(1 << power for power in range(23, 15, -1)),
-)  # bytes; of equal ones the first, largest one is taken
-CREDITS = (None, 8, 4, 2, 1)  # partitions in flight
+PARTITIONS = (None, *(1 << power for power in range(23, 15, -1)))  # bytes
+CREDITS = (None, 4, 2, 1)  # partitions in flight
+JOINS = (0, 1 << 17, 1 << 18, 1 << 19, 1 << 21)  # bytes
 RECORDED = 3  # training steps whose times count, after the first one
+_BUCKET = 1 << 20  # bytes to which program order joins gradients, whatever simulation says
+SHORTLIST = 6  # plans with priorities that are worth measuring
+GAIN = 0.01  # a plan takes the place of program order, or of a measured one, if it saves more
+_MOST_PARTITIONS = 1024  # of a model
 _REPETITIONS = 3
 _IN_FLIGHT = 4
 
@@ -32,7 +34,10 @@ class Plan:
 
     ``order``: (piece, index), as issued. ``partition`` and ``credit``: bytes; None: without limit. ``step_time`` and
     ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in program order.
-    ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own.
+    ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own. ``join``: bytes up
+    to which gradients that the forward pass needs one after the other are one piece. ``members``: the gradients of each
+    piece, by the module's order; empty: each is a piece. ``priorities``: the order is the forward pass's, else the
+    backward pass's.
     """
 
     order: tuple[tuple[int, int], ...]
@@ -41,16 +46,22 @@ class Plan:
     step_time: int | None = None
     program_order: int | None = None
     gathers: tuple[int, ...] = ()
+    join: int = 0
+    members: tuple[tuple[int, ...], ...] = ()
+    priorities: bool = True
 
     def __str__(self) -> str:
         """For the log."""
         limits = [f"{'unlimited' if size is None else f'{size} B'}" for size in (self.partition, self.credit)]
-        times = ""
+        text = f"partition {limits[0]}, credit {limits[1]}"
+        if self.join:
+            text += f", joined up to {self.join} B"
+        if not self.priorities:
+            text += ", program order"
         if self.step_time and self.program_order:
-            times = (
-                f", {self.step_time / 1e6:.2f} ms a step by simulation, {self.program_order / 1e6:.2f} in program order"
-            )
-        return f"partition {limits[0]}, credit {limits[1]}{times}"
+            text += f", {self.step_time / 1e6:.2f} ms a step by simulation"
+            text += f", {self.program_order / 1e6:.2f} in program order"
+        return text
 
 
 @dataclass
@@ -85,13 +96,13 @@ def time_transfers(reduce: Callable[[torch.Tensor], _C.Work], largest: int) -> l
         memory = [torch.zeros(size // 4) for _ in range(_IN_FLIGHT)]
         one, several = [], []
         for _ in range(_REPETITIONS + 1):
-            one.append(_time(reduce, memory[:1]))
-            several.append(_time(reduce, memory))
+            one.append(_duration(reduce, memory[:1]))
+            several.append(_duration(reduce, memory))
         rows.append([size, statistics.median_low(one[1:]), statistics.median_low(several[1:])])
     return rows
 
 
-def _time(reduce: Callable[[torch.Tensor], _C.Work], tensors: list[torch.Tensor]) -> int:
+def _duration(reduce: Callable[[torch.Tensor], _C.Work], tensors: list[torch.Tensor]) -> int:
     start = time.perf_counter_ns()
     for work in [reduce(tensor) for tensor in tensors]:
         work.wait()
@@ -119,64 +130,156 @@ def _medians(values: list[Any]) -> dict[str, Any]:
     return agreed
 
 
-def make(
+@dataclass(frozen=True)
+class Costs:
+    """What the plans of one model are simulated from: equal on all ranks, in nanoseconds and bytes.
+
+    ``by_use``: the gradients in the order of the forward pass; ``ready``, ``forward`` and ``sizes`` of each one in that
+    order; ``kinds``: gradients of different kinds are never joined.
+    """
+
+    by_use: tuple[int, ...]
+    ready: tuple[int, ...]
+    forward: tuple[int, ...]
+    sizes: tuple[int, ...]
+    kinds: tuple[str, ...]
+    transfer: credit.Transfer
+    backward: int = 0
+
+    def joined(self, join: int) -> list[tuple[int, ...]]:
+        """Positions in ``by_use``: runs of one kind of at most ``join`` bytes; larger gradients are alone.
+
+        They are filled from the end, so that those at the start, which are needed first and ready last, are short.
+        """
+        runs: list[tuple[int, ...]] = []
+        total = join + 1
+        for position in reversed(range(len(self.sizes))):
+            size = self.sizes[position]
+            if total + size <= join and self.kinds[position] == self.kinds[runs[-1][0]]:
+                runs[-1] = (position, *runs[-1])
+                total += size
+            else:
+                runs.append((position,))
+                total = size
+        return runs[::-1]
+
+    def plan(self, join: int, partition: int | None, in_flight: int | None, priorities: bool = True) -> Plan:
+        """The plan with these settings, by simulation."""
+        runs = self.joined(join)
+        layers = [
+            credit.Layer(
+                max(self.ready[each] for each in run),
+                sum(self.forward[each] for each in run),
+                sum(self.sizes[each] for each in run),
+            )
+            for run in runs
+        ]
+        found = credit.simulate(
+            layers,
+            self.transfer,
+            partition=partition,
+            credit=in_flight,
+            priorities=priorities,
+            backward=self.backward,
+        )
+        members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
+        return Plan(found.order, partition, in_flight, found.end, None, (), join, members, priorities)
+
+
+def costs(
     group: _C.Group,
     times: Times,
     transfers: list[list[int]],
     layers: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    limits: tuple[int | str | None, int | str | None],
-    halves: bool = False,
-) -> Plan:
-    """The plan of all ranks: a collective over the group, after equal collectives.
+    kinds: Sequence[str],
+) -> Costs:
+    """The costs of all ranks: a collective over the group, after equal collectives.
 
-    ``layers``: the pieces of each layer; ``sizes``: bytes of each piece. ``limits``: partition and credit in bytes,
-    None for no limit, or "auto" for the one with the shortest simulated step. ``halves``: each partition is reduced by
-    reduce_scatter as soon as it is ready, and by all_gather in the order of the forward pass.
+    ``layers``: the gradients of each layer; ``sizes`` and ``kinds`` of each gradient.
     """
     mine = {**times.medians(), "transfers": transfers, "sizes": list(sizes)}
     agreed = changes.agree(group, "ByteScheduler", mine, _medians)
     unseen = [layer for layer in range(len(layers)) if layer not in agreed["first_use"]]
     by_use: list[int] = []
-    durations: list[int] = []
+    forward: list[int] = []
     for layer in [*unseen, *agreed["first_use"]]:  # layers without a forward pass of their own are needed at its start
         by_use += layers[layer]
-        durations += [0] * (len(layers[layer]) - 1) + [agreed["forward"][layer]]
-    simulated = [
-        credit.Layer(agreed["ready"][piece], duration, sizes[piece])
-        for piece, duration in zip(by_use, durations, strict=True)
-    ]
+        forward += [0] * (len(layers[layer]) - 1) + [agreed["forward"][layer]]
+    return Costs(
+        tuple(by_use),
+        tuple(agreed["ready"][each] for each in by_use),
+        tuple(forward),
+        tuple(sizes[each] for each in by_use),
+        tuple(kinds[each] for each in by_use),
+        _transfer(agreed["transfers"]),
+        agreed["backward"],
+    )
+
+
+def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves: bool = False) -> list[Plan]:
+    """Plans that are worth measuring, the one that simulation prefers first; the same list on all ranks.
+
+    ``limits``: partition and credit in bytes, None for no limit, or "auto" for what simulation prefers. ``halves``:
+    each partition is reduced by reduce_scatter as soon as it is ready, and by all_gather in the order of the forward
+    pass; "auto" stands for None there.
+    """
+    partition, window = limits
+    in_order = _earliest([known.plan(join, None, None, priorities=False) for join in JOINS])
     if halves:
-        size, window = (None if limit == "auto" else limit for limit in limits)
-        partition, in_flight = (None if limit is None else int(limit) for limit in (size, window))
-        plain = credit.simulate(
-            simulated, _transfer(agreed["transfers"]), partition=partition, credit=in_flight, priorities=False
-        )
-        as_ready = tuple((by_use[layer], index) for layer, index in plain.order)
-        return Plan(as_ready, partition, in_flight, gathers=tuple(by_use))
-    found = _settings(simulated, _transfer(agreed["transfers"]), agreed["backward"], limits)
-    order = tuple((by_use[layer], index) for layer, index in found.timeline.order)
-    return Plan(order, found.partition, found.credit, found.timeline.end, found.program_order)
+        size, most = (None if limit in (None, "auto") else int(limit) for limit in limits)
+        plain = known.plan(in_order.join, size, most, priorities=False)
+        return [replace(plain, step_time=None, gathers=tuple(range(len(plain.members))))]
+    plans = [
+        known.plan(join, size, each)
+        for join in JOINS
+        for size in _partitions(partition, sum(known.sizes))
+        for each in _credits(size, window)
+    ]
+    found = _different(sorted(plans, key=_time))
+    if partition == window == "auto":
+        slow = _time(found[0]) >= _time(in_order) * (1 - GAIN)
+        others = [in_order, known.plan(_BUCKET, None, None, priorities=False)]
+        found = [*others, *found] if slow else [found[0], *others, *found[1:]]
+    distinct = {(each.order, each.members, each.credit): each for each in reversed(found)}
+    whole = known.plan(0, None, None, priorities=False).step_time
+    return [replace(each, program_order=whole) for each in reversed(distinct.values())]
 
 
-def _settings(
-    layers: list[credit.Layer],
-    transfer: credit.Transfer,
-    backward: int,
-    limits: tuple[int | str | None, int | str | None],
-) -> credit.Choice:
-    partition, bytes_in_flight = limits
-    if partition == "auto" and bytes_in_flight == "auto":
-        return credit.choose(layers, transfer, partitions=PARTITIONS, credits_in_partitions=CREDITS, backward=backward)
-    plain = credit.simulate(layers, transfer, priorities=False, backward=backward)
-    best: credit.Choice | None = None
-    for size in PARTITIONS if partition == "auto" else (partition,):
-        choices = [None if each is None or size is None else each * int(size) for each in CREDITS]
-        for limit in choices if bytes_in_flight == "auto" else [bytes_in_flight]:
-            cut = None if size is None else int(size)
-            window = None if limit is None else int(limit)
-            found = credit.simulate(layers, transfer, partition=cut, credit=window, backward=backward)
-            if best is None or found.end < best.timeline.end:
-                best = credit.Choice(cut, window, found, plain.end)
-    assert best is not None
-    return best
+def _different(plans: Sequence[Plan]) -> list[Plan]:
+    """The first plans that differ in the number of operations, or two with other limits of what is in flight."""
+    found: list[Plan] = []
+    for plan in plans:
+        count = len(plan.order)
+        alike = [each for each in found if len(each.order) < 1.4 * count < 1.96 * len(each.order)]
+        if len(found) < SHORTLIST and (not alike or (len(alike) == 1 and _in_flight(alike[0]) != _in_flight(plan))):
+            found.append(plan)
+    return found
+
+
+def _in_flight(plan: Plan) -> int | None:
+    """Partitions in flight; None: no limit."""
+    if plan.partition is None or plan.credit is None or len(plan.order) <= len(plan.members):
+        return None
+    return plan.credit // plan.partition
+
+
+def _partitions(given: int | str | None, total: int) -> list[int | None]:
+    if given == "auto":
+        return [size for size in PARTITIONS if size is None or size * _MOST_PARTITIONS >= total]
+    return [None if given is None else int(given)]
+
+
+def _credits(partition: int | None, given: int | str | None) -> list[int | None]:
+    if given == "auto":
+        return [None] if partition is None else [each and each * partition for each in CREDITS]
+    return [None if given is None else int(given)]
+
+
+def _time(plan: Plan) -> int:
+    assert plan.step_time is not None
+    return plan.step_time
+
+
+def _earliest(plans: Sequence[Plan]) -> Plan:
+    return min(plans, key=_time)  # of equal ones the first
