@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule import checks, credit, planning, tuning
+from mcr_dl.schedule import checks, credit, planning, search, tuning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
@@ -137,36 +138,104 @@ def test_given_limits_stay(limits: tuple[Any, Any]) -> None:
         assert limits[1] in ("auto", plan.credit)
 
 
+# ---- measured plans
+
+
+def _turns(turns: tuning.Turns, times: Callable[[planning.Plan], int]) -> tuple[planning.Plan, list[planning.Plan]]:
+    """The plan that is kept on one rank, and the plans of all turns."""
+    taken, turn = [], next(turns)
+    while True:
+        taken.append(turn.plan)
+        try:
+            turn = turns.send(times(turn.plan))
+        except StopIteration as end:
+            return end.value, taken
+
+
+def _shortlist(plans: list[planning.Plan]) -> tuning.Turns:
+    return tuning.shortlist(plans, [], lambda times: times)
+
+
 def test_shortlist_keeps_the_fastest() -> None:
-    """By the times of all steps but the first ones of each turn; the slower half leaves after each round."""
+    """The slower half leaves after each round."""
     plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
-    times = {id(plan): 100.0 - index for index, plan in enumerate(plans)}
-    found, taken = _turns(plans, lambda plan: times[id(plan)])
+    found, taken = _turns(_shortlist(plans), lambda plan: 1000 - 50 * plans.index(plan))
     assert found is plans[-1]
-    assert [taken.count(id(plan)) for plan in plans] == sorted(taken.count(id(plan)) for plan in plans)
-    assert taken.count(id(plans[0])) == 1
+    counts = [sum(each is plan for each in taken) for plan in plans]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (1, len(plans).bit_length() - 1)
 
 
 def test_shortlist_keeps_program_order_without_gain() -> None:
     """A gain of less than one percent is none."""
     plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
-    orders = [plan for plan in plans if not plan.priorities]
-    found, _ = _turns([orders[0], plans[0]], lambda plan: 1000.0 if plan is orders[0] else 995.0)
-    assert found is orders[0]
-    found, _ = _turns([orders[0], plans[0]], lambda plan: 1000.0 if plan is orders[0] else 980.0)
-    assert found is plans[0]
+    order = next(plan for plan in plans if not plan.priorities)
+    for time, kept in ((995, order), (980, plans[0])):
+        found, _ = _turns(_shortlist([order, plans[0]]), lambda plan, time=time: 1000 if plan is order else time)  # type: ignore[misc]
+        assert found is kept
 
 
-def _turns(plans: list[planning.Plan], time: Callable[[planning.Plan], float]) -> tuple[planning.Plan, list[int]]:
-    """The plan that is kept on one rank, and the plans of all turns."""
-    turns = tuning.shortlist(plans, [], lambda times: times)
-    taken, plan = [], next(turns)
-    while True:
-        taken.append(id(plan))
-        try:
-            plan = turns.send(time(plan))
-        except StopIteration as end:
-            return end.value, taken
+def test_times_of_the_slowest_rank() -> None:
+    """Decide, for each plan."""
+    assert tuning.slowest([[1, 9, 3], [4, 5, 6]]) == [4, 9, 6]
+
+
+def test_search_finds_better_settings() -> None:
+    """Twice the partition costs 10 % more, twice the partitions in flight 5 %; rank 0 proposes, others follow."""
+    costs, proposed = _costs(LARGE_LAST), []
+
+    def time(plan: planning.Plan) -> int:
+        if plan.partition is None or plan.credit is None:
+            return 2_000_000
+        away = math.log2(plan.partition / 700_000)
+        return round(1e6 * (1 + 0.1 * away**2 + 0.05 * math.log2(plan.credit / plan.partition)))
+
+    def share(value: Any) -> Any:
+        proposed.append(value)
+        return value
+
+    trials: list[tuning.Trial] = []
+    start = costs.plan(0, 65536, 65536)
+    probes = search.bayesian(costs.plan, share, leads=True)
+    turns = tuning.searched(_shortlist([start]), probes, trials, lambda times: times)
+    found, taken = _turns(turns, time)
+    assert time(found) < 1.06e6 < time(start)
+    assert len(proposed) == search.RANDOM + search.GUIDED == len(taken) - 1 == len(trials) - 1
+    given = iter(proposed)
+    followed = search.bayesian(costs.plan, lambda value: next(given) if value is None else None, leads=False)
+    assert _plans(followed, time) == taken[1:]
+
+
+def _plans(probes: tuning.Probes, time: Callable[[planning.Plan], int]) -> list[planning.Plan]:
+    found, plan = [], probes.send(None)
+    while plan is not None:
+        found.append(plan)
+        plan = probes.send(time(plan))
+    return found
+
+
+def test_search_without_gain_changes_nothing() -> None:
+    """The shortlist's plan stays unless a probe saves one percent."""
+    costs = _costs(LARGE_LAST)
+    start = costs.plan(0, 65536, 65536)
+    probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
+    found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
+    assert found is start
+
+
+def test_turns_end_on_the_same_step() -> None:
+    """Counting decides when plans change, and not time."""
+    plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))[:2]
+    tuner, ends = tuning.Tuner(_shortlist(plans)), []
+    for step in range(1, 40):
+        if tuner.step_ended():
+            ends.append(step)
+            tuner.advance()
+        if tuner.done:
+            break
+    turn = tuning.DROPPED + tuning.COUNTED
+    assert ends == [turn, 2 * turn]
+    assert tuner.plan in plans
 
 
 # ---- models
@@ -246,6 +315,12 @@ def test_every_backend(pools: Pools, size: int) -> None:
     kinds = (("gloo", "sgd"), ("shm", "adam"), ("auto", "adamw"))
     cases = [schedule.Case("plain", optimizer, 4096, backend) for backend, optimizer in kinds]
     pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, limit=250)
+
+
+def test_every_tuning(pools: Pools) -> None:
+    """The plan changes while the job trains, and the weights do not."""
+    cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]
+    pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
 
 
 # ---- the defects of the public code (bytescheduler branch of byteps)

@@ -24,6 +24,7 @@ from mcr_dl.schedule import ByteScheduler
 from ranks.torch_training import life
 
 STEPS = 50  # of the plain loop
+LONG = 540  # of all plans that a search compares
 FEWER = 12  # of the others; the plan is made after four
 
 Model = DistributedDataParallel | ByteScheduler
@@ -245,9 +246,20 @@ def paused(model: Model, optimizer: torch.optim.Optimizer) -> None:
             hook.remove()
 
 
+def long(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Steps for all plans that are compared."""
+    for step in range(LONG):
+        _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if isinstance(model, ByteScheduler):
+        assert not model.comparing
+
+
 _SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled, evaluated)
 _OTHER = (averaged, checkpointed, frozen, delayed, paused)
 LOOPS = {each.__name__: each for each in (*_SIMPLE, *_OTHER)}
+_ALL = {**LOOPS, "long": long}
 
 
 class Case(NamedTuple):
@@ -258,6 +270,7 @@ class Case(NamedTuple):
     limits: Any = 4096
     backend: str | None = "mpi"
     form: str = "all_reduce"
+    tuning: str = "shortlist"
 
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], Model]
@@ -267,7 +280,7 @@ def _trained(case: Case, wrap: Wrap) -> Any:
     model = network()
     optimizer = OPTIMIZERS[case.optimizer](model)
     wrapped = wrap(model, optimizer)
-    LOOPS[case.loop](wrapped, optimizer)
+    _ALL[case.loop](wrapped, optimizer)
     found = {name: value.clone() for name, value in wrapped.state_dict().items()}
     if isinstance(wrapped, ByteScheduler):
         wrapped.close()
@@ -289,7 +302,7 @@ def reach_weights_of_ddp(cases: list[Case], dtype: str = "float32") -> None:
                 limits: Any = {"partition": case.limits, "credit": case.limits, "backend": case.backend}
                 found = _trained(
                     case,
-                    lambda model, made: ByteScheduler(model, made, form=case.form, **limits),  # noqa: B023
+                    lambda model, made: ByteScheduler(model, made, form=case.form, tuning=case.tuning, **limits),  # noqa: B023
                 )
                 _compare(case, found, expected[case.loop, case.optimizer], dtype)
     finally:

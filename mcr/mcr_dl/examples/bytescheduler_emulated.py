@@ -80,7 +80,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         """Wait, and return the input."""
-        return _Waits.apply(x, self.weight, self._seconds)
+        return _Waits.apply(x, self.weight, self._seconds)  # type: ignore[no-untyped-call]
 
 
 def model(layers: Layers, seconds: float) -> nn.Module:

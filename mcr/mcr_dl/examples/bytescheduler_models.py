@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl as dist
+from mcr_dl.examples import bytescheduler_emulated as emulated
 
 COMPUTE, HOOKS, DDP, BUCKETS = "no communication", "program order", "DDP", "DDP, 1 MB buckets"
-DEAR, WHOLE, SCHEDULED = "reduce_scatter form", "whole gradients", "ByteScheduler"
-WARM_UP = 8  # steps of each way that are not measured; ByteScheduler makes its plan after four
+DEAR, SIMULATED, SCHEDULED, SEARCHED = "reduce_scatter form", "simulated plan", "ByteScheduler", "Bayesian search"
+WARM_UP = 8  # steps of each way that are not measured; ByteScheduler takes as many as it needs to choose its plan
 
 
 def vgg() -> tuple[nn.Module, tuple[int, ...]]:
@@ -46,7 +47,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "vgg": vgg,
     "resnet": resnet,
     "transformer": transformer,
+    **emulated.MODELS,
 }
+COMPUTED = tuple(name for name in MODELS if name not in emulated.MODELS)
 
 
 class Hooks(nn.Module):
@@ -81,8 +84,8 @@ class Hooks(nn.Module):
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], nn.Module]
 
 
-def ways(group: Any) -> dict[str, Wrap]:
-    """The ways to train on a group."""
+def ways(group: Any, search: bool = False) -> dict[str, Wrap]:
+    """The ways to train on a group; ``search``: with the one that takes about 500 steps to choose its plan."""
 
     def scheduled(**given: Any) -> Wrap:
         return lambda model, optimizer: dist.schedule.ByteScheduler(model, optimizer, group=group, **given)
@@ -93,8 +96,9 @@ def ways(group: Any) -> dict[str, Wrap]:
         DDP: lambda model, _: DistributedDataParallel(model, process_group=group),
         BUCKETS: lambda model, _: DistributedDataParallel(model, process_group=group, bucket_cap_mb=1),
         DEAR: scheduled(form="reduce_scatter"),
-        WHOLE: scheduled(partition=None, credit=None),
+        SIMULATED: scheduled(tuning="simulation"),
         SCHEDULED: scheduled(),
+        **({SEARCHED: scheduled(tuning="bayesian")} if search else {}),
     }
 
 
@@ -117,6 +121,12 @@ class Trainer:
             self.model.synchronize()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def warm_up(self) -> None:
+        """Steps until the speed is that of later ones."""
+        self.turn(WARM_UP)
+        while isinstance(self.model, dist.schedule.ByteScheduler) and self.model.comparing:
+            self.step()
 
     def turn(self, steps: int) -> float:
         """Mean seconds of some steps, which end when all ranks have made all updates."""

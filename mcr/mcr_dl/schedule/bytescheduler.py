@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
-from mcr_dl.runtime import changes, handles, state
-from mcr_dl.schedule import checks, planning, tuning
+from mcr_dl.runtime import handles, state
+from mcr_dl.schedule import checks, choosing, planning, tuning
 from mcr_dl.schedule.gradients import Parameter, Piece, guarded, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.updates import Updates
@@ -71,7 +71,9 @@ class ByteScheduler(nn.Module):
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
-                training steps, and the fastest stays; "simulation": the one that simulation prefers.
+                training steps, and the fastest stays, after about 100 steps; "bayesian": then 15 more settings are
+                measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
+                that simulation prefers.
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations; the group's choice by default.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
@@ -191,6 +193,11 @@ class ByteScheduler(nn.Module):
         """Raises UnsupportedError: a group has no copy."""
         text = "ByteScheduler: expected a copy of the model alone: call synchronize(), and copy its `module`"
         raise UnsupportedError(text)
+
+    @property
+    def comparing(self) -> bool:
+        """Whether plans are still being made or compared; later the plan stays."""
+        return self._steps <= planning.RECORDED or self._tuner is not None
 
     # ---- the forward pass
 
@@ -351,16 +358,7 @@ class ByteScheduler(nn.Module):
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
         if 1 <= self._steps <= planning.RECORDED and self._seen:
-            self._record_step()
-
-    def _record_step(self) -> None:
-        ends = dict(zip(self._seen, [*list(self._seen.values())[1:], self._clock], strict=True))
-        forward = [0] * len(self._layers)
-        for layer, begin in self._seen.items():
-            forward[layer] = max(ends[layer] - begin, 0)
-        self._times.ready.append(self._current)
-        self._times.forward.append(forward)
-        self._times.backward.append(time.perf_counter_ns() - self._clock)
+            self._times.add(self._current, len(self._own_layers), self._seen, self._clock)
 
     # ---- waiting and updates
 
@@ -484,15 +482,10 @@ class ByteScheduler(nn.Module):
         plans = planning.make(known, self._limits, self._transfers.halves)
         first_use = self._times.first_use
         self._entry = [*(layer for layer in range(len(layers)) if layer not in first_use), *first_use[:1]]
-        if self._tuning != "simulation" and len(plans) > 1:
-            self._tuner = tuning.Tuner(tuning.shortlist(plans, self.trials, self._slowest))
+        self._tuner = choosing.tuner(self._core, self._tuning, known, plans, self.trials)
         self._adopt(plans[0] if self._tuner is None else self._tuner.plan)
         if self._core.rank() == 0:
             _log.info("ByteScheduler: %s", self.plan)
-
-    def _slowest(self, times: list[int]) -> list[int]:
-        agreed: list[int] = changes.agree(self._core, "ByteScheduler", times, tuning.slowest)
-        return agreed
 
     def _next_turn(self, tuner: tuning.Tuner) -> None:
         self._finish_all()

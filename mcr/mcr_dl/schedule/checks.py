@@ -14,6 +14,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError, McrError, UnsupportedError
 from mcr_dl.runtime import changes
+from mcr_dl.schedule import search
 from mcr_dl.schedule.gradients import Piece, pieces_of
 
 Limit = int | str | None
@@ -84,6 +85,18 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
+def _tuning(given: dict[str, Any]) -> None:
+    """Raise an error for a way of tuning that is not possible."""
+    if one_of("tuning", given["tuning"], TUNING) != "bayesian":
+        return
+    if given["form"] != FORMS[0] or given["partition"] != "auto" or given["credit"] != "auto":
+        message = "ByteScheduler: tuning='bayesian': expected form='all_reduce', and partition and credit 'auto'"
+        raise InvalidArgumentError(message)
+    if search.missing():
+        message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(search.missing())}: pip install mcr-dl[tune]"
+        raise UnsupportedError(message)
+
+
 def agreed(
     group: _C.Group, module: nn.Module, optimizer: Optimizer, given: dict[str, Any]
 ) -> tuple[list[list[Piece]], dict[nn.Module, list[int]]]:
@@ -94,7 +107,7 @@ def agreed(
         for name in ("partition", "credit"):
             limit(name, given[name])
         one_of("form", given["form"], FORMS)
-        one_of("tuning", given["tuning"], TUNING)
+        _tuning(given)
         other = getattr(optimizer.step, "_scheduler", None)
         if other is not None and other._hooks:
             text = "ByteScheduler: expected an optimizer without ByteScheduler, got one; close() the first one"

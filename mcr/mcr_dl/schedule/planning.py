@@ -74,6 +74,16 @@ class Times:
     forward: list[list[int]] = field(default_factory=list)  # by layer
     backward: list[int] = field(default_factory=list)
 
+    def add(self, ready: list[int], layers: int, seen: dict[int, int], end: int) -> None:
+        """Add a step. ``seen``: when the forward pass came to each layer; ``end``: when it ended."""
+        ends = dict(zip(seen, [*list(seen.values())[1:], end], strict=True))
+        forward = [0] * layers
+        for layer, begin in seen.items():
+            forward[layer] = max(ends[layer] - begin, 0)
+        self.ready.append(ready)
+        self.forward.append(forward)
+        self.backward.append(time.perf_counter_ns() - end)
+
     def medians(self) -> dict[str, Any]:
         """In JSON's types."""
         return {
@@ -239,7 +249,7 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
     found = _different(sorted(plans, key=_time))
     if partition == window == "auto":
         slow = _time(found[0]) >= _time(in_order) * (1 - GAIN)
-        others = [in_order, known.plan(_BUCKET, None, None, priorities=False)]
+        others = [in_order, *(known.plan(join, None, None, priorities=False) for join in (0, _BUCKET))]
         found = [*others, *found] if slow else [found[0], *others, *found[1:]]
     distinct = {(each.order, each.members, each.credit): each for each in reversed(found)}
     whole = known.plan(0, None, None, priorities=False).step_time

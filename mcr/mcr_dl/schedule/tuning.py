@@ -7,14 +7,26 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from mcr_dl.schedule import planning
 from mcr_dl.schedule.planning import Plan
 
-DROPPED, TURN = 2, 6  # steps at the start of a turn that do not count, and steps that do
+DROPPED, COUNTED = 2, 6  # steps of a turn in the shortlist
+PROBE_DROPPED, PROBE_COUNTED = 5, 20  # steps of a probe of the search
 
-Turns = Generator[Plan, float, Plan]
-"""Yields the plan of each turn, gets its nanoseconds a step, and returns the plan to keep."""
+
+class Turn(NamedTuple):
+    """Training steps with one plan; the first ones do not count."""
+
+    plan: Plan
+    dropped: int = DROPPED
+    counted: int = COUNTED
+
+
+Turns = Generator[Turn, int, Plan]
+"""Yields turns, gets the median nanoseconds of a turn's steps, and returns the plan to keep."""
 
 Agree = Callable[[list[int]], list[int]]
 """From the times on this rank to those of the slowest rank, equal on all ranks."""
@@ -25,7 +37,7 @@ class Trial:
     """One plan and its measured turns: nanoseconds a step on this rank."""
 
     plan: Plan
-    turns: list[float] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
 
 
 def shortlist(plans: Sequence[Plan], trials: list[Trial], agree: Agree) -> Turns:
@@ -33,18 +45,42 @@ def shortlist(plans: Sequence[Plan], trials: list[Trial], agree: Agree) -> Turns
 
     The last program order stays unless the last other plan saves more than ``planning.GAIN``.
     """
-    trials += [Trial(plan) for plan in plans]
-    left = list(trials)
+    left = [Trial(plan) for plan in plans]
+    trials += left
     while len(left) > 1:
         for trial in left:
-            trial.turns.append((yield trial.plan))
-        mine = [round(statistics.median(trial.turns)) for trial in left]
-        times = dict(zip(map(id, left), agree(mine), strict=True))
+            trial.turns.append((yield Turn(trial.plan)))
+        agreed = agree([round(statistics.median(trial.turns)) for trial in left])
+        times = dict(zip(map(id, left), agreed, strict=True))
         left.sort(key=lambda trial: times[id(trial)])
         if len(left) == 2 and times[id(left[0])] > times[id(left[1])] * (1 - planning.GAIN):
             left.sort(key=lambda trial: trial.plan.priorities)
         left = left[: len(left) // 2]
     return left[0].plan
+
+
+def searched(first: Turns, probes: Probes, trials: list[Trial], agree: Agree) -> Turns:
+    """The plan that ``first`` returns, unless one of the probes saves more than ``planning.GAIN``."""
+    best = yield from first
+
+    def measured(plan: Plan) -> Generator[Turn, int, int]:
+        took = yield Turn(plan, PROBE_DROPPED, PROBE_COUNTED)
+        trials.append(Trial(plan, [took]))
+        return agree([took])[0]
+
+    time_of_best = yield from measured(best)
+    tried: list[tuple[int, Plan]] = []
+    plan = probes.send(None)
+    while plan is not None:
+        took = yield from measured(plan)
+        tried.append((took, plan))
+        plan = probes.send(took)
+    took, plan = min(tried, key=lambda each: each[0])
+    return plan if took < time_of_best * (1 - planning.GAIN) else best
+
+
+Probes = Generator[Plan | None, int | None, None]
+"""Yields plans to measure and gets their nanoseconds a step; None ends the search."""
 
 
 def slowest(values: list[list[int]]) -> list[int]:
@@ -58,27 +94,24 @@ class Tuner:
     Every rank calls ``step_ended`` after every step, so all change plans after the same one.
     """
 
-    def __init__(self, turns: Turns, dropped: int = DROPPED, counted: int = TURN) -> None:
-        self.plan = next(turns)
-        self.done = False
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._lengths = dropped, counted
-        self._steps = 0
-        self._begin = 0
+        self._turn = next(turns)
+        self._ends: list[int] = []
+        self.plan = self._turn.plan
+        self.done = False
 
     def step_ended(self) -> bool:
         """Whether the turn is over; then all updates are to be made, and ``advance`` called."""
-        dropped, counted = self._lengths
-        self._steps += 1
-        if self._steps == dropped:
-            self._begin = time.perf_counter_ns()
-        return self._steps == dropped + counted
+        self._ends.append(time.perf_counter_ns())
+        return len(self._ends) == self._turn.dropped + self._turn.counted
 
     def advance(self) -> None:
         """Set ``plan`` to the next turn's, or to the one to keep; then ``done`` is set, too."""
-        took = (time.perf_counter_ns() - self._begin) / self._lengths[1]
-        self._steps = 0
+        ends = self._ends[self._turn.dropped - 1 :]
+        self._ends = []
         try:
-            self.plan = self._turns.send(took)
+            self._turn = self._turns.send(statistics.median_low(b - a for a, b in pairwise(ends)))
+            self.plan = self._turn.plan
         except StopIteration as end:
             self.plan, self.done = end.value, True

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bayesian optimisation of ByteScheduler's settings, by optuna (``pip install mcr-dl[tune]``).
+
+Source: SOSP'19, section 4.3. A Gaussian process of step times over the logarithms of the settings takes the place of
+the paper's tuner.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.tuning import Probes
+
+NEEDED = ("optuna", "scipy")
+RANDOM, GUIDED = 5, 10  # probes
+# Logarithms of bytes per partition, partitions in flight, and bytes up to which gradients are joined.
+SPACE = {"partition": (16.0, 23.0), "credit": (0.0, 3.0), "join": (14.0, 21.0)}
+_ALIGNED = 16
+
+Make = Callable[[int, int, int], Plan]
+"""From bytes of join, partition and credit to a plan."""
+
+Share = Callable[[Any], Any]
+"""From a value on each rank to that of rank 0; on all ranks at the same point."""
+
+
+def missing() -> list[str]:
+    """The packages that the search needs and that are not installed."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def bayesian(make: Make, share: Share, leads: bool, random: int = RANDOM, guided: int = GUIDED) -> Probes:
+    """Plans of quasi-random settings, then of those that promise the most.
+
+    Rank 0, which ``leads``, searches; the others get its settings, so all make the same plans.
+    """
+    study = _study(random) if leads else None
+    for _ in range(random + guided):
+        trial = None
+        if study is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of packages below
+                trial = study.ask(_distributions())
+        settings = share(_settings(trial.params) if trial else None)
+        took = yield make(*settings)
+        if study is not None:
+            study.tell(trial, math.log(took or 1))
+    yield None
+
+
+def _settings(point: dict[str, float]) -> list[int]:
+    partition = round(2 ** point["partition"]) // _ALIGNED * _ALIGNED
+    return [round(2 ** point["join"]), partition, round(partition * 2 ** point["credit"])]
+
+
+def _distributions() -> dict[str, Any]:
+    import optuna
+
+    return {name: optuna.distributions.FloatDistribution(*limits) for name, limits in SPACE.items()}
+
+
+def _study(random: int) -> Any:
+    import optuna
+    import torch
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages below
+        study = optuna.create_study(sampler=optuna.samplers.GPSampler(seed=1, n_startup_trials=random))
+    engine: Any = torch.quasirandom.SobolEngine  # has no types
+    points = engine(len(SPACE), scramble=True, seed=1).draw(random)
+    for row in points.tolist():
+        study.enqueue_trial(
+            {name: low + part * (high - low) for part, (name, (low, high)) in zip(row, SPACE.items(), strict=True)}
+        )
+    return study
