@@ -108,8 +108,8 @@ def in_the_lab(hosts: int, rates: tuple[int, ...], backend: str, models: list[st
         output = Path(folder) / "steps.png"
         program = [sys.executable, "-m", "mcr_dl.examples.bytescheduler", "--no-chart", "--chart", str(output)]
         command = [*program, "--steps", str(steps), "--backend", backend, "--search", "--models", *models]
-        # One backend needs no measurements.
-        environment = {} if "," in backend else {"MCR_DL_TUNING_TABLE": "none"}
+        # Each job compares its plans anew; one backend needs no measurements.
+        environment = {"XDG_CACHE_HOME": folder} if "," in backend else {"MCR_DL_TUNING_TABLE": "none"}
         result = lab.start(command, environment).wait(1800, 5)
         if not result.ok:
             raise SystemExit(result.text())

@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch import nn
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.schedule import checks, credit, planning, search, tuning
+from mcr_dl.schedule import checks, credit, kept, planning, search, tuning
 from mcr_dl.schedule.credit import Layer, Transfer, simulate
 from mcr_dl.schedule.gradients import guarded, pieces_of
 from mcr_dl.testing.orders import best, best_of_whole, ready_times
@@ -170,9 +172,9 @@ def test_shortlist_keeps_program_order_without_gain() -> None:
     """A gain of less than one percent is none."""
     plans = planning.make(_costs(LARGE_LAST), ("auto", "auto"))
     order = next(plan for plan in plans if not plan.priorities)
-    for time, kept in ((995, order), (980, plans[0])):
+    for time, expected in ((995, order), (980, plans[0])):
         found, _ = _turns(_shortlist([order, plans[0]]), lambda plan, time=time: 1000 if plan is order else time)  # type: ignore[misc]
-        assert found is kept
+        assert found is expected
 
 
 def test_times_of_the_slowest_rank() -> None:
@@ -221,6 +223,60 @@ def test_search_without_gain_changes_nothing() -> None:
     probes = search.bayesian(costs.plan, lambda value: value, leads=True, random=2, guided=0)
     found, _ = _turns(tuning.searched(_shortlist([start]), probes, [], lambda times: times), lambda _: 1000)
     assert found is start
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of kept settings."""
+    file = tmp_path / "schedules" / "machine.json"
+    monkeypatch.setattr(kept, "path", lambda: file)
+    return file
+
+
+SETTINGS = kept.Kept(1 << 19, 1 << 20, None, True, "shortlist")
+
+
+def test_kept_settings(cached: Path) -> None:
+    """A search's settings serve any tuning, a shortlist's only the shortlist; the oldest entries leave."""
+    assert kept.load("model", "shortlist") is None
+    kept.store("model", SETTINGS)
+    assert kept.load("model", "shortlist") == SETTINGS
+    assert kept.load("model", "bayesian") is None
+    found = replace(SETTINGS, tuning="bayesian")
+    kept.store("model", found)
+    assert kept.load("model", "shortlist") == kept.load("model", "bayesian") == found
+    for index in range(kept.MOST):
+        kept.store(f"other {index}", SETTINGS)
+    assert kept.load("model", "shortlist") is None
+    assert kept.load("other 0", "shortlist") == SETTINGS
+    assert cached.stat().st_size < 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": "mcr-dl schedules", "version": 2, "schedules": {}}',
+        '{"format": "mcr-dl schedules", "version": 1, "schedules": {"model": {"join": "a"}}}',
+    ],
+)
+def test_broken_settings(cached: Path, caplog: pytest.LogCaptureFixture, text: str) -> None:
+    """Are reported, not used, and replaced."""
+    cached.parent.mkdir()
+    cached.write_text(text)
+    assert kept.load("model", "shortlist") is None
+    assert str(cached) in caplog.text
+    kept.store("model", SETTINGS)
+    assert kept.load("model", "shortlist") == SETTINGS
+
+
+def test_settings_that_cannot_be_written(cached: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Are lost, which the log says."""
+    cached.parent.write_text("no folder")
+    caplog.set_level("INFO", "mcr_dl")
+    kept.store("model", SETTINGS)
+    assert "the settings are not kept" in caplog.text
 
 
 def test_turns_end_on_the_same_step() -> None:
@@ -321,6 +377,11 @@ def test_every_tuning(pools: Pools) -> None:
     """The plan changes while the job trains, and the weights do not."""
     cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]
     pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
+
+
+def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
+    """A second training begins with the settings of the first."""
+    pools.get("processes", 2).run(schedule.settings_are_kept, str(tmp_path / "settings.json"), limit=120)
 
 
 # ---- the defects of the public code (bytescheduler branch of byteps)

@@ -57,7 +57,7 @@ LAYERS = (
 )
 COMPILED = ("_C", "_build")
 # Packages that the library works without.
-OPTIONAL = {"cupy", "deepspeed", "jsonschema", "matplotlib", "mpi4py", "platformdirs", "rich", "zfpy"}
+OPTIONAL = {"cupy", "deepspeed", "jsonschema", "matplotlib", "mpi4py", "optuna", "platformdirs", "rich", "zfpy"}
 # Names of backends: the folders of src/backends, and those of torch that have a descriptor.
 BACKENDS = {path.name for path in (SOURCES.parent / "src" / "backends").iterdir()} | {"fake", "gloo"}
 NAMING = {"libraries", "examples"}

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mcr_dl.base import launcher
-from mcr_dl.schedule import ByteScheduler
+from mcr_dl.schedule import ByteScheduler, kept
 from ranks.torch_training import life
 
 STEPS = 50  # of the plain loop
@@ -318,3 +319,31 @@ def _compare(case: Case, found: dict[str, torch.Tensor], expected: dict[str, tor
     difference = torch.cat([(found[name] - value).flatten() for name, value in expected.items()])
     error = difference.norm() / torch.cat([value.flatten() for value in expected.values()]).norm()
     assert error <= (1e-6 if dtype == "float32" else 1e-13), (case, error)
+
+
+def settings_are_kept(file: str) -> None:
+    """By rank 0, and the later training compares no plans. A search does not take what a shortlist found."""
+    kept.path = lambda: Path(file)  # the tests' jobs have no tuning table, and so no settings
+    kept.key = lambda *_: "model"
+
+    def trained(tuning: str, steps: int) -> ByteScheduler:
+        model = network()
+        optimizer = OPTIMIZERS["sgd"](model)
+        scheduler = ByteScheduler(model, optimizer, tuning=tuning)
+        for step in range(steps):
+            _loss(scheduler, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return scheduler
+
+    def settings(model: ByteScheduler) -> kept.Kept:
+        return kept.Kept.of(model.plan, "")
+
+    with life("mcr"):
+        first = trained("shortlist", LONG // 3)
+        assert first.trials
+        assert not first.comparing
+        again = trained("shortlist", 5)
+        assert (again.trials, again.comparing) == ([], False)
+        assert settings(again) == settings(first)
+        assert trained("bayesian", 5).comparing

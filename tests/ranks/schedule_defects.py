@@ -184,6 +184,16 @@ def priority_is_the_first_use() -> None:
     assert firsts == ["a.weight", "b.weight", "again.bias", "c.weight"]
 
 
+def different_orders_are_found() -> None:
+    """The public code compared nothing. Here one rank believes that it has issued another operation."""
+    watched = Watched(nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)), partition=4096, credit=4096)
+    watched.train(8, (4, 64))
+    if dist.get_rank() == 1:
+        watched.model._issuer.digest ^= 1 << 9
+    with pytest.raises(McrError, match="the ranks have issued different operations: expected one"):
+        watched.train(3, (4, 64))
+
+
 DEFECTS = (
     partition_size_takes_effect,
     late_rank_switches_at_the_same_step,
@@ -192,6 +202,7 @@ DEFECTS = (
     any_shape_is_cut,
     no_thread_per_partition,
     priority_is_the_first_use,
+    different_orders_are_found,  # last: this error ends a job
 )
 
 

@@ -72,9 +72,10 @@ class Parser(argparse.ArgumentParser):
 
 def _suggestion(rest: Sequence[str], known: Sequence[str]) -> str:
     """The known option that is nearest to the first unknown one, as the end of an error; empty if none is near."""
-    options = [word.partition("=")[0] for word in rest if word.startswith("-")]
-    near = difflib.get_close_matches(options[0], known, n=1) if options else []
-    return f"; did you mean {near[0]}?" if near else ""
+    given = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
+    options = {option.lstrip("-"): option for option in known}  # dashes make short words alike
+    near = difflib.get_close_matches(given[0], options, n=1) if given else []
+    return f"; did you mean {options[near[0]]}?" if near else ""
 
 
 class _PrintCompletion(argparse.Action):

@@ -19,9 +19,10 @@ from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import checks, choosing, planning, tuning
+from mcr_dl.schedule import checks, choosing, guard, planning
 from mcr_dl.schedule.gradients import Parameter, Piece, guarded, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
+from mcr_dl.schedule.tuning import Trial
 from mcr_dl.schedule.updates import Updates
 from mcr_dl.schedule.uses import Uses
 
@@ -89,7 +90,6 @@ class ByteScheduler(nn.Module):
         _C.all_reduce(torch.zeros(1), group=self._outer, backend=backend)  # refuses an unknown one
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        self._limits = checks.limit("partition", partition), checks.limit("credit", credit)
         self._backend = backend
         self._core = handles.core_group(
             making.new_group(
@@ -98,8 +98,9 @@ class ByteScheduler(nn.Module):
         )
         self._own_pieces = [piece for layer in self._own_layers for piece in layer]
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
-        self._tuning = tuning
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
+        limits = checks.limit("partition", partition), checks.limit("credit", credit)
+        self._choice = choosing.Choice(self._core, tuning, limits, self._transfers.halves, backend)
         self._issuer = Issuer(self._transfers.start)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
@@ -118,9 +119,10 @@ class ByteScheduler(nn.Module):
         self._open = False  # a backward pass is running
         self._reads = 0
         self._steps = 0
+        self._issued: int | None = None
         self._used = bytearray(len(self._values))  # which parameters have a gradient here
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
-        self._use = Partition("the use of parameters", len(self._used))
+        self._use = Partition("the use of parameters", len(self._used) + guard.NBYTES)
         self._late: set[Piece] = set()  # not updated when this backward pass began
         self._times = planning.Times(len(self._own_pieces))
         self._clock = 0
@@ -133,8 +135,6 @@ class ByteScheduler(nn.Module):
             each.value: index for index, layer in enumerate(self._own_layers) for p in layer for each in p.parameters
         }
         self._uses = Uses(owned, layer_of)
-        self.trials: list[tuning.Trial] = []
-        self._tuner: tuning.Tuner | None = None
         self._adopt(planning.Plan(()))
 
     def _install(self, owned: dict[nn.Module, list[int]]) -> None:
@@ -195,9 +195,14 @@ class ByteScheduler(nn.Module):
         raise UnsupportedError(text)
 
     @property
+    def trials(self) -> list[Trial]:
+        """The plans that training steps have compared, with their times."""
+        return self._choice.trials
+
+    @property
     def comparing(self) -> bool:
         """Whether plans are still being made or compared; later the plan stays."""
-        return self._steps <= planning.RECORDED or self._tuner is not None
+        return self._steps <= planning.RECORDED or self._choice.tuner is not None
 
     # ---- the forward pass
 
@@ -331,6 +336,9 @@ class ByteScheduler(nn.Module):
     def _begin(self) -> None:
         self._late = {piece for piece in self._pieces if piece.due is not None}
         self._finish_all()
+        if self._issued is not None:
+            guard.compare(self._flags[-guard.NBYTES :], self._issued)
+        self._issued = self._issuer.digest  # of all earlier passes, and so equal on all ranks
         self._open = True
         self._used = bytearray(len(self._values))
         for piece in self._pieces:
@@ -354,7 +362,7 @@ class ByteScheduler(nn.Module):
             for piece in self._pieces:
                 if piece.missing:
                     self._submit(piece)
-            self._flags = torch.tensor(list(self._used), dtype=torch.uint8)
+            self._flags = torch.tensor([*self._used, *guard.sent(self._issued)], dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
         if 1 <= self._steps <= planning.RECORDED and self._seen:
@@ -417,8 +425,9 @@ class ByteScheduler(nn.Module):
             self._hooks += [self._gate(module, layers) for module, layers in self._uses.added.items()]
         if self._steps == planning.RECORDED + 1:
             self._make_plan()
-        elif self._tuner is not None and self._tuner.step_ended():
-            self._next_turn(self._tuner)
+        elif self._choice.step_ended():
+            self._finish_all()
+            self._adopt(self._choice.next_plan())
         for hook in [*optimizer._optimizer_step_post_hooks.values()]:
             hook(optimizer, (), {})
 
@@ -479,19 +488,6 @@ class ByteScheduler(nn.Module):
         layers = [[piece.index for piece in layer] for layer in self._layers]
         kinds = [piece.kind for piece in self._pieces]
         known = planning.costs(self._core, self._times, transfers, layers, sizes, kinds)
-        plans = planning.make(known, self._limits, self._transfers.halves)
         first_use = self._times.first_use
         self._entry = [*(layer for layer in range(len(layers)) if layer not in first_use), *first_use[:1]]
-        self._tuner = choosing.tuner(self._core, self._tuning, known, plans, self.trials)
-        self._adopt(plans[0] if self._tuner is None else self._tuner.plan)
-        if self._core.rank() == 0:
-            _log.info("ByteScheduler: %s", self.plan)
-
-    def _next_turn(self, tuner: tuning.Tuner) -> None:
-        self._finish_all()
-        tuner.advance()
-        self._adopt(tuner.plan)
-        if tuner.done:
-            self._tuner = None
-            if self._core.rank() == 0:
-                _log.info("ByteScheduler: measured %d plans, and keeps: %s", len(self.trials), self.plan)
+        self._adopt(self._choice.first(known))

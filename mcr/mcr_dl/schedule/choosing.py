@@ -3,30 +3,90 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.runtime import changes
-from mcr_dl.schedule import planning, search, tuning
+from mcr_dl.schedule import kept, planning, search, tuning
+from mcr_dl.schedule.planning import Plan
+
+_log = logging.getLogger("mcr_dl")
 
 
-def tuner(
-    group: _C.Group, kind: str, known: planning.Costs, plans: list[planning.Plan], trials: list[tuning.Trial]
-) -> tuning.Tuner | None:
-    """What compares plans by training steps, into ``trials``; None if ``kind`` or the plans leave nothing to compare.
+@dataclass
+class Choice:
+    """Finds the plan of one model, and keeps its settings for later jobs.
 
-    ``kind``: ByteScheduler's argument ``tuning``. The ranks agree on every step time, that of the slowest rank.
+    ``kind``: ByteScheduler's argument ``tuning``. ``limits``: its partition and credit. ``trials``: the plans that
+    training steps have compared. Every rank calls all methods after the same steps.
     """
 
-    def agree(times: list[int]) -> list[int]:
-        agreed: list[int] = changes.agree(group, "ByteScheduler", times, tuning.slowest)
+    group: _C.Group
+    kind: str
+    limits: tuple[int | str | None, int | str | None]
+    halves: bool
+    backend: str | None
+    trials: list[tuning.Trial] = field(default_factory=list)
+    tuner: tuning.Tuner | None = None
+    _key: str | None = None
+
+    def first(self, known: planning.Costs) -> Plan:
+        """The plan to begin with; what is compared with it comes by ``step_ended``."""
+        plans = planning.make(known, self.limits, self.halves)
+        plan = plans[0]
+        if self.kind != "simulation" and self.limits == ("auto", "auto") and not self.halves:
+            self._key = kept.key(self.group, known.sizes, known.kinds, self.backend)
+        found = self._kept()
+        if found is not None:
+            plan = known.plan(found.join, found.partition, found.credit, found.priorities)
+            plan = replace(plan, program_order=plans[0].program_order)
+            self._say("keeps the settings of an earlier job", plan)
+            return plan
+        self.tuner = self._tuner(known, plans)
+        plan = plan if self.tuner is None else self.tuner.plan
+        self._say("begins with", plan)
+        return plan
+
+    def step_ended(self) -> bool:
+        """Whether the plan is to be changed to ``next_plan`` now, before the next step."""
+        return self.tuner is not None and self.tuner.step_ended()
+
+    def next_plan(self) -> Plan:
+        """The plan of the next steps; all updates must have been made."""
+        assert self.tuner is not None
+        self.tuner.advance()
+        plan = self.tuner.plan
+        if self.tuner.done:
+            self.tuner = None
+            self._say(f"has measured {len(self.trials)} plans, and keeps", plan)
+            if self._key is not None and self.group.rank() == 0:
+                kept.store(self._key, kept.Kept.of(plan, self.kind))
+        return plan
+
+    def _say(self, what: str, plan: Plan) -> None:
+        if self.group.rank() == 0:
+            _log.info("ByteScheduler %s: %s", what, plan)
+
+    def _kept(self) -> kept.Kept | None:
+        """Rank 0's settings of an earlier job."""
+        if self._key is None:
+            return None
+        found = kept.load(self._key, self.kind) if self.group.rank() == 0 else None
+        agreed = self._share(None if found is None else asdict(found))
+        return None if agreed is None else kept.Kept(**agreed)
+
+    def _tuner(self, known: planning.Costs, plans: list[Plan]) -> tuning.Tuner | None:
+        turns = tuning.shortlist(plans, self.trials, self._slowest)
+        if self.kind == "bayesian":
+            probes = search.bayesian(known.plan, self._share, self.group.rank() == 0)
+            return tuning.Tuner(tuning.searched(turns, probes, self.trials, self._slowest))
+        return tuning.Tuner(turns) if self.kind == "shortlist" and len(plans) > 1 else None
+
+    def _slowest(self, times: list[int]) -> list[int]:
+        agreed: list[int] = changes.agree(self.group, "ByteScheduler", times, tuning.slowest)
         return agreed
 
-    def share(value: Any) -> Any:
-        return changes.agree(group, "ByteScheduler", value, lambda values: values[0])
-
-    turns = tuning.shortlist(plans, trials, agree)
-    if kind == "bayesian":
-        probes = search.bayesian(known.plan, share, group.rank() == 0)
-        return tuning.Tuner(tuning.searched(turns, probes, trials, agree))
-    return tuning.Tuner(turns) if kind == "shortlist" and len(plans) > 1 else None
+    def _share(self, value: Any) -> Any:
+        return changes.agree(self.group, "ByteScheduler", value, lambda values: values[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -88,6 +89,7 @@ class Issuer:
 
     issue: Callable[[Partition], _C.Work]
     credit: int | None = None
+    digest: int = 0  # of all partitions issued so far, in their order
     _queue: deque[Partition] = field(default_factory=deque)
     _flying: deque[Partition] = field(default_factory=deque)
     _used: int = 0
@@ -186,6 +188,7 @@ class Issuer:
             except Exception as error:
                 self._failure = error
                 raise
+            self.digest = zlib.crc32(partition.name.encode(), self.digest)
             with self._counts:
                 self._flying.append(partition)
                 self._queue.popleft()

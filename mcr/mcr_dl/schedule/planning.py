@@ -15,6 +15,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.runtime import changes
 from mcr_dl.schedule import credit
+from mcr_dl.schedule.issue import Issuer, Partition
 
 PARTITIONS = (None, *(1 << power for power in range(23, 15, -1)))  # bytes
 CREDITS = (None, 4, 2, 1)  # partitions in flight
@@ -98,31 +99,45 @@ def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
     return [statistics.median_low(column) for column in zip(*rows, strict=True)]
 
 
-def time_transfers(reduce: Callable[[torch.Tensor], _C.Work], largest: int) -> list[list[int]]:
-    """[bytes, ns of one operation, ns of several in flight] at some sizes; a collective over the group."""
+def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> list[list[int]]:
+    """[bytes, ns of an operation that waits for the one before it, ns of one of several in flight] at some sizes.
+
+    A collective over the group. The operations are issued as those of a step.
+    """
     sizes = sorted({min(size, max(largest, 4096)) for size in (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)})
+    issuer = Issuer(lambda partition: start(_memory(partition)))
     rows = []
     for size in sizes:
         memory = [torch.zeros(size // 4) for _ in range(_IN_FLIGHT)]
         one, several = [], []
         for _ in range(_REPETITIONS + 1):
-            one.append(_duration(reduce, memory[:1]))
-            several.append(_duration(reduce, memory))
+            one.append(_duration(issuer, memory, size))
+            several.append(_duration(issuer, memory, None))
         rows.append([size, statistics.median_low(one[1:]), statistics.median_low(several[1:])])
     return rows
 
 
-def _duration(reduce: Callable[[torch.Tensor], _C.Work], tensors: list[torch.Tensor]) -> int:
-    start = time.perf_counter_ns()
-    for work in [reduce(tensor) for tensor in tensors]:
-        work.wait()
-    return time.perf_counter_ns() - start
+def _memory(partition: Partition) -> torch.Tensor:
+    assert partition.tensor is not None
+    return partition.tensor
+
+
+def _duration(issuer: Issuer, memory: list[torch.Tensor], limit: int | None) -> int:
+    """Of one operation, if all are ready at once."""
+    partitions = [Partition(f"transfer {index}", each.nbytes) for index, each in enumerate(memory)]
+    begin = time.perf_counter_ns()
+    issuer.begin(partitions, limit)
+    for partition, each in zip(partitions, memory, strict=True):
+        issuer.ready(partition, each)
+    for partition in partitions:
+        issuer.wait(partition)
+    return (time.perf_counter_ns() - begin) // len(memory)
 
 
 def _transfer(rows: Sequence[Sequence[int]]) -> credit.Transfer:
     points, latencies, before = [], [], 1
     for size, one, several in rows:
-        occupied = max((several - one) // (_IN_FLIGHT - 1), before)  # never less than a smaller size's
+        occupied = max(several, before)  # never less than a smaller size's
         points.append((size, occupied))
         latencies.append(max(one - occupied, 0))
         before = occupied

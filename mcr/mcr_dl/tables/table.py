@@ -75,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> Table:
     return from_document(document, str(file))
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write the file atomically: a concurrent reader gets the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -101,7 +101,7 @@ def write(table: Table, path: str | os.PathLike[str]) -> None:
         raise InvalidArgumentError(f"tuning table {file}: expected finite numbers, got {error}") from error
     _validate(file, document)
     try:
-        _replace(file, documents.rows(document) + "\n")
+        replace_file(file, documents.rows(document) + "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         cached = _cache() in file.parents

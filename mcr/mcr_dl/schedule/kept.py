@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that training steps preferred, in the cache folder: a later job of the same model begins with them.
+
+The file is ``schedules/<fingerprint>.json`` next to the tuning tables, one for each kind of machine. Jobs without a
+tuning table (``MCR_DL_TUNING_TABLE=none``) neither read nor write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import McrError
+from mcr_dl.runtime import state
+from mcr_dl.schedule.planning import Plan
+from mcr_dl.tables import table
+from mcr_dl.tables.host import host
+
+FORMAT, VERSION = "mcr-dl schedules", 1
+MOST = 200  # models; the oldest ones leave
+_LIMIT = {"type": ["integer", "null"], "minimum": 1024}
+_ENTRY = {
+    "type": "object",
+    "properties": {
+        "join": {"type": "integer", "minimum": 0},
+        "partition": _LIMIT,
+        "credit": _LIMIT,
+        "priorities": {"type": "boolean"},
+        "tuning": {"type": "string"},
+    },
+    "required": ["join", "partition", "credit", "priorities", "tuning"],
+    "additionalProperties": False,
+}
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "format": {"const": FORMAT},
+        "version": {"const": VERSION},
+        "schedules": {"type": "object", "additionalProperties": _ENTRY},
+    },
+    "required": ["format", "version", "schedules"],
+}
+_log = logging.getLogger("mcr_dl")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Settings of a plan, as ``Plan`` has them, and the ``tuning`` that found them."""
+
+    join: int
+    partition: int | None
+    credit: int | None
+    priorities: bool
+    tuning: str
+
+    @staticmethod
+    def of(plan: Plan, tuning: str) -> Kept:
+        """The settings of a plan."""
+        return Kept(plan.join, plan.partition, plan.credit, plan.priorities, tuning)
+
+
+def path() -> Path:
+    """The file of this kind of machine."""
+    return table.default_path(host()).parent.parent / "schedules" / f"{host().fingerprint}.json"
+
+
+def key(group: _C.Group, sizes: Sequence[int], kinds: Sequence[str], backend: str | None) -> str | None:
+    """What settings are kept for: the sizes and types of the model's gradients, the ranks, backends and versions.
+
+    None, equally on all ranks, if the job keeps none.
+    """
+    knowledge = state.current().knowledge
+    if knowledge is None or not (knowledge.source or knowledge.seconds):
+        return None
+    shape = knowledge.shape(list(group.ranks))
+    versions = [_C.__version__, str(torch.__version__)]
+    facts = [list(sizes), list(kinds), str(shape), backend, list(group.backends), versions]
+    return hashlib.sha256(documents.dumps(facts).encode()).hexdigest()[:32]
+
+
+def load(name: str, tuning: str) -> Kept | None:
+    """The settings kept under a key; None if there are none, or only those of a quicker tuning."""
+    try:
+        entry = _entries().get(name)
+    except (McrError, ModuleNotFoundError) as error:
+        _log.warning("ByteScheduler: the settings of earlier jobs cannot be used: %s", error)
+        return None
+    found = Kept(**entry) if entry is not None else None
+    return found if found is not None and (found.tuning == tuning or tuning == "shortlist") else None
+
+
+def store(name: str, found: Kept) -> None:
+    """Keep settings; a file that cannot be written is reported, and changes nothing else."""
+    try:
+        entries = {other: each for other, each in _entries().items() if other != name}
+    except McrError:  # which load() has reported
+        entries = {}
+    except ModuleNotFoundError:
+        return
+    entries[name] = asdict(found)
+    latest = dict([*entries.items()][-MOST:])
+    try:
+        table.replace_file(path(), documents.rows({"format": FORMAT, "version": VERSION, "schedules": latest}) + "\n")
+    except OSError as error:
+        _log.info("ByteScheduler: the settings are not kept for later jobs: %s", error)
+
+
+def _entries() -> dict[str, Any]:
+    """Raises McrError for a file of another kind, and ModuleNotFoundError without jsonschema."""
+    if not path().exists():
+        return {}
+    what = f"schedules {path()}"
+    document = documents.read(path(), what, limit=documents.MIB, again="remove the file")
+    entries: dict[str, Any] = documents.check(document, _SCHEMA, what)["schedules"]
+    return entries
