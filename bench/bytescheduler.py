@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 from datetime import date
@@ -195,7 +196,7 @@ def _steps_text(steps: dict[str, Any]) -> list[str]:
             middle, low, high = example.ratios(row["turns"], name)
             time, plan = median(values), row["plans"].get(name, {})
             simulated = plan.get("simulated_ms")
-            settings = plan.get("settings", "").split(", program order,")[0].split(" ms a step")[0].rpartition(", ")[0]
+            settings = re.split(r", [0-9.]+ ms a step", plan.get("settings", ""))[0]
             cells.append([name, f"{time:.1f}", f"{middle:.2f} ({low:.2f} to {high:.2f})", f"{bound / time:.2f}"])
             cells[-1] += [f"{simulated:.1f}" if simulated else "", settings]
         lines += table(["way", "ms per step", "speed", "bound / time", "simulated", "plan"], cells)
