@@ -142,7 +142,7 @@ class ByteScheduler(nn.Module):
         # Functions and not methods: a copy of the model would copy the methods' object.
         hooks = [
             root.register_forward_pre_hook(lambda module, _args: self._enter(module)),
-            root.register_forward_hook(lambda _module, _args, _result: self._leave()),
+            root.register_forward_hook(lambda *_: setattr(self, "_clock", time.perf_counter_ns())),
         ]
         for module, layers in owned.items():
             hooks.append(self._gate(module, layers))
@@ -240,6 +240,7 @@ class ByteScheduler(nn.Module):
             return
         self._seen.clear()
         self._update(self._entry, others=True)
+        self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -270,18 +271,22 @@ class ByteScheduler(nn.Module):
         for layer in layers:
             for piece in self._layers[layer]:
                 if piece.due is not None:
-                    self._finish(piece, partial(self._update_another, piece) if others else None)
+                    self._finish(piece, partial(self._update_complete, piece) if others else None)
 
-    def _update_another(self, waiting: Piece) -> bool:
-        """Update one complete piece, but not the one that is waited for; False if there is none."""
-        for piece in self._pieces:
-            if piece is not waiting and piece.due is not None and piece.complete():
-                self._finish(piece)
-                return True
-        return False
-
-    def _leave(self) -> None:
-        self._clock = time.perf_counter_ns()
+    def _update_complete(self, waiting: Piece | None = None) -> bool:
+        """Update all complete pieces together, but not the one that is waited for; False if there are none."""
+        self._issuer.collect()
+        pieces = [each for each in self._pieces if each.due is not None and each is not waiting and each.complete()]
+        if not pieces:
+            return False
+        with torch.no_grad():
+            due = pieces[0].due  # equal for all: the updates of earlier steps are made before a step
+            assert due is not None
+            for piece in pieces:
+                piece.take_results(lambda _: True)  # each has a gradient here
+                piece.open, piece.due = False, None
+            self._updates.apply(pieces, due)
+        return True
 
     # ---- the backward pass
 
@@ -362,7 +367,7 @@ class ByteScheduler(nn.Module):
             for piece in self._pieces:
                 if piece.missing:
                     self._submit(piece)
-            self._flags = torch.tensor([*self._used, *guard.sent(self._issued)], dtype=torch.uint8)
+            self._flags = torch.tensor([*self._used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
         if 1 <= self._steps <= planning.RECORDED and self._seen:
@@ -374,7 +379,7 @@ class ByteScheduler(nn.Module):
         """A gradient is used before the step's update."""
         self._reads += 1
         if self._reads == 1:
-            _log.info("ByteScheduler: gradients are used before step(), which waits for all of them in each such step")
+            _log.info("ByteScheduler: gradients are used before step(), so each such step waits for all of them")
         self._finish_all()
 
     def synchronize(self) -> None:
@@ -399,7 +404,7 @@ class ByteScheduler(nn.Module):
                 piece.open = False
         if piece.due is not None:
             due, piece.due = piece.due, None
-            self._updates.apply(piece, due)
+            self._updates.apply([piece], due)
 
     def _step(self, closure: Callable[[], Any] | None) -> None:
         if closure is not None:

@@ -152,6 +152,14 @@ class Issuer:
             else:
                 time.sleep(0)  # another thread issues
 
+    def collect(self) -> None:
+        """End all operations that are complete, without waiting. Raises the error of one that failed."""
+        with self._counts:
+            flying = list(self._flying)
+        for partition in flying:
+            if partition.work is not None and partition.work.is_completed():
+                self._wait_for(partition)
+
     def _oldest(self, partition: Partition) -> Partition | None:
         """The oldest operation in flight; raises an error if there is none, and none can be issued."""
         with self._counts:  # the state of one moment: other threads issue meanwhile

@@ -26,7 +26,7 @@ from mcr_dl.tables.host import host
 
 FORMAT, VERSION = "mcr-dl schedules", 1
 MOST = 200  # models; the oldest ones leave
-_LIMIT = {"type": ["integer", "null"], "minimum": 1024}
+_LIMIT = {"anyOf": [{"const": None}, {"type": "integer", "minimum": 1024}]}
 _ENTRY = {
     "type": "object",
     "properties": {

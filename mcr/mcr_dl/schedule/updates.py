@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,11 +29,11 @@ class Updates:
         self._group_of = {value: index for index, group in enumerate(groups) for value in group["params"]}
         return [{name: _kept(value) for name, value in group.items() if name != "params"} for group in groups]
 
-    def apply(self, piece: Piece, due: list[Hyperparameters]) -> None:
-        """Update the parameters of a piece that have a gradient."""
+    def apply(self, pieces: Sequence[Piece], due: list[Hyperparameters]) -> None:
+        """Update the parameters of pieces that have a gradient, in one step of the optimizer."""
         members: dict[int, list[torch.nn.Parameter]] = {}
         cleared = []
-        for each in piece.parameters:
+        for each in (each for piece in pieces for each in piece.parameters):
             value = each.value
             if each.gradient is not None and value in self._group_of:
                 if value.grad is None:
