@@ -3,5 +3,6 @@
 
 from mcr_dl.schedule.bytescheduler import ByteScheduler
 from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.tuning import Trial
 
-__all__ = ["ByteScheduler", "Plan"]
+__all__ = ["ByteScheduler", "Plan", "Trial"]
