@@ -384,6 +384,11 @@ def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
     pools.get("processes", 2).run(schedule.settings_are_kept, str(tmp_path / "settings.json"), limit=120)
 
 
+def test_steps_are_traced(pools: Pools, tmp_path: Path) -> None:
+    """On every rank."""
+    pools.get("processes", 2).run(schedule.steps_are_traced, str(tmp_path), limit=120)
+
+
 # ---- the defects of the public code (bytescheduler branch of byteps)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mcr_dl.base import launcher
+from mcr_dl.base.errors import McrError
 from mcr_dl.schedule import ByteScheduler, kept
 from ranks.torch_training import life
 
@@ -347,3 +350,41 @@ def settings_are_kept(file: str) -> None:
         assert (again.trials, again.comparing) == ([], False)
         assert settings(again) == settings(first)
         assert trained("bayesian", 5).comparing
+
+
+def steps_are_traced(folder: str) -> None:
+    """The plan and all operations of the steps in the block, in the form of Chrome's traces."""
+    with life("mcr"):
+        model = network()
+        optimizer = OPTIMIZERS["sgd"](model)
+        scheduler = ByteScheduler(model, optimizer, partition=4096, credit=8192)
+        path = Path(folder) / f"{dist.get_rank()}.json"
+
+        def train(steps: int) -> None:
+            for step in range(steps):
+                _loss(scheduler, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        train(2)
+        with pytest.raises(McrError, match="expected a plan"), scheduler.traced(path):
+            pass
+        train(LONG // 3)
+        assert not scheduler.comparing
+        with scheduler.traced(path) as found:
+            train(4)
+        assert len(found.exposed_ms) == 4
+        assert found.median_ms > 0
+        train(1)  # as before
+        events = json.loads(path.read_text())["traceEvents"]
+    begun = [[event for event in events if event["ph"] == "b" and event["pid"] == process] for process in (0, 1)]
+    assert len(begun[0]) == len(scheduler.plan.order)
+    assert len(begun[1]) == 4 * (len(scheduler.plan.order) + 1)  # and the use of parameters
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e" and event["pid"] == 1}
+    for event in begun[1]:
+        assert event["args"]["ready_ms"] * 1000 <= event["ts"] + 0.01
+        assert event["ts"] <= ends[event["id"]]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 for event in spans)
+    measured = [event["name"] for event in spans if event["pid"] == 1]
+    assert (measured.count("forward"), measured.count("backward")) == (4, 4)

@@ -3,6 +3,7 @@
 
 from mcr_dl.schedule.bytescheduler import ByteScheduler
 from mcr_dl.schedule.planning import Plan
+from mcr_dl.schedule.timeline import Traced
 from mcr_dl.schedule.tuning import Trial
 
-__all__ = ["ByteScheduler", "Plan", "Trial"]
+__all__ = ["ByteScheduler", "Plan", "Traced", "Trial"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import checks, choosing, guard, planning
+from mcr_dl.schedule import checks, choosing, guard, planning, timeline
 from mcr_dl.schedule.gradients import Parameter, Piece, guarded, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.tuning import Trial
@@ -179,6 +180,18 @@ class ByteScheduler(nn.Module):
             self.synchronize()
         except Exception as error:
             _log.warning("ByteScheduler: the updates of the last step were not made: %s", error)
+
+    @contextmanager
+    def traced(self, path: str | os.PathLike[str]) -> Iterator[timeline.Traced]:
+        """Write the plan and the steps in the block to a Chrome trace, for Perfetto; each rank names its own file.
+
+        Gives how much communication was exposed, in milliseconds a step. Raises McrError before there is a plan.
+        """
+        self.synchronize()
+        given = self.module, self._issuer, self._choice.known, self.plan, self._core.rank()
+        with timeline.traced(*given, path) as result:
+            yield result
+            self.synchronize()
 
     def close(self) -> None:
         """Finish all updates, and give the model and the optimizer back as they were: a collective over the group."""
@@ -448,22 +461,10 @@ class ByteScheduler(nn.Module):
         groups = []
         for kept, group in zip(due, self._optimizer.param_groups, strict=True):
             values = [value for value in group["params"] if value.grad is not None and value not in later]
-            self._require_known(values)
+            checks.reduced(self.module, values, self._piece_of)
             if values:
                 groups.append({**kept, "params": values})
         self._updates.step(groups)
-
-    def _require_known(self, values: list[nn.Parameter]) -> None:
-        if all(value in self._piece_of for value in values):
-            return
-        unknown = {value for value in values if value not in self._piece_of}
-        for name, value in self.module.named_parameters():
-            if value in unknown:
-                message = (
-                    f"ByteScheduler: {name} has a gradient that was not reduced: expected that it needed gradients, or "
-                    "was in the model, when ByteScheduler was made; close() it then, and make a new one"
-                )
-                raise McrError(message)
 
     # ---- the plan
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Container
 from typing import Any
 
 import torch
@@ -83,6 +84,18 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
         message = f"ByteScheduler: {name}: expected one of {', '.join(map(repr, choices))}, got {value!r}"
         raise InvalidArgumentError(message)
     return str(value)
+
+
+def reduced(module: nn.Module, values: Collection[nn.Parameter], known: Container[nn.Parameter]) -> None:
+    """Raise McrError if one of the values with a gradient is not known, and so was not reduced."""
+    unknown = {value for value in values if value not in known}
+    for name, value in module.named_parameters() if unknown else ():
+        if value in unknown:
+            message = (
+                f"ByteScheduler: {name} has a gradient that was not reduced: expected that it needed gradients, or "
+                "was in the model, when ByteScheduler was made; close() it then, and make a new one"
+            )
+            raise McrError(message)
 
 
 def _tuning(given: dict[str, Any]) -> None:

@@ -30,10 +30,12 @@ class Choice:
     backend: str | None
     trials: list[tuning.Trial] = field(default_factory=list)
     tuner: tuning.Tuner | None = None
+    known: planning.Costs | None = None
     _key: str | None = None
 
     def first(self, known: planning.Costs) -> Plan:
         """The plan to begin with; what is compared with it comes by ``step_ended``."""
+        self.known = known
         plans = planning.make(known, self.limits, self.halves)
         plan = plans[0]
         if self.kind != "simulation" and self.limits == ("auto", "auto") and not self.halves:

@@ -62,6 +62,7 @@ class Timeline:
     order: tuple[Partition, ...]  # as issued
     complete: tuple[int, ...]  # of each layer, from the start of the backward pass
     end: int  # of the next forward pass
+    spans: tuple[tuple[int, int], ...] = ()  # of each partition in ``order``: issued, complete
 
 
 def cut(nbytes: int, partition: int | None) -> list[int]:
@@ -93,6 +94,7 @@ def simulate(
     waiting: list[tuple[int, int, int]] = []  # priority, index, layer
     flying: deque[tuple[int, int]] = deque()  # end, bytes; one communicator completes them in this order
     order: list[Partition] = []
+    spans: list[tuple[int, int]] = []
     complete = [layer.ready for layer in layers]
     now = free = used = 0
     while arrivals or waiting:
@@ -113,10 +115,11 @@ def simulate(
             flying.append((free + transfer.latency, nbytes))
             used += nbytes
             order.append((layer, index))
+            spans.append((now, free + transfer.latency))
         events = [flying[0][0]] if waiting and flying else []
         events += [layers[arrivals[0]].ready] if arrivals else []
         now = min(events, default=now)
-    return Timeline(tuple(order), tuple(complete), _forward_end(layers, complete, backward))
+    return Timeline(tuple(order), tuple(complete), _forward_end(layers, complete, backward), tuple(spans))
 
 
 def _forward_end(layers: Sequence[Layer], complete: Sequence[int], backward: int) -> int:

@@ -23,7 +23,8 @@ class Partition:
     """A part of a gradient. ``tensor``: its memory, once the gradient is ready.
 
     ``gather``: the second half of a partition that is reduced in two operations, ready when the first is complete.
-    ``shard``: what this rank brings to that second half.
+    ``shard``: what this rank brings to that second half. ``ready``, ``issued`` and ``ended``, when the end was noticed,
+    are on ``time.perf_counter_ns()``.
     """
 
     name: str
@@ -34,6 +35,9 @@ class Partition:
     complete: bool = False
     gather: Partition | None = None
     shard: torch.Tensor | None = None
+    ready: int = 0
+    issued: int = 0
+    ended: int = 0
 
     @property
     def last(self) -> Partition:
@@ -97,10 +101,27 @@ class Issuer:
     _role: threading.Lock = field(default_factory=threading.Lock)
     _counts: threading.Lock = field(default_factory=threading.Lock)
     _failure: BaseException | None = None
+    _recorder: Callable[[Sequence[Partition]], None] | None = None
+    _waits: list[tuple[int, int]] = field(default_factory=list)
+    _pass: Sequence[Partition] = ()
+
+    def record(self, recorder: Callable[[Sequence[Partition]], None] | None) -> list[tuple[int, int]]:
+        """Give the recorder the partitions of each pass when it is complete, from the next one on; None ends that.
+
+        Returns the waits since the last call, on ``time.perf_counter_ns()``. All partitions must be complete.
+        """
+        if self._recorder is not None:
+            self._recorder(self._pass)
+        waits, self._waits = self._waits, []
+        self._recorder, self._pass = recorder, ()
+        return waits
 
     def begin(self, order: Sequence[Partition], credit: int | None) -> None:
         """Take the partitions of the next backward pass; all earlier ones must be complete."""
         self.check()
+        if self._recorder is not None:
+            self._recorder(self._pass)
+            self._pass = [*order]
         for partition in order:
             partition.tensor, partition.work, partition.complete = None, None, False
         self.credit = credit
@@ -124,6 +145,7 @@ class Issuer:
 
     def ready(self, partition: Partition, tensor: torch.Tensor) -> None:
         """The partition's gradient is in this memory."""
+        partition.ready = time.perf_counter_ns()
         partition.tensor = tensor
 
     def advance(self) -> None:
@@ -141,6 +163,13 @@ class Issuer:
 
         Before this thread sleeps, it calls ``meanwhile`` until there is nothing left to do for it.
         """
+        if not partition.complete:
+            begin = time.perf_counter_ns()
+            self._wait(partition, meanwhile)
+            if self._recorder is not None:
+                self._waits.append((begin, time.perf_counter_ns()))
+
+    def _wait(self, partition: Partition, meanwhile: Callable[[], bool] | None) -> None:
         while not partition.complete:
             self.check()
             self.advance()
@@ -191,6 +220,7 @@ class Issuer:
                 if self._flying and self.credit is not None and self._used + partition.nbytes > self.credit:
                     return
                 self._used += partition.nbytes
+            partition.issued = time.perf_counter_ns()
             try:
                 work = partition.work = self.issue(partition)
             except Exception as error:
@@ -200,7 +230,7 @@ class Issuer:
             with self._counts:
                 self._flying.append(partition)
                 self._queue.popleft()
-            if self.credit is not None or partition.gather is not None:
+            if self.credit is not None or partition.gather is not None or self._recorder is not None:
                 work._on_done(partial(self._completed, partition, work))
 
     def _completed(self, partition: Partition, work: _C.Work) -> None:
@@ -217,8 +247,9 @@ class Issuer:
     def _end(self, partition: Partition) -> None:
         with self._counts:
             if not partition.complete:
-                partition.complete = True
+                partition.complete, partition.ended = True, time.perf_counter_ns()
                 self._used -= partition.nbytes
                 self._flying.remove(partition)
                 if partition.gather is not None:
-                    partition.gather.tensor = partition.tensor
+                    assert partition.tensor is not None
+                    self.ready(partition.gather, partition.tensor)

@@ -191,6 +191,17 @@ class Costs:
     def plan(self, join: int, partition: int | None, in_flight: int | None, priorities: bool = True) -> Plan:
         """The plan with these settings, by simulation."""
         runs = self.joined(join)
+        found = self._simulated(runs, partition, in_flight, priorities)
+        members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
+        return Plan(found.order, partition, in_flight, found.end, None, (), join, members, priorities)
+
+    def timeline(self, plan: Plan) -> credit.Timeline:
+        """One iteration with a plan, by simulation; its layers are the runs of ``joined``."""
+        return self._simulated(self.joined(plan.join), plan.partition, plan.credit, plan.priorities)
+
+    def _simulated(
+        self, runs: Sequence[Sequence[int]], partition: int | None, in_flight: int | None, priorities: bool
+    ) -> credit.Timeline:
         layers = [
             credit.Layer(
                 max(self.ready[each] for each in run),
@@ -199,7 +210,7 @@ class Costs:
             )
             for run in runs
         ]
-        found = credit.simulate(
+        return credit.simulate(
             layers,
             self.transfer,
             partition=partition,
@@ -207,8 +218,6 @@ class Costs:
             priorities=priorities,
             backward=self.backward,
         )
-        members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
-        return Plan(found.order, partition, in_flight, found.end, None, (), join, members, priorities)
 
 
 def costs(

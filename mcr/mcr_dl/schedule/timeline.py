@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was planned for a training step and what happened, in one timeline for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from mcr_dl.base.documents import write_rows
+from mcr_dl.base.errors import McrError
+from mcr_dl.schedule import planning
+from mcr_dl.schedule.issue import Issuer, Partition
+
+_PLAN, _RANK = 0, 1  # processes in the trace
+_COMPUTATION, _WAITING = 1, 2  # threads
+
+Span = tuple[int, int]  # nanoseconds
+
+
+@dataclass
+class Traced:
+    """The steps in a block of ``ByteScheduler.traced``.
+
+    ``exposed_ms``: how long the program waited for gradients in each step, milliseconds on this rank: communication
+    that computation does not hide. ``planned_ms``: the same by simulation.
+    """
+
+    planned_ms: float = 0.0
+    exposed_ms: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        """The median of ``exposed_ms``; 0 without steps."""
+        return statistics.median(self.exposed_ms or [0.0])
+
+
+@dataclass
+class _Record:
+    operations: list[tuple[str, int, int, int]] = field(default_factory=list)  # name, ready, issued, ended
+    forward: list[Span] = field(default_factory=list)
+    backward: list[Span] = field(default_factory=list)
+
+    def add(self, partitions: Sequence[Partition]) -> None:
+        """Add the operations of one backward pass, whose last gradients are ready at its end."""
+        self.operations += [(each.name, each.ready, each.issued, each.ended) for each in partitions]
+        last = max((each.ready for each in partitions if each.shard is None), default=0)
+        before = [end for _, end in self.forward if end <= last]
+        if before:
+            self.backward.append((before[-1], last))
+
+
+@contextmanager
+def traced(
+    module: nn.Module, issuer: Issuer, known: planning.Costs | None, plan: planning.Plan, rank: int, path: Any
+) -> Iterator[Traced]:
+    """Record the steps in the block; the caller synchronizes before it and at its end."""
+    if known is None:
+        raise McrError("ByteScheduler: traced(): expected a plan, which the fourth step makes, got none yet")
+    record, result, begin = _Record(), Traced(), [0]
+    hooks = [
+        module.register_forward_pre_hook(lambda *_: begin.__setitem__(0, time.perf_counter_ns())),
+        module.register_forward_hook(lambda *_: record.forward.append((begin[0], time.perf_counter_ns()))),
+    ]
+    issuer.record(record.add)
+    try:
+        yield result
+    finally:
+        waits = issuer.record(None)
+        for hook in hooks:
+            hook.remove()
+    result.planned_ms = (known.timeline(plan).end - known.backward - sum(known.forward)) / 1e6
+    ends = [end for _, end in record.backward]
+    for first, last in zip(ends, [*ends[1:], 1 << 63], strict=True):
+        result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
+    origin = record.backward[0][0] if record.backward else 0
+    events = [*_planned(known, plan), *_measured(record, waits, origin, rank)]
+    other = {"plan": str(plan), "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
+    write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+
+
+def _named(process: int, name: str) -> list[dict[str, Any]]:
+    threads = {_COMPUTATION: "computation", _WAITING: "waiting for gradients"}
+    rows: list[dict[str, Any]] = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
+    for thread, text in threads.items():
+        rows.append({"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": text}})
+    return rows
+
+
+def _span(process: int, thread: int, name: str, begin: int, end: int) -> dict[str, Any]:
+    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000}
+
+
+def _operation(process: int, index: int, name: str, begin: int, end: int) -> list[dict[str, Any]]:
+    """Operations overlap, so they are asynchronous events."""
+    common = {"cat": "operation", "pid": process, "id": index, "name": name}
+    return [{"ph": "b", **common, "ts": begin / 1000}, {"ph": "e", **common, "ts": end / 1000}]
+
+
+def _planned(known: planning.Costs, plan: planning.Plan) -> list[dict[str, Any]]:
+    timeline, runs = known.timeline(plan), known.joined(plan.join)
+    events = [*_named(_PLAN, "the plan"), _span(_PLAN, _COMPUTATION, "backward", 0, known.backward)]
+    for index, ((run, part), (begin, end)) in enumerate(zip(timeline.order, timeline.spans, strict=True)):
+        events += _operation(_PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
+    now = known.backward
+    for index, (members, complete) in enumerate(zip(runs, timeline.complete, strict=True)):
+        begin = max(now, complete)
+        if begin > now:
+            events.append(_span(_PLAN, _WAITING, f"for gradient {members[0]}", now, begin))
+        now = begin + sum(known.forward[each] for each in members)
+        events.append(_span(_PLAN, _COMPUTATION, f"forward {index}", begin, now))
+    return events
+
+
+def _measured(record: _Record, waits: Sequence[Span], origin: int, rank: int) -> list[dict[str, Any]]:
+    events = _named(_RANK, f"rank {rank}")
+    for name, spans in (("forward", record.forward), ("backward", record.backward)):
+        events += [_span(_RANK, _COMPUTATION, name, begin - origin, end - origin) for begin, end in spans]
+    events += [_span(_RANK, _WAITING, "gradients", begin - origin, end - origin) for begin, end in waits]
+    for index, (name, ready, issued, ended) in enumerate(record.operations):
+        first, last = _operation(_RANK, index, name, issued - origin, ended - origin)
+        events += [{**first, "args": {"ready_ms": (ready - origin) / 1e6}}, last]
+    return events
