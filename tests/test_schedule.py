@@ -379,6 +379,17 @@ def test_every_tuning(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule.reach_weights_of_ddp, cases, limit=250)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_live_order(pools: Pools, size: int) -> None:
+    """Rank 0 decides while each backward pass runs; gradients come at other times on other ranks."""
+    loops = ("plain", "unused", "accumulated", "twice", "clipped", "evaluated", "frozen", "delayed", "paused")
+    cases = [
+        schedule.Case(loop, backend="gloo" if index % 2 else "shm", order="leader") for index, loop in enumerate(loops)
+    ]
+    dtype = "float32" if size == 2 else "float64"
+    pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, dtype, limit=200)
+
+
 def test_settings_are_kept(pools: Pools, tmp_path: Path) -> None:
     """A second training begins with the settings of the first."""
     pools.get("processes", 2).run(schedule.settings_are_kept, str(tmp_path / "settings.json"), limit=120)

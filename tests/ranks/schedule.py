@@ -275,6 +275,14 @@ class Case(NamedTuple):
     backend: str | None = "mpi"
     form: str = "all_reduce"
     tuning: str = "shortlist"
+    order: str = "static"
+
+    def wrapped(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> ByteScheduler:
+        """The model with ByteScheduler's options."""
+        limits: Any = {"partition": self.limits, "credit": self.limits}
+        return ByteScheduler(
+            model, optimizer, **limits, form=self.form, backend=self.backend, tuning=self.tuning, order=self.order
+        )
 
 
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], Model]
@@ -303,11 +311,7 @@ def reach_weights_of_ddp(cases: list[Case], dtype: str = "float32") -> None:
             expected = {kind: _trained(case, reference) for kind, case in kinds.items()}
         with life("mcr"):
             for case in cases:
-                limits: Any = {"partition": case.limits, "credit": case.limits, "backend": case.backend}
-                found = _trained(
-                    case,
-                    lambda model, made: ByteScheduler(model, made, form=case.form, tuning=case.tuning, **limits),  # noqa: B023
-                )
+                found = _trained(case, case.wrapped)
                 _compare(case, found, expected[case.loop, case.optimizer], dtype)
     finally:
         torch.set_default_dtype(before)

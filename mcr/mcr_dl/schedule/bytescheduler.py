@@ -21,8 +21,9 @@ from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule import checks, choosing, guard, planning, timeline
-from mcr_dl.schedule.gradients import Parameter, Piece, guarded, joined
+from mcr_dl.schedule.gradients import Parameter, Piece, guarded, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
+from mcr_dl.schedule.leader import Leader
 from mcr_dl.schedule.tuning import Trial
 from mcr_dl.schedule.updates import Updates
 from mcr_dl.schedule.uses import Uses
@@ -58,6 +59,7 @@ class ByteScheduler(nn.Module):
         credit: checks.Limit = "auto",
         form: str = "all_reduce",
         tuning: str = "shortlist",
+        order: str = "static",
         group: Any = None,
         backend: str | None = None,
         broadcast_buffers: bool = True,
@@ -76,6 +78,8 @@ class ByteScheduler(nn.Module):
                 training steps, and the fastest stays, after about 100 steps; "bayesian": then 15 more settings are
                 measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
                 that simulation prefers.
+            order: "static": that of the plan. "leader": rank 0 decides during each backward pass, by the priorities of
+                what is ready there, for models whose graph changes from step to step; ``tuning`` is "simulation" then.
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations; the group's choice by default.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.
@@ -85,24 +89,21 @@ class ByteScheduler(nn.Module):
         """
         super().__init__()
         self._outer = handles.core_group(group)
-        given = {"partition": partition, "credit": credit, "form": form, "tuning": tuning, "backend": backend}
-        given["broadcast_buffers"] = broadcast_buffers
+        given = {"partition": partition, "credit": credit, "form": form, "tuning": tuning, "order": order}
+        given |= {"backend": backend, "broadcast_buffers": broadcast_buffers}
         self._own_layers, owned = checks.agreed(self._outer, module, optimizer, given)
         _C.all_reduce(torch.zeros(1), group=self._outer, backend=backend)  # refuses an unknown one
         self.module = module
         self.broadcast_buffers = broadcast_buffers
-        self._backend = backend
-        self._core = handles.core_group(
-            making.new_group(
-                self._outer.ranks, self._outer.timeout, self._outer.backends, use_local_synchronization=True
-            )
-        )
+        self._core = self._new_group()
         self._own_pieces = [piece for layer in self._own_layers for piece in layer]
         self._values = [each for piece in self._own_pieces for each in piece.parameters]
         self._transfers = Transfers(self._core, backend, form == "reduce_scatter")
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
-        self._choice = choosing.Choice(self._core, tuning, limits, self._transfers.halves, backend)
-        self._issuer = Issuer(self._transfers.start)
+        leader = Leader(self._new_group(), backend) if order == "leader" else None
+        kind = "simulation" if leader else tuning
+        self._choice = choosing.Choice(self._core, kind, limits, self._transfers.halves, backend)
+        self._issuer = Issuer(self._transfers.start, leader)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer
         self._reset(owned)
@@ -113,6 +114,11 @@ class ByteScheduler(nn.Module):
         self._install(owned)
 
     # ---- start and end
+
+    def _new_group(self) -> Any:
+        outer = self._outer
+        made = making.new_group(outer.ranks, outer.timeout, outer.backends, use_local_synchronization=True)
+        return handles.core_group(made)
 
     def _reset(self, owned: dict[nn.Module, list[int]]) -> None:
         """The state before the first step."""
@@ -199,8 +205,10 @@ class ByteScheduler(nn.Module):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if not self._core._closed:
-            default_group.destroy_process_group(self._core)
+        leader = self._issuer.leader
+        for group in (self._core, *([leader.group] if leader else [])):
+            if not group._closed:
+                default_group.destroy_process_group(group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
         """Raises UnsupportedError: a group has no copy."""
@@ -475,10 +483,7 @@ class ByteScheduler(nn.Module):
         self._piece_of = {each.value: piece for piece in self._pieces for each in piece.parameters}
         for piece in self._pieces:
             piece.cut(plan.partition)
-        if not plan.order:
-            parts = [part for piece in reversed(self._pieces) for part in piece.partitions]
-        else:
-            parts = [self._pieces[piece].partitions[index] for piece, index in plan.order]
+        parts = in_order(self._pieces, plan.order, live=self._issuer.leader is not None)
         by_use = [self._pieces[index] for index in plan.gathers] or self._pieces
         gathers = self._transfers.halve(parts, [part for piece in by_use for part in piece.partitions])
         self._order = [*parts, self._use, *gathers]
@@ -487,13 +492,8 @@ class ByteScheduler(nn.Module):
 
     def _make_plan(self) -> None:
         self._finish_all()
-        sizes = [piece.nbytes for piece in self._pieces]
-        transfers = planning.time_transfers(
-            lambda tensor: _C.all_reduce(tensor, group=self._core, async_op=True, backend=self._backend), max(sizes)
-        )
-        layers = [[piece.index for piece in layer] for layer in self._layers]
-        kinds = [piece.kind for piece in self._pieces]
-        known = planning.costs(self._core, self._times, transfers, layers, sizes, kinds)
+        known = self._choice.costs(self._times, self._own_layers)
         first_use = self._times.first_use
-        self._entry = [*(layer for layer in range(len(layers)) if layer not in first_use), *first_use[:1]]
+        unseen = [layer for layer in range(len(self._own_layers)) if layer not in first_use]
+        self._entry = [*unseen, *first_use[:1]]
         self._adopt(self._choice.first(known))

@@ -25,6 +25,7 @@ COMPILED = (
     "remove torch.compile or use DistributedDataParallel"
 )
 FORMS = ("all_reduce", "reduce_scatter")
+ORDERS = ("static", "leader")
 TUNING = ("shortlist", "bayesian", "simulation")
 # An optimizer that uses all parameters at once cannot update them one after the other.
 _WHOLE = (torch.optim.LBFGS,)
@@ -102,8 +103,10 @@ def _tuning(given: dict[str, Any]) -> None:
     """Raise an error for a way of tuning that is not possible."""
     if one_of("tuning", given["tuning"], TUNING) != "bayesian":
         return
-    if given["form"] != FORMS[0] or given["partition"] != "auto" or given["credit"] != "auto":
-        message = "ByteScheduler: tuning='bayesian': expected form='all_reduce', and partition and credit 'auto'"
+    others = (("form", FORMS[0]), ("order", ORDERS[0]), ("partition", "auto"), ("credit", "auto"))
+    if any(given[name] != value for name, value in others):
+        expected = ", ".join(f"{name}={value!r}" for name, value in others)
+        message = f"ByteScheduler: tuning='bayesian': expected {expected}"
         raise InvalidArgumentError(message)
     if search.missing():
         message = f"ByteScheduler: tuning='bayesian' needs {' and '.join(search.missing())}: pip install mcr-dl[tune]"
@@ -120,6 +123,8 @@ def agreed(
         for name in ("partition", "credit"):
             limit(name, given[name])
         one_of("form", given["form"], FORMS)
+        if one_of("order", given["order"], ORDERS) == "leader" and given["form"] != FORMS[0]:
+            raise InvalidArgumentError("ByteScheduler: order='leader': expected form='all_reduce'")
         _tuning(given)
         other = getattr(optimizer.step, "_scheduler", None)
         if other is not None and other._hooks:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import torch
 
 from mcr_dl import _C
 from mcr_dl.runtime import changes
 from mcr_dl.schedule import kept, planning, search, tuning
+from mcr_dl.schedule.gradients import Piece
 from mcr_dl.schedule.planning import Plan
 
 _log = logging.getLogger("mcr_dl")
@@ -32,6 +36,19 @@ class Choice:
     tuner: tuning.Tuner | None = None
     known: planning.Costs | None = None
     _key: str | None = None
+
+    def costs(self, times: planning.Times, layers: Sequence[Sequence[Piece]]) -> planning.Costs:
+        """What plans are simulated from: the recorded times, and those of some transfers. Nothing may be in flight."""
+        pieces = [piece for layer in layers for piece in layer]
+        sizes, kinds = [piece.nbytes for piece in pieces], [piece.kind for piece in pieces]
+        number = {piece: index for index, piece in enumerate(pieces)}
+
+        def start(tensor: torch.Tensor) -> _C.Work:
+            return _C.all_reduce(tensor, group=self.group, async_op=True, backend=self.backend)
+
+        transfers = planning.time_transfers(start, max(sizes))
+        numbers = [[number[piece] for piece in layer] for layer in layers]
+        return planning.costs(self.group, times, transfers, numbers, sizes, kinds)
 
     def first(self, known: planning.Costs) -> Plan:
         """The plan to begin with; what is compared with it comes by ``step_ended``."""

@@ -212,6 +212,15 @@ def joined(layers: list[list[Piece]], members: Sequence[Sequence[int]]) -> tuple
     return [list(dict.fromkeys(made[piece] for piece in layer)) for layer in layers], pieces
 
 
+def in_order(pieces: Sequence[Piece], order: Sequence[tuple[int, int]], live: bool) -> list[Partition]:
+    """All partitions in a plan's order (piece, index); ``live``: in the order of the pieces, of which the first ready one
+    is to be taken. Without an order, from the last piece to the first.
+    """
+    if order and not live:
+        return [pieces[piece].partitions[index] for piece, index in order]
+    return [part for piece in (pieces if order else reversed(pieces)) for part in piece.partitions]
+
+
 def _supported(value: nn.Parameter) -> nn.Parameter:
     if value.device.type != "cpu" or not value.dtype.is_floating_point:
         message = (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
 import zlib
@@ -16,6 +17,7 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.errors import McrError
+from mcr_dl.schedule.leader import Leader
 
 
 @dataclass(eq=False)
@@ -23,8 +25,8 @@ class Partition:
     """A part of a gradient. ``tensor``: its memory, once the gradient is ready.
 
     ``gather``: the second half of a partition that is reduced in two operations, ready when the first is complete.
-    ``shard``: what this rank brings to that second half. ``ready``, ``issued`` and ``ended``, when the end was noticed,
-    are on ``time.perf_counter_ns()``.
+    ``shard``: what this rank brings to that second half. ``index``: in a leader's order. ``ready``, ``issued`` and
+    ``ended``, when the end was noticed, are on ``time.perf_counter_ns()``.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Partition:
     complete: bool = False
     gather: Partition | None = None
     shard: torch.Tensor | None = None
+    index: int = 0
     ready: int = 0
     issued: int = 0
     ended: int = 0
@@ -87,11 +90,13 @@ class Issuer:
 
     A partition is issued when it is ready, all partitions before it are issued, and its bytes fit into the credit or no
     other is in flight. Readiness and completions decide only when that happens, and not the order; so ranks may differ
-    in them. Issuing is a role: one thread at a time has it, either the thread that made a partition ready, or one that
+    in them. With a ``leader``, its rank takes the first ready partition of the order instead, and the others follow.
+    Issuing is a role: one thread at a time has it, either the thread that made a partition ready, or one that
     waits, or the one that runs the callbacks of completed operations.
     """
 
     issue: Callable[[Partition], _C.Work]
+    leader: Leader | None = None
     credit: int | None = None
     digest: int = 0  # of all partitions issued so far, in their order
     _queue: deque[Partition] = field(default_factory=deque)
@@ -104,6 +109,8 @@ class Issuer:
     _recorder: Callable[[Sequence[Partition]], None] | None = None
     _waits: list[tuple[int, int]] = field(default_factory=list)
     _pass: Sequence[Partition] = ()
+    _order: Sequence[Partition] = ()  # of the leader's pass
+    _ready: list[int] = field(default_factory=list)  # a heap of indices in it: ready, not decided
 
     def record(self, recorder: Callable[[Sequence[Partition]], None] | None) -> list[tuple[int, int]]:
         """Give the recorder the partitions of each pass when it is complete, from the next one on; None ends that.
@@ -125,7 +132,15 @@ class Issuer:
         for partition in order:
             partition.tensor, partition.work, partition.complete = None, None, False
         self.credit = credit
-        self._queue.extend(order)
+        if self.leader is None:
+            self._queue.extend(order)
+            return
+        self._order = [*order]
+        for index, partition in enumerate(order):
+            partition.index = index
+        if not self.leader.leads:
+            self.credit = None
+        self.leader.begin(len(order), self._decided, self._fail)
 
     def check(self) -> None:
         """Raise the error that an earlier operation ended with."""
@@ -141,12 +156,15 @@ class Issuer:
     @property
     def idle(self) -> bool:
         """Whether every partition is complete."""
-        return not self._queue and not self._flying
+        return not self._queue and not self._flying and not (self.leader is not None and self.leader.left)
 
     def ready(self, partition: Partition, tensor: torch.Tensor) -> None:
         """The partition's gradient is in this memory."""
         partition.ready = time.perf_counter_ns()
         partition.tensor = tensor
+        if self.leader is not None and self.leader.leads:
+            with self._counts:
+                heapq.heappush(self._ready, partition.index)
 
     def advance(self) -> None:
         """Issue all that can be issued now; another thread may do it instead of this one."""
@@ -179,7 +197,14 @@ class Issuer:
                 if meanwhile is None or oldest.work.is_completed() or not meanwhile():
                     self._wait_for(oldest)
             else:
-                time.sleep(0)  # another thread issues
+                self._pause()
+
+    def _pause(self) -> None:
+        """Nothing is in flight: another thread issues, or the leader's next decision has not arrived."""
+        if self.leader is not None and not self.leader.leads and not self._queue:
+            self.leader.pause()
+        else:
+            time.sleep(0)
 
     def collect(self) -> None:
         """End all operations that are complete, without waiting. Raises the error of one that failed."""
@@ -191,9 +216,12 @@ class Issuer:
 
     def _oldest(self, partition: Partition) -> Partition | None:
         """The oldest operation in flight; raises an error if there is none, and none can be issued."""
+        leader = self.leader
         with self._counts:  # the state of one moment: other threads issue meanwhile
             if self._flying:
                 return self._flying[0]
+            if leader is not None and ((leader.left and not leader.leads) or self._ready):
+                return None
             if partition.complete or (self._queue and self._queue[0].tensor is not None):
                 return None
             missing = self._queue[0].name if self._queue else "it"
@@ -213,7 +241,34 @@ class Issuer:
             raise
         self._end(partition)
 
+    def _decided(self, indices: list[int]) -> None:
+        """The leader's next partitions, on the thread that runs callbacks."""
+        self._queue.extend(self._order[index] for index in indices)
+        with suppress(Exception):  # which the next wait raises
+            self.advance()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def _decide(self, leader: Leader) -> None:
+        """On the leader: take the first ready partitions of the order that fit into the credit."""
+        chosen: list[int] = []
+        with self._counts:
+            used = self._used + sum(partition.nbytes for partition in self._queue)
+            while self._ready:
+                partition = self._order[self._ready[0]]
+                busy = self._flying or self._queue
+                if busy and self.credit is not None and used + partition.nbytes > self.credit:
+                    break
+                chosen.append(heapq.heappop(self._ready))
+                self._queue.append(partition)
+                used += partition.nbytes
+        if chosen:
+            leader.send(chosen)
+
     def _issue_ready(self) -> None:
+        if self.leader is not None and self.leader.leads and self._failure is None:
+            self._decide(self.leader)
         while self._failure is None and self._queue and self._queue[0].tensor is not None:
             partition = self._queue[0]
             with self._counts:
