@@ -106,10 +106,12 @@ def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: li
         _survivors(nursery, ranks, rf"PeerLostError: {backend}\.all_reduce \(group '", fault)
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop", "raise"])
-def test_a_rank_is_lost_in_a_plan(nursery: Nursery, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "order"), [("kill", "static"), ("stop", "static"), ("raise", "static"), ("kill", "leader")]
+)
+def test_a_rank_is_lost_in_a_plan(nursery: Nursery, fault: str, order: str) -> None:
     """ByteScheduler's other rank raises in the next step, with the text of any other call."""
-    (rank, _) = jobs.start(nursery, "scheduled", ["mpi", fault], 2)
+    (rank, _) = jobs.start(nursery, "scheduled", ["mpi", fault, order], 2)
     jobs.end(nursery, [rank])
     assert rank.code in (1, jobs.ENDED), rank.text
     assert re.search(rf"{RAISED}: mpi\.\w+ \(group '", rank.text), rank.text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with ByteScheduler; in a backward pass, rank 1 is lost. Usage: scheduled.py BACKEND FAULT."""
+"""Trains with ByteScheduler; in a backward pass, rank 1 is lost. Usage: scheduled.py BACKEND FAULT ORDER."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 import mcr_dl as dist
 
-BACKEND, FAULT = sys.argv[1:]
+BACKEND, FAULT, ORDER = sys.argv[1:]
 
 
 def lose(_: torch.Tensor) -> None:
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 dist.init_process_group([BACKEND], timeout=5)
 model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-scheduler = dist.schedule.ByteScheduler(model, optimizer, partition=8192, credit=16384)
+scheduler = dist.schedule.ByteScheduler(model, optimizer, partition=8192, credit=16384, order=ORDER)
 for step in range(12):
     if step == 8 and dist.get_rank() == 1:
         model[1].weight.register_hook(lose)

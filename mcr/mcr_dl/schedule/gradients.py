@@ -213,8 +213,9 @@ def joined(layers: list[list[Piece]], members: Sequence[Sequence[int]]) -> tuple
 
 
 def in_order(pieces: Sequence[Piece], order: Sequence[tuple[int, int]], live: bool) -> list[Partition]:
-    """All partitions in a plan's order (piece, index); ``live``: in the order of the pieces, of which the first ready one
-    is to be taken. Without an order, from the last piece to the first.
+    """All partitions in a plan's order (piece, index), without one from the last piece to the first.
+
+    ``live``: the first ready one is taken, so the plan's order is that of the pieces.
     """
     if order and not live:
         return [pieces[piece].partitions[index] for piece, index in order]
