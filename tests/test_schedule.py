@@ -131,6 +131,14 @@ def test_plans_worth_measuring() -> None:
     assert len({(plan.order, plan.members, plan.credit) for plan in plans}) == len(plans) > 4
 
 
+def test_the_preferred_plan_is_first() -> None:
+    """Also if others are equal to it."""
+    for layers in (LARGE_LAST, [Layer(5, 5, 100)], [Layer(index, 1, 200_000) for index in range(20, 0, -1)]):
+        plans = planning.make(_costs(layers), ("auto", "auto"))
+        best = min(plan.step_time or 0 for plan in plans)
+        assert (plans[0].step_time or 0) * (1 - planning.GAIN) <= best
+
+
 @pytest.mark.parametrize("limits", [(MIB, 2 * MIB), (MIB, "auto"), ("auto", None)])
 def test_given_limits_stay(limits: tuple[Any, Any]) -> None:
     """Only what is "auto" is chosen."""

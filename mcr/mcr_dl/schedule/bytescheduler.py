@@ -41,11 +41,11 @@ class ByteScheduler(nn.Module):
     >>> model = mcr_dl.schedule.ByteScheduler(network, optimizer)
     >>> loss(model(x), y).backward(); optimizer.step(); optimizer.zero_grad()
 
-    The first four steps reduce whole gradients and record times; then all ranks agree on medians, simulate the same
-    plan from them, and keep it. Wherever gradients are used before ``step()`` (clipping, GradScaler), the use waits for
-    all of them. ``state_dict()``, ``parameters()`` of this object, ``model.eval()``, forward passes without gradients
-    and the end of the job wait for all updates; before any other use of the parameters after ``step()``, call
-    ``synchronize()``.
+    The first four steps reduce whole gradients and record times. Then all ranks agree on medians, simulate the same
+    plans from them, and compare these by the times of further steps. Wherever gradients are used before ``step()``
+    (clipping, GradScaler), the use waits for all of them. ``state_dict()``, ``parameters()`` of this object,
+    ``model.eval()``, forward passes without gradients and the end of the job wait for all updates; before any other
+    use of the parameters after ``step()``, call ``synchronize()``.
 
     Source: ByteScheduler (SOSP'19); ``form="reduce_scatter"``: DeAR (ICDCS'23).
     """
@@ -75,7 +75,7 @@ class ByteScheduler(nn.Module):
             form: "all_reduce", or "reduce_scatter": reduce_scatter in the backward pass, and then all_gather in the
                 order of the forward pass; "auto" limits stand for None there.
             tuning: how "auto" limits are found. "shortlist": the plans that simulation prefers take turns of some
-                training steps, and the fastest stays, after about 100 steps; "bayesian": then 15 more settings are
+                training steps, and the fastest stays, after about 120 steps; "bayesian": then 15 more settings are
                 measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
                 that simulation prefers.
             order: "static": that of the plan. "leader": rank 0 decides during each backward pass, by the priorities of

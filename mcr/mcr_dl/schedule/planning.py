@@ -275,13 +275,15 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
         slow = _time(found[0]) >= _time(in_order) * (1 - GAIN)
         others = [in_order, *(known.plan(join, None, None, priorities=False) for join in (0, _BUCKET))]
         found = [*others, *found] if slow else [found[0], *others, *found[1:]]
-    distinct = {(each.order, each.members, each.credit): each for each in reversed(found)}
+    distinct: dict[Any, Plan] = {}
+    for each in found:
+        distinct.setdefault((each.order, each.members, each.credit), each)
     whole = known.plan(0, None, None, priorities=False).step_time
-    return [replace(each, program_order=whole) for each in reversed(distinct.values())]
+    return [replace(each, program_order=whole) for each in distinct.values()]
 
 
 def _different(plans: Sequence[Plan]) -> list[Plan]:
-    """The first plans that differ in the number of operations, or two with other limits of what is in flight."""
+    """The first plans whose numbers of operations differ by 1.4 times, or two alike with other credits."""
     found: list[Plan] = []
     for plan in plans:
         count = len(plan.order)
