@@ -121,7 +121,7 @@ class TestAnotherPackagesBackend:
         row = rows(text)[op]
         assert row["result"] == "failed"
         assert row["failed"] == sum(len(each["cases"]) for each in row["failures"]) > 0
-        assert "rank 0" in row["failures"][0]["text"]
+        assert any("rank 0" in each["text"] for each in row["failures"])  # today's first case may be right on it
         if op == "all_reduce":
             assert rows(text)["barrier"]["result"] == "passed"
 
