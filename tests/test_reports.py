@@ -230,6 +230,7 @@ OTHERS = {
     "mcr/mcr_dl/trace/_plan.py",
     "mcr/mcr_dl/tuning/simulate.py",
     "bench/bytescheduler.py",
+    "bench/bytescheduler_soak.py",
     "bench/lab/cli.py",
     "bench/late_issues.py",
     "bench/one_rank.py",
