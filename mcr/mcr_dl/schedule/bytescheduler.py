@@ -78,8 +78,8 @@ class ByteScheduler(nn.Module):
                 training steps, and the fastest stays, after about 120 steps; "bayesian": then 15 more settings are
                 measured, 25 steps each, which an optimiser finds (``pip install mcr-dl[tune]``); "simulation": the plan
                 that simulation prefers.
-            order: "static": that of the plan. "leader": rank 0 decides during each backward pass, by the priorities of
-                what is ready there, for models whose graph changes from step to step; ``tuning`` is "simulation" then.
+            order: "static": the plan's order. "leader": rank 0 chooses the order by priority during each backward pass,
+                for models whose graph changes from step to step; implies ``tuning="simulation"``.
             group: the ranks; the default group's by default. The operations run on a group of their own.
             backend: a candidate for all operations; the group's choice by default.
             broadcast_buffers: whether each training forward pass begins with rank 0's buffers, as in DDP.

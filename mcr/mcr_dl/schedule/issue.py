@@ -110,6 +110,7 @@ class Issuer:
     _waits: list[tuple[int, int]] = field(default_factory=list)
     _pass: Sequence[Partition] = ()
     _order: Sequence[Partition] = ()  # of the leader's pass
+    _undecided: int = 0  # partitions in it that are not in the queue yet
     _ready: list[int] = field(default_factory=list)  # a heap of indices in it: ready, not decided
 
     def record(self, recorder: Callable[[Sequence[Partition]], None] | None) -> list[tuple[int, int]]:
@@ -135,7 +136,7 @@ class Issuer:
         if self.leader is None:
             self._queue.extend(order)
             return
-        self._order = [*order]
+        self._order, self._undecided = [*order], len(order)
         for index, partition in enumerate(order):
             partition.index = index
         if not self.leader.leads:
@@ -156,7 +157,7 @@ class Issuer:
     @property
     def idle(self) -> bool:
         """Whether every partition is complete."""
-        return not self._queue and not self._flying and not (self.leader is not None and self.leader.left)
+        return not self._queue and not self._flying and not self._undecided
 
     def ready(self, partition: Partition, tensor: torch.Tensor) -> None:
         """The partition's gradient is in this memory."""
@@ -220,7 +221,7 @@ class Issuer:
         with self._counts:  # the state of one moment: other threads issue meanwhile
             if self._flying:
                 return self._flying[0]
-            if leader is not None and ((leader.left and not leader.leads) or self._ready):
+            if leader is not None and ((self._undecided and not leader.leads) or self._ready):
                 return None
             if partition.complete or (self._queue and self._queue[0].tensor is not None):
                 return None
@@ -243,7 +244,9 @@ class Issuer:
 
     def _decided(self, indices: list[int]) -> None:
         """The leader's next partitions, on the thread that runs callbacks."""
-        self._queue.extend(self._order[index] for index in indices)
+        with self._counts:
+            self._queue.extend(self._order[index] for index in indices)
+            self._undecided -= len(indices)
         with suppress(Exception):  # which the next wait raises
             self.advance()
 
@@ -263,6 +266,7 @@ class Issuer:
                 chosen.append(heapq.heappop(self._ready))
                 self._queue.append(partition)
                 used += partition.nbytes
+            self._undecided -= len(chosen)
         if chosen:
             leader.send(chosen)
 

@@ -117,7 +117,7 @@ def _entries() -> dict[str, Any]:
     """Raises McrError for a file of another kind, and ModuleNotFoundError without jsonschema."""
     if not path().exists():
         return {}
-    what = f"schedules {path()}"
-    document = documents.read(path(), what, limit=documents.MIB, again="remove the file")
-    entries: dict[str, Any] = documents.check(document, _SCHEMA, what)["schedules"]
+    file = f"schedules {path()}"
+    document = documents.read(path(), file, limit=documents.MIB, again="remove the file")
+    entries: dict[str, Any] = documents.check(document, _SCHEMA, file)["schedules"]
     return entries

@@ -26,16 +26,11 @@ class Leader:
         self.group = group
         self.leads = group.rank() == 0
         self._backend = backend
-        self._left = 0
+        self._left = 0  # operations of this pass whose decision has not arrived
         self._works: list[_C.Work] = []
         self._lock = threading.Lock()
         self._decided: Callable[[list[int]], None] = lambda _: None
         self._failed: Callable[[BaseException], None] = lambda _: None
-
-    @property
-    def left(self) -> int:
-        """Operations of this pass that are not decided, or whose decision has not arrived."""
-        return self._left
 
     def begin(self, count: int, decided: Callable[[list[int]], None], failed: Callable[[BaseException], None]) -> None:
         """A pass of ``count`` operations begins; on ranks that do not lead, ``decided`` gets the decisions.
@@ -54,7 +49,6 @@ class Leader:
             message = torch.zeros(CAPACITY + 1, dtype=torch.int32)
             message[: len(part) + 1] = torch.tensor([len(part), *part], dtype=torch.int32)
             self._start(message)
-        self._left -= len(indices)
 
     def wait(self) -> None:
         """Wait for the messages that are on their way. Raises their errors."""
@@ -78,7 +72,7 @@ class Leader:
         return work
 
     def _receive(self) -> None:
-        while self._left > 0:
+        while True:
             message = torch.zeros(CAPACITY + 1, dtype=torch.int32)
             work = self._start(message)
             if not work.is_completed():
@@ -92,12 +86,13 @@ class Leader:
             self._receive()
 
     def _take(self, message: torch.Tensor, work: _C.Work) -> bool:
-        """Hand on the decisions of a message; False if it did not arrive."""
+        """Hand on the decisions of a message; False if it did not arrive, or if it was the last of the pass."""
         error = work.exception()
         if error is not None:
             self._failed(error)
             return False
         count, *indices = message.tolist()
         self._left -= count
+        more = self._left > 0  # after the last decision, another thread may begin the next pass
         self._decided(indices[:count])
-        return True
+        return more

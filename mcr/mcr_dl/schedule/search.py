@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from mcr_dl.schedule.planning import Plan
 from mcr_dl.schedule.tuning import Probes
 
@@ -66,7 +68,6 @@ def _distributions() -> dict[str, Any]:
 
 def _study(random: int) -> Any:
     import optuna
-    import torch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import nn
 
 from mcr_dl.base.documents import write_rows
 from mcr_dl.base.errors import McrError
-from mcr_dl.schedule import planning
+from mcr_dl.schedule import credit, planning
 from mcr_dl.schedule.issue import Issuer, Partition
 
 _PLAN, _RANK = 0, 1  # processes in the trace
@@ -75,12 +75,13 @@ def traced(
         waits = issuer.record(None)
         for hook in hooks:
             hook.remove()
-    result.planned_ms = (known.timeline(plan).end - known.backward - sum(known.forward)) / 1e6
+    planned = known.timeline(plan)
+    result.planned_ms = (planned.end - known.backward - sum(known.forward)) / 1e6
     ends = [end for _, end in record.backward]
     for first, last in zip(ends, [*ends[1:], 1 << 63], strict=True):
         result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
     origin = record.backward[0][0] if record.backward else 0
-    events = [*_planned(known, plan), *_measured(record, waits, origin, rank)]
+    events = [*_planned(known, planned, known.joined(plan.join)), *_measured(record, waits, origin, rank)]
     other = {"plan": str(plan), "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
     write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
@@ -103,8 +104,7 @@ def _operation(process: int, index: int, name: str, begin: int, end: int) -> lis
     return [{"ph": "b", **common, "ts": begin / 1000}, {"ph": "e", **common, "ts": end / 1000}]
 
 
-def _planned(known: planning.Costs, plan: planning.Plan) -> list[dict[str, Any]]:
-    timeline, runs = known.timeline(plan), known.joined(plan.join)
+def _planned(known: planning.Costs, timeline: credit.Timeline, runs: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     events = [*_named(_PLAN, "the plan"), _span(_PLAN, _COMPUTATION, "backward", 0, known.backward)]
     for index, ((run, part), (begin, end)) in enumerate(zip(timeline.order, timeline.spans, strict=True)):
         events += _operation(_PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
