@@ -305,10 +305,10 @@ class Issuer:
 
     def _end(self, partition: Partition) -> None:
         with self._counts:
-            if not partition.complete:
-                partition.complete, partition.ended = True, time.perf_counter_ns()
-                self._used -= partition.nbytes
-                self._flying.remove(partition)
-                if partition.gather is not None:
-                    assert partition.tensor is not None
-                    self.ready(partition.gather, partition.tensor)
+            if partition.complete:
+                return
+            if partition.gather is not None:  # before its first half is seen to be complete
+                partition.gather.ready, partition.gather.tensor = time.perf_counter_ns(), partition.tensor
+            partition.complete, partition.ended = True, time.perf_counter_ns()
+            self._used -= partition.nbytes
+            self._flying.remove(partition)
