@@ -451,7 +451,7 @@ std::vector<int> Lines::members(int rank, Part part) const {
 }
 
 bool has_hierarchy(const Call& call) {
-  if (call.vectored || row(call.op).is(kPeer)) return false;
+  if (call.vectored || !row(call.op).is(kHierarchical)) return false;
   const bool reduces = row(call.op).is(kReduces);
   return !reduces || (defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM);
 }

@@ -172,7 +172,7 @@ std::vector<int> grid_line(std::span<const int> sizes, int rank, std::size_t dim
 
 bool has_ordered(Op op) {
   const OpRow& traits = row(op);
-  return traits.is(kCuttable) && !traits.is(kRooted) && traits.extent != Extent::Exchange;
+  return traits.is(kHierarchical) && traits.is(kCuttable) && !traits.is(kRooted) && traits.extent != Extent::Exchange;
 }
 
 bool has_ordered(const Call& call) {

@@ -25,9 +25,10 @@ enum Trait : uint8_t {
   kVectored = 4,  // has a form with counts and displacements
   kPeer = 8,      // point-to-point
   // Changes that passes may make to a call. A pass leaves an op without the trait unchanged.
-  kCuttable = 16,      // any range of the block (the same range of every block) is a call of its own
-  kFusible = 32,       // small calls may become one; passes/fuse/layout.cc lays out their memory
-  kCompressible = 64,  // has a compressed form; passes/compress/compressed.cc makes it
+  kCuttable = 16,       // any range of the block (the same range of every block) is a call of its own
+  kFusible = 32,        // small calls may become one; passes/fuse/layout.cc lays out their memory
+  kCompressible = 64,   // has a compressed form; passes/compress/compressed.cc makes it
+  kHierarchical = 128,  // has a form in steps over levels of links; algorithms/hierarchy.cc makes it
 };
 
 /// Bytes on the busiest link divided by bytes of data, on n ranks: the factor between busbw and algbw, as in nccl-tests
@@ -49,36 +50,36 @@ enum class Fallback : uint8_t {
 
 // name, extents, traits, bus, fallback, Python signature (the bindings add the shared keywords), one-line summary. In a
 // signature, `name:kind` gives a parameter's kind where its name alone does not (bindings/python/signature.cc).
-#define MCR_OPS(X)                                                                                          \
-  X(broadcast, Same, kRooted | kCuttable | kFusible | kCompressible, Once, Exchange,                        \
-    "tensor, src=None, group=None, async_op=False, group_src=None",                                         \
-    "Copies the root's tensor to every rank of the group.")                                                 \
-  X(all_reduce, Same, kReduces | kCuttable | kFusible | kCompressible, Twice, Exchange,                     \
-    "tensor, op=SUM, group=None, async_op=False",                                                           \
-    "Reduces the tensors of all ranks element by element; every rank gets the result in place.")            \
-  X(reduce, Same, kRooted | kReduces | kCuttable, Once, Exchange,                                           \
-    "tensor, dst=None, op=SUM, group=None, async_op=False, group_dst=None",                                 \
-    "Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.")     \
-  X(all_gather, Gather, kVectored | kCuttable | kFusible | kCompressible, Others, Exchange,                 \
-    "tensor_list:outputs, tensor:input, group=None, async_op=False",                                        \
-    "Gathers every rank's tensor into a list (or one tensor) on every rank.")                               \
-  X(reduce_scatter, Scatter, kReduces | kVectored | kCuttable | kFusible | kCompressible, Others, Exchange, \
-    "output, input_list:inputs, op=SUM, group=None, async_op=False",                                        \
-    "Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.")                \
-  X(all_to_all, Exchange, kVectored | kCuttable | kCompressible, Others, Exchange,                          \
-    "output_tensor_list:outputs, input_tensor_list:inputs, group=None, async_op=False",                     \
-    "Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.")  \
-  X(gather, Gather, kRooted | kVectored, Others, Exchange,                                                  \
-    "tensor:input, gather_list:outputs=None, dst=None, group=None, async_op=False, group_dst=None",         \
-    "Gathers every rank's tensor into a list (or one tensor) on the root.")                                 \
-  X(scatter, Scatter, kRooted | kVectored, Others, Exchange,                                                \
-    "tensor:output, scatter_list:inputs=None, src=None, group=None, async_op=False, group_src=None",        \
-    "Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.")                \
-  X(barrier, None, 0, None, Exchange, "group=None, async_op=False, device_ids=None, timeout=None",          \
-    "Returns when every rank of the group has entered it.")                                                 \
-  X(send, Same, kPeer | kCompressible, Once, None, "tensor, dst=None, group=None, tag=0, group_dst=None",   \
-    "Sends a tensor to one rank; returns when the tensor may be changed.")                                  \
-  X(recv, Same, kPeer | kCompressible, Once, None, "tensor, src=None, group=None, tag=0, group_src=None",   \
+#define MCR_OPS(X)                                                                                                \
+  X(broadcast, Same, kRooted | kCuttable | kFusible | kCompressible | kHierarchical, Once, Exchange,              \
+    "tensor, src=None, group=None, async_op=False, group_src=None",                                               \
+    "Copies the root's tensor to every rank of the group.")                                                       \
+  X(all_reduce, Same, kReduces | kCuttable | kFusible | kCompressible | kHierarchical, Twice, Exchange,           \
+    "tensor, op=SUM, group=None, async_op=False",                                                                 \
+    "Reduces the tensors of all ranks element by element; every rank gets the result in place.")                  \
+  X(reduce, Same, kRooted | kReduces | kCuttable | kHierarchical, Once, Exchange,                                 \
+    "tensor, dst=None, op=SUM, group=None, async_op=False, group_dst=None",                                       \
+    "Reduces the tensors of all ranks into the root's tensor; the other ranks' tensors are unchanged.")           \
+  X(all_gather, Gather, kVectored | kCuttable | kFusible | kCompressible | kHierarchical, Others, Exchange,       \
+    "tensor_list:outputs, tensor:input, group=None, async_op=False",                                              \
+    "Gathers every rank's tensor into a list (or one tensor) on every rank.")                                     \
+  X(reduce_scatter, Scatter, kReduces | kVectored | kCuttable | kFusible | kCompressible | kHierarchical, Others, \
+    Exchange, "output, input_list:inputs, op=SUM, group=None, async_op=False",                                    \
+    "Reduces a list (or one tensor) of blocks over all ranks and leaves block i on rank i.")                      \
+  X(all_to_all, Exchange, kVectored | kCuttable | kCompressible | kHierarchical, Others, Exchange,                \
+    "output_tensor_list:outputs, input_tensor_list:inputs, group=None, async_op=False",                           \
+    "Sends the i-th tensor of the input list to rank i and receives the i-th of the output list from it.")        \
+  X(gather, Gather, kRooted | kVectored | kHierarchical, Others, Exchange,                                        \
+    "tensor:input, gather_list:outputs=None, dst=None, group=None, async_op=False, group_dst=None",               \
+    "Gathers every rank's tensor into a list (or one tensor) on the root.")                                       \
+  X(scatter, Scatter, kRooted | kVectored | kHierarchical, Others, Exchange,                                      \
+    "tensor:output, scatter_list:inputs=None, src=None, group=None, async_op=False, group_src=None",              \
+    "Sends the i-th tensor of the root's list (or the i-th block of its tensor) to rank i.")                      \
+  X(barrier, None, kHierarchical, None, Exchange, "group=None, async_op=False, device_ids=None, timeout=None",    \
+    "Returns when every rank of the group has entered it.")                                                       \
+  X(send, Same, kPeer | kCompressible, Once, None, "tensor, dst=None, group=None, tag=0, group_dst=None",         \
+    "Sends a tensor to one rank; returns when the tensor may be changed.")                                        \
+  X(recv, Same, kPeer | kCompressible, Once, None, "tensor, src=None, group=None, tag=0, group_src=None",         \
     "Receives a tensor from one rank, or from any (src=None); returns the sender's global rank.")
 
 enum class Op : uint8_t {

@@ -17,7 +17,7 @@ __all__ = ["CHUNKS", "OPERATIONS", "POLICIES", "Plan", "Policy", "Step", "plan"]
 Policy = Literal["baseline", "themis-fifo", "themis-scf", "auto"]
 
 POLICIES: tuple[str, ...] = get_args(Policy)
-OPERATIONS = tuple(row["name"] for row in _C.ops() if row["cuttable"] and not row["rooted"])
+OPERATIONS = tuple(row["name"] for row in _C.ops() if row["hierarchical"] and row["cuttable"] and not row["rooted"])
 CHUNKS = tuple(sorted({count for step in range(10) for count in (1 << step, 3 << step) if count <= 512}))
 """The numbers of chunks that ``auto`` tries: powers of two, and those times one and a half."""
 _USUAL_CHUNKS = 64  # the paper's

@@ -202,6 +202,7 @@ py::list op_table() {
     row["cuttable"] = op.is(kCuttable);
     row["fusible"] = op.is(kFusible);
     row["compressible"] = op.is(kCompressible);
+    row["hierarchical"] = op.is(kHierarchical);
     row["in_place"] = op.extent == Extent::Same;
     row["bus"] = kBuses[static_cast<std::size_t>(op.bus)];
     row["fallback"] = op.fallback == Fallback::Exchange;
