@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.planner import graph
+from mcr_dl.planner import capture, graph
 from mcr_dl.planner.plans import Planner
 from mcr_dl.records.log import Record, RecordedGroup
-from mcr_dl.trace import Trace, _capture, _files, cli
+from mcr_dl.trace import Trace, _files, cli
 from mcr_dl.trace._clock import WALL, Clock
 
 GROUP = RecordedGroup("world", 0, 0, (0, 1))
@@ -47,7 +47,7 @@ def _trace(records: list[Record]) -> Trace:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_an_iteration_is_found_between_others(waits: bool) -> None:
-    found = _capture.capture([_trace(_program(5, waits))])
+    found = capture.capture([_program(5, waits)])
     assert [(node.key, node.time) for node in found.nodes] == [
         ("all_reduce 0", None),
         ("compute 0", 40),
@@ -66,26 +66,26 @@ def test_an_iteration_is_found_between_others(waits: bool) -> None:
 
 def test_calls_outside_the_algebra_stay_as_they_are() -> None:
     records = [_record("barrier", start, start + 10, in_count=0, out_count=0) for start in range(0, 500, 100)]
-    found = _capture.capture([_trace(records)])
+    found = capture.capture([records])
     assert found.calls[0].options[0].pieces[0].time == 10
     assert Planner(found).search(chains=1).plan.iteration == 100
 
 
 def test_equal_calls_are_one_iteration_if_their_number_is_given() -> None:
     records = [_record("all_reduce", 100 * place + 20 * (place % 2), 100 * place + 50) for place in range(8)]
-    found = [_capture.capture([_trace(records)], calls) for calls in (None, 2)]
+    found = [capture.capture([records], calls) for calls in (None, 2)]
     assert [len(each.calls) for each in found] == [1, 2]
     assert [node.time for node in found[1].nodes if node.time is not None] == [70, 50]
     with pytest.raises(InvalidArgumentError, match="expected at least 9 calls, got 8"):
-        _capture.capture([_trace(records)], 9)
+        capture.capture([records], 9)
 
 
 def test_a_program_that_does_not_repeat_itself_is_refused() -> None:
     records = [_record("all_reduce", 100 * place, 100 * place + 9, in_count=place) for place in range(6)]
     with pytest.raises(InvalidArgumentError, match="expected calls that repeat themselves"):
-        _capture.capture([_trace(records)])
+        capture.capture([records])
     with pytest.raises(InvalidArgumentError, match="three equal iterations at least, got 2"):
-        _capture.capture([_trace(_program(2)[1:])])
+        capture.capture([_program(2)[1:]])
 
 
 def test_the_command_writes_a_graph(tmp_path: Path) -> None:

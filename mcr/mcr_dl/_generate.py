@@ -242,6 +242,16 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def __init__(self, shadow: Group, limits: dict[str, tuple[int, int, int]]) -> None:",
         "def statistics(self) -> dict[str, int]:",
     ),
+    "PlanControl": (
+        "def __init__(self, handler: Callable[[str, int], None]) -> None:",
+        "def watch(self) -> None:",
+        "def newest(self, count: int) -> list[tuple[str, int, str]]:",
+        "def set_plan(self, groups: dict[str, list[tuple[int, int, str, list[str], list[int]]]], "
+        "order: list[tuple[int, int, int]], calls: int) -> None:",
+        "def flush(self, limit: timedelta) -> bool:",
+        "def statistics(self) -> dict[str, int]:",
+    ),
+    "SchedulePass(Pass)": ("def __init__(self, control: PlanControl, group: Group, lanes: list[Group]) -> None:",),
     "CompressPass(Pass)": (
         "def __init__(self, group: Group, codec: str, ops: list[str], smallest: int, "
         "measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None:",

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "algorithms/stripe.h"
 
-#include <memory>
-#include <span>
-#include <vector>
+#include "algorithms/pieces.h"
 
 namespace mcr {
 
@@ -11,90 +9,14 @@ namespace {
 
 constexpr int64_t kGrain = 64;  // elements
 
-// The blocks of one side of a call: one per rank, or only one.
-struct Side {
-  struct Block {
-    int64_t displacement, count;
-  };
-  Buffer buffer;
-  std::vector<Block> blocks;
-  bool uneven = false;  // the call has counts and displacements for this side
-  bool single() const { return blocks.size() == 1 && !uneven; }
-};
-
-Side side_of(const Buffer& buffer, bool per_rank, std::span<const int64_t> counts, std::span<const int64_t> displs,
-             int size) {
-  Side side{buffer, {}, per_rank && !counts.empty()};
-  if (!per_rank) {
-    side.blocks.push_back({0, buffer.count});
-  } else if (counts.empty()) {
-    const int64_t each = buffer.count / size;
-    for (int i = 0; i < size; ++i) side.blocks.push_back({i * each, each});
-  } else {
-    for (std::size_t i = 0; i < counts.size(); ++i) side.blocks.push_back({displs[i], counts[i]});
-  }
-  return side;
+Span first_of(int64_t count, const void* stripes) {
+  return {0, first_piece(count, *static_cast<const Stripes*>(stripes))};
 }
 
-bool has_blocks(Extent extent, Extent one_sided) { return extent == one_sided || extent == Extent::Exchange; }
-
-// One part's pieces of the blocks of a side, in the caller's memory or packed in scratch memory.
-class Piece {
- public:
-  Piece(const Side& side, DType dtype, int part, const Stripes& stripes, bool packed, Schedule& schedule)
-      : dtype_(dtype), packed_(packed && !side.single()), lists_(std::make_shared<Lists>()) {
-    schedule.own(lists_);
-    int64_t total = 0;
-    for (const auto& block : side.blocks) {
-      const int64_t cut = first_piece(block.count, stripes);
-      const int64_t begin = part == 0 ? 0 : cut, count = part == 0 ? cut : block.count - cut;
-      pieces_.push_back({at(side.buffer.data, block.displacement + begin), count});
-      lists_->counts.push_back(count);
-      lists_->displs.push_back(packed_ ? total : block.displacement + begin);
-      total += count;
-    }
-    if (packed_) {
-      buffer_ = {schedule.scratch(total * size_of(dtype)), total};
-    } else {
-      buffer_ = side.single() ? pieces_.front() : side.buffer;
-    }
-  }
-
-  const Buffer& buffer() const { return buffer_; }
-  std::span<const int64_t> counts() const { return lists_->counts; }
-  std::span<const int64_t> displs() const { return lists_->displs; }
-
-  Schedule::Ids gather(Schedule& schedule) const {
-    Schedule::Ids ids;
-    each([&](Buffer piece, Buffer packed) { ids.push_back(schedule.copy(packed, piece, dtype_)); });
-    return ids;
-  }
-  void spread(Schedule& schedule, Schedule::Id issued) const {
-    each([&](Buffer piece, Buffer packed) { schedule.copy(piece, packed, dtype_, {issued}); });
-  }
-
- private:
-  struct Lists {
-    std::vector<int64_t> counts, displs;
-  };
-
-  std::byte* at(void* data, int64_t elements) const {
-    return static_cast<std::byte*>(data) + elements * size_of(dtype_);
-  }
-
-  template <class Copy>  // copy(piece in the caller's memory, piece in scratch memory)
-  void each(Copy copy) const {
-    for (std::size_t i = 0; packed_ && i < pieces_.size(); ++i) {
-      if (pieces_[i].count != 0) copy(pieces_[i], Buffer{at(buffer_.data, lists_->displs[i]), pieces_[i].count});
-    }
-  }
-
-  const DType dtype_;
-  const bool packed_;
-  std::vector<Buffer> pieces_;
-  Buffer buffer_;
-  std::shared_ptr<Lists> lists_;  // the call's spans point into these
-};
+Span rest_of(int64_t count, const void* stripes) {
+  const int64_t first = first_of(count, stripes).count;
+  return {first, count - first};
+}
 
 }  // namespace
 
@@ -106,22 +28,8 @@ int64_t first_piece(int64_t count, const Stripes& stripes) {
 }
 
 void stripe(const Call& call, int size, const Stripes& stripes, Schedule& schedule) {
-  const auto extent = row(call.op).extent;
-  const Side in = side_of(call.in, has_blocks(extent, Extent::Scatter), call.in_counts, call.in_displs, size);
-  const Side out = side_of(call.out, has_blocks(extent, Extent::Gather), call.out_counts, call.out_displs, size);
-  for (int i = 0; i < 2; ++i) {
-    const bool packed = !call.vectored || stripes.packed[static_cast<std::size_t>(i)];
-    const Piece ins(in, call.dtype, i, stripes, packed && call.in.data != nullptr, schedule);
-    const Piece outs(out, call.dtype, i, stripes, packed && call.out.data != nullptr, schedule);
-    Call part = call;
-    part.variant = 0;
-    part.in = call.in.data == nullptr ? call.in : ins.buffer();
-    part.out = call.out.data == nullptr ? call.out : outs.buffer();
-    if (!call.in_counts.empty()) part.in_counts = ins.counts(), part.in_displs = ins.displs();
-    if (!call.out_counts.empty()) part.out_counts = outs.counts(), part.out_displs = outs.displs();
-    const auto issued = schedule.issue(part, ins.gather(schedule), static_cast<uint8_t>(i));
-    outs.spread(schedule, issued);
-  }
+  issue_part(call, size, {first_of, &stripes, 0, !call.vectored || stripes.packed[0], false}, schedule);
+  issue_part(call, size, {rest_of, &stripes, 1, !call.vectored || stripes.packed[1], false}, schedule);
 }
 
 }  // namespace mcr

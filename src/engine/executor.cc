@@ -21,24 +21,24 @@ uint64_t stage_of(const Task& task, uint32_t stages) { return uint64_t{1} << ((t
 // The base of a run's requests.
 class RunRequest : public Request {
  public:
-  RunRequest(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run)
-      : executor_(std::move(executor)), run_(std::move(run)) {}
+  RunRequest(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run)
+      : driver_(std::move(driver)), run_(std::move(run)) {}
   bool block(std::chrono::nanoseconds limit) override { return run_->block(limit); }
   void hurry() override {
     run_->hurry();
-    if (executor_ != nullptr) executor_->drive();
+    if (driver_ != nullptr) driver_->drive();
   }
   int source() const override { return run_->source(); }
 
  protected:
   bool issued() {
-    if (!run_->issued()) executor_->drive();
+    if (!run_->issued()) driver_->drive();
     return run_->issued();
   }
   Run& run() { return *run_; }
 
  private:
-  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Driver> driver_;
   std::shared_ptr<Run> run_;
 };
 
@@ -360,10 +360,10 @@ void Executor::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
   }
 }
 
-Requests requests_of(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run) {
+Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
   Requests requests;
-  requests.push_back(std::make_unique<Outcome>(executor, run));
-  requests.push_back(std::make_unique<Rest>(std::move(executor), std::move(run)));
+  requests.push_back(std::make_unique<Outcome>(driver, run));
+  requests.push_back(std::make_unique<Rest>(std::move(driver), std::move(run)));
   return requests;
 }
 

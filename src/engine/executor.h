@@ -56,6 +56,7 @@ class Run {
   bool finished();
   /// A thread waits: hurries the running requests and those still to be started.
   void hurry() { hurried_.store(true, std::memory_order_relaxed); }
+  bool hurried() const { return hurried_.load(std::memory_order_relaxed); }
   /// Sleeps on the last request, if all requests were started at the beginning.
   bool block(std::chrono::nanoseconds limit);
   int source() const { return schedule_->source(); }
@@ -97,6 +98,14 @@ struct ExecutorStatistics {
   int64_t most_queued = 0;  // at one time
 };
 
+/// Drives runs that have late Issues to come.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  /// Does everything possible now; returns at once if another thread is doing so.
+  virtual void drive() = 0;
+};
+
 /// Runs schedules whose late Issues have communicators of their own, the stages: the k-th late Issue of a schedule goes
 /// to stage k modulo their number. On each stage Issues keep the order of submission, and within a schedule the order
 /// of its tasks, regardless of which completes first. As all ranks submit in one order, their calls match. Thread-safe.
@@ -105,20 +114,19 @@ struct ExecutorStatistics {
 /// A library that admits one thread at a time keeps late Issues out while it runs a blocking call, and then the other
 /// ranks would never join that call. So such a call first waits until no ordered executor has late Issues to come. This
 /// wait ends, because the other ranks have submitted the same schedules, and also wait first.
-class Executor : public std::enable_shared_from_this<Executor> {
+class Executor final : public Driver, public std::enable_shared_from_this<Executor> {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
   /// for. `progress` polls often while Issues are to come; null: no thread does.
   explicit Executor(bool ordered, Progress* progress = nullptr, uint32_t stages = 1);
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
-  ~Executor();
+  ~Executor() override;
 
   /// Begins the run; its late Issues follow. Throws what Run::begin() throws.
   void submit(std::shared_ptr<Run> run, const Start& first);
-  /// Does everything possible now; returns at once if another thread is doing so. Polling one run thus also advances
-  /// the runs before it.
-  void drive();
+  /// Polling one run thus also advances the runs before it.
+  void drive() override;
   /// A thread waits: hurries all runs, and drives.
   void hurry();
   /// Hurries until no late Issue is to come; false if the time runs out first.
@@ -144,9 +152,9 @@ class Executor : public std::enable_shared_from_this<Executor> {
   ExecutorStatistics statistics_;
 };
 
-/// The requests of a run for its Work: the first ends with the outcome, the second when nothing is running. `executor`
+/// The requests of a run for its Work: the first ends with the outcome, the second when nothing is running. `driver`
 /// may be null if the run has no late Issues.
-Requests requests_of(std::shared_ptr<Executor> executor, std::shared_ptr<Run> run);
+Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run);
 
 /// A request that completes with another Work.
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work);

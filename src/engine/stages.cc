@@ -10,14 +10,6 @@ namespace mcr {
 
 namespace {
 
-// Starts a call on a stage. Its Work keeps only the memory alive, not the group: a library's thread that releases the
-// last reference must not destroy the group.
-std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory) {
-  Plan plan;
-  plan.owned.push_back(std::move(memory));
-  return start(stage, &slot, call, plan);
-}
-
 // A copy keeps the communicator, which the group may remove meanwhile.
 Slot slot_on(Group& stage, const Passage& passage) {
   const auto* slot = stage.find(passage.slot->name);
@@ -26,6 +18,12 @@ Slot slot_on(Group& stage, const Passage& passage) {
 }
 
 }  // namespace
+
+std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory) {
+  Plan plan;
+  plan.owned.push_back(std::move(memory));
+  return start(stage, &slot, call, plan);
+}
 
 Stages::Stages(std::vector<std::shared_ptr<Group>> groups) : groups_(std::move(groups)) {
   if (groups_.empty()) throw Error(ErrorCode::InvalidArgument, "stages: expected at least one group, got none");

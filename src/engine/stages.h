@@ -44,4 +44,8 @@ class Stages {
   std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
 };
 
+/// Starts a call on a group without passes that serves another one. `memory` is kept until the call is complete; its
+/// Work does not keep the group: a library's thread that releases the last reference must not destroy a group.
+std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory);
+
 }  // namespace mcr

@@ -87,6 +87,11 @@ VARIABLES = (
         "a file with the dimensions of the job's ranks; equal on all ranks; by default derived from their hosts",
         "topology.md",
     ),
+    Variable(
+        "MCR_DL_SCHEDULE",
+        "`syndicate`: plan the calls of the program's iterations; equal on all ranks",
+        "syndicate.md",
+    ),
     Variable("MCR_DL_PASSES", "the passes of every group if `init_process_group` gets none: `log,fuse`", "passes.md"),
     Variable(
         "MCR_DL_TRACE",

@@ -78,7 +78,7 @@ def start(
         raise InvalidArgumentError(message)
     exit_steps.prepare()
     wanted = registry.parse_for_group(backend)
-    specifications = trace.with_log(chain.specify(passes))
+    specifications = chain.with_scheduler(trace.with_log(chain.specify(passes)))
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
     launch = _launch_of(rank, world_size)
     report.show(launch.rank)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from mcr_dl.passes.compress import Compress
 from mcr_dl.passes.fuse import Fuse
 from mcr_dl.passes.log import Log
@@ -165,12 +165,66 @@ def _synchronize_together(group: _C.Group) -> None:
     changes.agree(group, "set_passes", None, problem=problem, anywhere=True)
 
 
-def _put(group: _C.Group, specifications: list[Specification]) -> None:
-    chain = [
+def _made(group: _C.Group, specifications: list[Specification]) -> list[_C.Pass]:
+    return [
         entry.make(group, partial(_shadow, group, specifications[place + 1 :]))
         for place, entry in enumerate(specifications)
     ]
-    _C.set_passes(group, chain)
+
+
+def _put(group: _C.Group, specifications: list[Specification]) -> None:
+    _C.set_passes(group, _made(group, specifications))
+
+
+def add(group: _C.Group, specifications: list[Specification]) -> None:
+    """Add passes behind those of a group, and the log, if it is among them, before these. As ``set_passes``."""
+    names = [station.name for station in _C.passes(group)]
+    wanted = [entry for entry in _agree(group, specifications) if entry.name not in names]
+    require_plannable([*names, *(entry.name for entry in wanted)])
+    _synchronize_together(group)
+    first = [entry for entry in wanted if entry.name == Log.name]
+    last = [entry for entry in wanted if entry.name != Log.name]
+    _C.set_passes(group, [*_made(group, first), *_C.passes(group), *_made(group, last)])
+
+
+def withdraw(group: _C.Group, names: set[str]) -> None:
+    """Remove passes from a group, once they hold no calls. As ``set_passes``."""
+    changes.agree(group, "set_passes", sorted(names), _compare)
+    _synchronize_together(group)
+    _C.set_passes(group, [station for station in _C.passes(group) if station.name not in names])
+
+
+SCHEDULE = "schedule"  # the name of the passes of schedulers, of which a group has one at most
+_schedulers: dict[str, Callable[[], list[Specification]]] = {}
+
+
+def register_scheduler(name: str, make: Callable[[], list[Specification]]) -> None:
+    """Let ``MCR_DL_SCHEDULE`` name a scheduler of all groups. ``make``: its passes, in order."""
+    _schedulers[name] = make
+
+
+def with_scheduler(specifications: list[Specification]) -> list[Specification]:
+    """The passes of a new job: with those of the scheduler that ``MCR_DL_SCHEDULE`` names, if it names one.
+
+    Raises InvalidArgumentError for an unknown name, UnsupportedError if a pass holds or changes calls.
+    """
+    name = os.environ.get("MCR_DL_SCHEDULE", "").strip()
+    if not name or name == "none":
+        return specifications
+    if name not in _schedulers:
+        raise InvalidArgumentError(f"MCR_DL_SCHEDULE: expected {', '.join(_schedulers)} or none, got {name!r}")
+    own = [entry.name for entry in specifications]
+    require_plannable([*own, SCHEDULE])
+    made = [entry for entry in _schedulers[name]() if entry.name not in own]
+    return [*made[:-1], *specifications, made[-1]]
+
+
+def require_plannable(names: Iterable[str]) -> None:
+    """Raise UnsupportedError if passes with these names cannot be in one chain with a scheduler's."""
+    others = sorted({Fuse.name, Compress.name} & set(names))
+    if SCHEDULE in names and others:
+        message = f"expected a group without the pass {others[0]}, as it issues calls by itself: remove one of the two"
+        raise UnsupportedError(f"passes: schedule: {message}")
 
 
 def apply(group: _C.Group, specifications: list[Specification]) -> None:

@@ -48,6 +48,11 @@ class Option:
     name: str
     pieces: tuple[Piece, ...]
 
+    @property
+    def form(self) -> str:
+        """The name without the channels: "whole", "segment 2", ..."""
+        return self.name.split(" on ")[0]
+
 
 @dataclass(frozen=True)
 class Call:

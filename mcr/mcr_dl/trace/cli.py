@@ -13,8 +13,8 @@ from pathlib import Path
 from mcr_dl.base import documents
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
+from mcr_dl.planner.capture import capture
 from mcr_dl.trace import _plan
-from mcr_dl.trace._capture import capture
 from mcr_dl.trace._chrome import chrome
 from mcr_dl.trace._files import Trace, read_all
 from mcr_dl.trace._flight_recorder import flight_recorder
@@ -96,7 +96,7 @@ def _diagnose(given: argparse.Namespace) -> None:
 
 
 def _capture_graph(given: argparse.Namespace) -> None:
-    graph = capture(read_all(given.traces), given.calls)
+    graph = capture([trace.records for trace in read_all(given.traces)], given.calls)
     documents.write_rows(given.output, graph.document())
     _say(f"{given.output}: {len(graph.calls)} calls per iteration; now: mcr-trace plan {given.output}")
 

@@ -22,6 +22,7 @@
 #include "bindings/python/names.h"
 #include "bindings/python/passes.h"
 #include "bindings/python/plans.h"
+#include "bindings/python/schedule.h"
 #include "bindings/python/shared_tensors.h"
 #include "bindings/python/signature.h"
 #include "bindings/python/themis.h"
@@ -335,6 +336,7 @@ PYBIND11_MODULE(_C, module) {
     add_trials(module);
     add_shared_tensors(module);
     add_passes(module);
+    add_schedule(module);
     add_log(module);
     add_compress(module);
     add_torch_backend(module);

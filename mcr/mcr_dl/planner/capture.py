@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mcr-trace capture``: a training iteration of an unmodified program, from its log, as a graph for the planner.
+"""A training iteration of an unmodified program, from its log, as a graph for the planner.
 
 The log has the calls of all threads in the order of their times, and the waits of asynchronous ones; the gaps between
 them are computation. A wait that found its call complete has left no time: the call then counts as needed where it
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import motifs
 from mcr_dl.planner.graph import BACK, Call, Channel, Graph, Node, Option, Piece
 from mcr_dl.records.log import Record
-from mcr_dl.trace._files import Trace
 
 _MOST = 16  # iterations that are looked at, the last ones
 
@@ -32,8 +31,8 @@ class Event(NamedTuple):
 
 
 def signature(record: Record) -> tuple[Any, ...]:
-    """What identifies a call in every iteration."""
-    sizes = (record.in_count, record.out_count, record.in_splits, record.out_splits)
+    """What identifies a call in every iteration. The sizes of a vectored one may change."""
+    sizes = () if record.vectored else (record.in_count, record.out_count)
     return (record.group.key, record.op, record.vectored, record.dtype, record.root, record.asynchronous, *sizes)
 
 
@@ -93,30 +92,31 @@ def _events(found: Sequence[Sequence[Record]], place: int) -> tuple[list[Event],
     return [event for _, _, event in spans], gaps
 
 
-def _times(traces: Sequence[Trace], found: Sequence[Sequence[Record]], calls: int) -> list[int]:
-    """ns of each call of an iteration: the shortest of all ranks, the median over the iterations."""
-    ranks = [found]
-    for trace in traces[1:]:
-        others = iterations(_finished(trace), calls)
-        same = [signature(record)[1:] for record in others[-1]] == [signature(record)[1:] for record in found[-1]]
-        ranks += [others] if same else []
-    depth = min(map(len, ranks))
+def times(found: Sequence[Sequence[Record]]) -> list[int]:
+    """ns of each call of an iteration on one rank: the median over the iterations."""
 
     def time(record: Record) -> int:
         assert record.end is not None
         return max(1, record.end - (record.issue if record.start is None else record.start))
 
-    return [
-        statistics.median_low(min(time(rank[-1 - back][index]) for rank in ranks) for back in range(depth))
-        for index in range(len(found[-1]))
-    ]
+    return [statistics.median_low(map(time, column)) for column in zip(*found, strict=True)]
 
 
-def _finished(trace: Trace) -> list[Record]:
-    return [record for record in trace.records if record.end is not None and record.backend is not None]
+def _shortest(ranks: Sequence[Sequence[Record]], found: Sequence[Sequence[Record]]) -> list[int]:
+    """The times of the calls: the shortest of all ranks that make the same calls."""
+    rows = [times(found)]
+    for records in ranks[1:]:
+        others = iterations(_finished(records), len(found[-1]))
+        same = [signature(record)[1:] for record in others[-1]] == [signature(record)[1:] for record in found[-1]]
+        rows += [times(others)] if same else []
+    return [min(column) for column in zip(*rows, strict=True)]
 
 
-def _call(record: Record) -> Call | None:
+def _finished(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.end is not None and record.backend is not None]
+
+
+def call_of(record: Record) -> Call | None:
     """The call as the motif algebra has it; None: the plan leaves it as it is."""
     if record.vectored or record.peer or record.op not in motifs.ONE_TENSOR + motifs.BLOCKS:
         return None
@@ -127,18 +127,16 @@ def _call(record: Record) -> Call | None:
     return Call(record.op, count, record.dtype, ranks, record.root or 0)
 
 
-def _call_node(key: str, record: Record, time: int, after: tuple[str, ...]) -> Node:
-    call = _call(record)
-    if call is not None:
-        return Node(key, after, call=call)
+def as_it_is(record: Record, time: int, channel: str | None = None) -> Option:
+    """The only option of a call that a plan leaves unchanged."""
     assert record.backend is not None
-    return Node(key, after, options=(Option("as it is", (Piece(record.backend, time, (), record.op),)),))
+    return Option("as it is", (Piece(channel or record.backend, time, (), record.op),))
 
 
 def _costs(records: Sequence[Record], times: Sequence[int]) -> tuple[dict[str, Any], ...]:
     points: dict[tuple[str, str], dict[int, int]] = {}
     for record, time in zip(records, times, strict=True):
-        if _call(record) is not None and record.backend is not None:
+        if call_of(record) is not None and record.backend is not None:
             sizes = points.setdefault((record.backend, record.op), {})
             sizes[record.nbytes] = min(time, sizes.get(record.nbytes, time))
     return tuple(
@@ -147,23 +145,46 @@ def _costs(records: Sequence[Record], times: Sequence[int]) -> tuple[dict[str, A
     )
 
 
-def capture(traces: Sequence[Trace], calls: int | None = None) -> Graph:
-    """The graph of an iteration. Its channels are the backends of the trace, with the costs that were measured there.
+def capture(ranks: Sequence[Sequence[Record]], calls: int | None = None) -> Graph:
+    """The graph of an iteration. Its channels are the backends of the log, with the costs that were measured there.
 
-    ``calls``: of an iteration; None: as few as repeat themselves, which are too few if an iteration consists of equal
-    calls, such as DDP's all_reduces of buckets of one size.
+    ``ranks``: the records of each rank, rank 0's first. ``calls``: of an iteration; None: as few as repeat themselves,
+    which are too few if an iteration consists of equal calls, such as DDP's all_reduces of buckets of one size.
 
     Raises InvalidArgumentError if the calls do not repeat themselves in three iterations at least: the last one has no
     end, and another one is needed for waits of calls of the iteration before.
     """
-    found = iterations(_finished(traces[0]), calls)
+    found = iterations(_finished(ranks[0]), calls)
+    shortest = _shortest(ranks, found)
+
+    def node(index: int, key: str, after: tuple[str, ...]) -> Node:
+        record = found[-1][index]
+        call = call_of(record)
+        return (
+            Node(key, after, options=(as_it_is(record, shortest[index]),))
+            if call is None
+            else Node(key, after, call=call)
+        )
+
+    names = dict.fromkeys(record.backend for record in found[-1] if record.backend is not None)
+    channels = tuple(Channel(name, (name,)) for name in names)
+    return Graph(channels, graph_nodes(found, node), _costs(found[-1], shortest))
+
+
+def graph_nodes(
+    found: Sequence[Sequence[Record]], node: Callable[[int, str, tuple[str, ...]], Node]
+) -> tuple[Node, ...]:
+    """Computation and calls of an iteration, in program order.
+
+    ``node``: makes the node of a call from its number in the iteration, its key and the keys of the nodes before it.
+    Raises InvalidArgumentError for fewer than three iterations.
+    """
     if len(found) < 3:
         raise InvalidArgumentError(f"capture: expected three equal iterations at least, got {len(found)}: log more")
     inner = [_events(found, place) for place in range(1, len(found) - 1)]
     events = list(Counter(tuple(each) for each, _ in inner).most_common(1)[0][0])
     gaps = [each for known, each in inner if known == events]
     compute = [statistics.median_low(column) for column in zip(*gaps, strict=True)]
-    times = _times(traces, found, len(found[-1]))
     waited = {event.call for event in events if event.wait}
     nodes: list[Node] = []
     last, pending = f"compute {len(events) - 1}{BACK}", []
@@ -171,7 +192,7 @@ def capture(traces: Sequence[Trace], calls: int | None = None) -> Graph:
     for place, (event, time) in enumerate(zip(events, compute, strict=True)):
         record = found[-1][event.call]
         if not event.wait:
-            nodes.append(_call_node(keys[event.call], record, times[event.call], (last,)))
+            nodes.append(node(event.call, keys[event.call], (last,)))
         if event.wait or not record.asynchronous:
             pending.append(keys[event.call] + BACK * event.back)
         if place == len(events) - 1:  # nothing waited for these: they end with the iteration
@@ -180,5 +201,4 @@ def capture(traces: Sequence[Trace], calls: int | None = None) -> Graph:
             ]
         nodes.append(Node(f"compute {place}", (last, *dict.fromkeys(pending)), time=time))
         last, pending = f"compute {place}", []
-    names = dict.fromkeys(record.backend for record in found[-1] if record.backend is not None)
-    return Graph(tuple(Channel(name, (name,)) for name in names), tuple(nodes), _costs(found[-1], times))
+    return tuple(nodes)

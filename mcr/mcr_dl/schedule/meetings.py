@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges of values between all ranks of the job at a point in their programs, over the store."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import watch
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import CollectiveTimeoutError, McrError, PeerLostError
+from mcr_dl.libraries.pmi import own_connection
+from mcr_dl.runtime.rounds import Round
+
+_log = logging.getLogger("mcr_dl")
+_SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks at the store: a tenth of the elapsed time
+_ANSWER = 15.0  # seconds for the answer of the last rank to come
+
+Decide = Callable[[list[Any]], Any]
+
+
+class Meetings:
+    """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
+
+    A rank that comes too late to a meeting learns that it has not taken place, as the others did.
+    """
+
+    def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int) -> None:
+        """``name``: of the object, equal on all ranks."""
+        self._store: Any = own_connection(torch_dist.PrefixStore(name, store))
+        self._rank, self._size = rank, size
+        self._turn = 0
+
+    def meet(self, value: Any, decide: Decide, patience: float) -> Any:
+        """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
+
+        It has none if a rank does not come within ``patience`` seconds after this one, or if ``decide``, which runs on
+        any rank, raises an McrError. Raises PeerLostError if a rank has ended, CollectiveTimeoutError if the last rank
+        to come does not answer.
+        """
+        turn, self._turn = self._turn, self._turn + 1
+        if self._size == 1:
+            return self._answer(decide, [value]).get("value")
+        meeting = Round(self._store, str(turn), self._rank, self._size, values=f"value/{turn}")
+        if meeting.arrive(agreement.encode(value)):
+            values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
+            meeting.answer(agreement.encode(self._answer(decide, values)))
+        elif not self._until(meeting.answered, patience):
+            if meeting.close():
+                meeting.answer(agreement.encode({"problem": "some ranks did not come in time"}))
+            elif not self._until(meeting.answered, _ANSWER):
+                raise CollectiveTimeoutError("schedule: the last rank to come to an agreement timed out")
+        answer = agreement.decode(meeting.result(), "schedule: the answer")
+        if "problem" in answer:
+            _log.info("schedule: the ranks have no common plan: %s", answer["problem"])
+        return answer.get("value")
+
+    def post(self, key: str, value: Any) -> None:
+        """Leave a value for the other ranks."""
+        self._store.set(f"post/{key}", agreement.encode(value))
+
+    def read(self, keys: list[str], patience: float) -> Any:
+        """The value of the first of the keys that a rank posts; None if there is none in time."""
+        found: list[str] = []
+
+        def posted() -> bool:
+            found.extend(key for key in keys if self._store.check([f"post/{key}"]))
+            return bool(found)
+
+        if not self._until(posted, patience):
+            return None
+        return agreement.decode(self._store.get(f"post/{found[0]}"), "schedule: a decision")
+
+    @staticmethod
+    def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
+        try:
+            return {"value": decide(values)}
+        except McrError as error:
+            return {"problem": str(error)}
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], patience: float) -> bool:
+        begin = time.monotonic()
+        while not condition():
+            passed = time.monotonic() - begin
+            lost = watch.lost()
+            if lost:
+                raise PeerLostError("; ".join(lost.values()))
+            if passed > patience:
+                return False
+            time.sleep(min(max(passed / 10, _SHORTEST), _LONGEST))
+        return True

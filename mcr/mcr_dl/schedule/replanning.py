@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a program's iterations are planned: after they are found, and again when they take longer than they did.
+
+Everything happens between two calls of the program, at the begin of an iteration, on all ranks at the same one: the
+ranks find iterations in their own calls, which are alike; later they count them. A plan takes effect at that point on
+all ranks or on none (two agreements: what it is, and that every rank can execute it).
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import agreement
+from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.planner import capture
+from mcr_dl.planner.graph import Graph, hash_of
+from mcr_dl.planner.plans import Planner
+from mcr_dl.records import log as records
+from mcr_dl.runtime import state
+from mcr_dl.schedule import execution, measured
+from mcr_dl.schedule.meetings import Meetings
+
+_log = logging.getLogger("mcr_dl")
+
+KEPT = 6  # iterations that are looked at
+BLOCK = 6  # iterations with a plan, and as many without, in turns
+BLOCKS = 4
+_WARM = 2  # iterations of a block that do not count
+CHECK = 10  # iterations between two decisions of rank 0
+SLOWER = 1.05  # how much longer an iteration takes before there is a new plan
+COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
+_PROMISING = 0.98  # a plan is tried if its simulated time is at most so many times that without one
+_PATIENCE = 5.0  # seconds for the other ranks to come to the same point
+_FAILURES = 3  # in a row, after which there are no more plans
+_DECISION = 60.0  # seconds for rank 0's decision, which it made ten iterations ago
+_COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
+
+
+class Phase(Enum):
+    """What the ranks do: alike on all of them."""
+
+    WATCHING = "watching"
+    TRYING = "trying"
+    STEADY = "steady"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has changed. ``before`` and ``after``: ms of an iteration without and with the plan.
+
+    ``what``: "planned" (simulated times), "kept" or "dropped" (measured times), "none" (no plan is better), "left" (the
+    program made another call), "slower" (a new plan is made), or "failed" (the ranks have no common plan).
+    """
+
+    iteration: int
+    what: str
+    before: float = 0.0
+    after: float = 0.0
+
+
+@dataclass
+class _Known:
+    """What is known of iterations of one kind."""
+
+    plan: execution.Document | None
+    kept: bool = False
+
+
+@dataclass
+class Settings:
+    """As the arguments of ``Syndicate``."""
+
+    budget: float
+    lanes: int
+    gain: float
+    seed: int
+
+
+@dataclass
+class Replanner:
+    """The plans of this process. Its public fields are for reading."""
+
+    settings: Settings
+    events: list[Event] = field(default_factory=list)
+    phase: Phase = Phase.WATCHING
+    plan: execution.Document | None = None
+    graph: Graph | None = None  # on rank 0
+
+    def __post_init__(self) -> None:
+        handle = weakref.WeakMethod(self._event)
+
+        def handler(event: str, value: int) -> None:
+            method = handle()
+            if method is not None:
+                method(event, value)
+
+        self.control = _C.PlanControl(handler)
+        self.lanes: dict[str, list[_C.Group]] = {}  # by group
+        self._meetings: Meetings | None = None
+        self._failures = 0
+        self._total = 0  # iterations so far
+        self._seen: list[tuple[str, int, str]] = []
+        self._known: dict[str, _Known] = {}
+        self._begin_count()
+
+    def _begin_count(self) -> None:
+        self._count, self._clock = -1, 0
+        self._times: list[int] = []
+        self._reference = 0.0
+        self._cool_down = COOL_DOWN
+        self._decision = "go"
+
+    def start(self, store: torch_dist.Store, rank: int, size: int) -> None:
+        """Begin; ``store`` has keys of its own for this object."""
+        self._rank = rank
+        self._meetings = Meetings(store, "schedule", rank, size)
+
+    # ---- events of the core: on the program's thread, before a call
+
+    def _event(self, event: str, value: int) -> None:
+        if self.phase is Phase.OFF or self._meetings is None:
+            return
+        if event == "found":
+            self._prepare(value)
+        elif event == "iteration":
+            self._iteration()
+        else:
+            self._left(value)
+
+    def _note(self, what: str, before: float = 0.0, after: float = 0.0) -> None:
+        self.events.append(Event(self._total, what, before / 1e6, after / 1e6))
+        times = f": {after / 1e6:.2f} ms an iteration instead of {before / 1e6:.2f}" if before else ""
+        _log.info("Syndicate: iteration %d: %s%s", self._total, what, times)
+
+    def _left(self, call: int) -> None:
+        """A group has left its plan: all ranks of it, before the same call."""
+        if self._rank == 0:
+            self._post("ended", "ended")
+        if self.phase is not Phase.WATCHING:
+            self._note("left")
+            _log.info("Syndicate: the program made another call than call %d of its iterations", call)
+        self.phase, self.plan = Phase.WATCHING, None
+
+    # ---- a plan
+
+    def _prepare(self, period: int) -> None:
+        self._seen = self.control.newest(period + 1)[:-1]
+        iteration = self._captured(period)
+        agreed = self._agree_on(iteration)
+        key = hash_of({"calls": None if agreed is None else agreed["calls"]})
+        known = self._known.get(key)
+        if known is None and agreed is not None:
+            known = self._make(iteration, agreed["times"])
+        if known is None:
+            self._fail()
+            return
+        self._known[key] = known
+        self._failures = 0
+        self.plan = known.plan
+        trying = known.plan is not None and not known.kept
+        self._key = key
+        self._begin(Phase.TRYING if trying else Phase.STEADY)
+
+    def _captured(self, period: int) -> measured.Iteration | None:
+        """The last iterations on this rank; None if the log has other calls."""
+        self.control.flush(_COMPLETE)  # calls of groups that still follow an earlier plan
+        names = list(dict.fromkeys(group for group, _, _ in self._seen))
+        groups = [state.find(name) for name in names]
+        deadline = time.monotonic() + _COMPLETE.total_seconds()
+        while True:
+            since = _C.log_made() - 2 * KEPT * period - 64
+            mine = [each for each in records.records(since=max(since, 0)) if each.group.name in names][:-1]
+            mine = mine[-KEPT * period :]
+            if all(each.end is not None for each in mine) or time.monotonic() > deadline:
+                break
+            time.sleep(0.0005)
+        made = [each.group.name for each in mine[-period:]] == [group for group, _, _ in self._seen]
+        if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not made:
+            return None
+        found = capture.iterations(mine, period)
+        of_call = [names.index(group) for group, _, _ in self._seen]
+        named = [each for _, _, each in self._seen]
+        return measured.Iteration(found, [each for each in groups if each is not None], of_call, named)
+
+    def _agree_on(self, iteration: measured.Iteration | None) -> Any:
+        """What the calls are, and their shortest times over the ranks, which also wait for the last rank to call."""
+        mine = None if iteration is None else {"calls": iteration.terms(), "times": capture.times(iteration.found)}
+
+        def decide(values: list[Any]) -> Any:
+            if None in values:
+                raise InvalidArgumentError(f"rank {values.index(None)} has other calls in its log")
+            agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
+            times = zip(*(value["times"] for value in values), strict=True)
+            return {"calls": values[0]["calls"], "times": [min(column) for column in times]}
+
+        return self._meet(mine, decide)
+
+    def _make(self, iteration: measured.Iteration | None, times: list[int]) -> _Known | None:
+        """The best plan by simulation, on rank 0; the other ranks get it."""
+        assert iteration is not None
+        lanes = [self.lanes[group.name()] for group in iteration.groups]
+        mine = measured.measure(iteration, [each[0] for each in lanes], [each[-1] for each in lanes])
+        costs = self._meet(mine, measured.medians)
+        if costs is None:
+            return None
+        result: Any = None
+        if self._rank == 0:
+            try:
+                result = self._search(iteration, times, costs)
+            except McrError as error:
+                result = {"problem": str(error)}
+        answer = self._meet(result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
+        if answer is None or "problem" in answer:
+            _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
+            return None
+        plan = answer["plan"]
+        self._note("none" if plan is None else "planned", answer["before"], answer["after"])
+        return self._commit(plan, iteration)
+
+    def _search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
+        """The best plan, if it is worth a try, and simulated ns of an iteration without and with it."""
+        self.graph = measured.graph(iteration, times, costs)
+        planner = Planner(self.graph)
+        settings = self.settings
+        found = planner.search(seed=settings.seed, budget=settings.budget).plan
+        before = planner.program_order().iteration
+        for plan in (found, planner.greedy()):  # the second one if the first needs too many lanes
+            document = execution.document(planner, plan, iteration.of_call, settings.lanes)
+            if document is not None and plan.iteration <= _PROMISING * before:
+                return {"plan": document, "before": before, "after": plan.iteration}
+        return {"plan": None, "before": before, "after": found.iteration}
+
+    def _commit(self, plan: execution.Document | None, iteration: measured.Iteration) -> _Known | None:
+        """The plan takes effect on all ranks or on none."""
+        groups = {group.name(): group for group in iteration.groups}
+        problem = "" if plan is None else execution.check(plan, self._seen, groups)
+
+        def decide(values: list[str]) -> bool:
+            for rank, each in enumerate(values):
+                if each:
+                    raise InvalidArgumentError(f"rank {rank}: {each}")
+            return True
+
+        return _Known(plan) if self._meet(problem, decide) else None
+
+    def _meet(self, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
+        assert self._meetings is not None
+        return self._meetings.meet(value, decide, patience)
+
+    def _fail(self) -> None:
+        self._failures += 1
+        self._note("failed")
+        self.plan = None
+        if self._failures >= _FAILURES:
+            _log.warning("Syndicate: no more plans: the ranks had no common iterations %d times", self._failures)
+            self.phase = Phase.OFF
+            return
+        self.phase = Phase.WATCHING
+        self.control.watch()
+
+    # ---- iterations
+
+    def _begin(self, phase: Phase) -> None:
+        """The present call begins the first iteration of a phase."""
+        self.phase = phase
+        self._begin_count()
+        self._epoch = hash_of({"key": self._key, "total": len(self.events), "phase": phase.value})[:16]
+        self._blocks: list[list[int]] = []
+        self._install(self.plan)
+        self._iteration()
+
+    def _install(self, plan: execution.Document | None) -> None:
+        execution.install(self.control, plan, self._seen)
+
+    def _iteration(self) -> None:
+        """An iteration begins."""
+        now = time.perf_counter_ns()
+        if self._count >= 0:
+            self._times.append(now - self._clock)
+            self._total += 1
+        self._clock = now
+        self._count += 1
+        if self._count == 0 or self._count % (BLOCK if self.phase is Phase.TRYING else CHECK):
+            return
+        if self.phase is Phase.TRYING:
+            self._end_block()
+        else:
+            self._check()
+        self._clock = time.perf_counter_ns()
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._times[_WARM:])
+        self._times = []
+        if len(self._blocks) < BLOCKS:
+            self._install(self.plan if len(self._blocks) % 2 == 0 else None)
+            return
+        mine = [round(statistics.median(chain.from_iterable(self._blocks[turn::2]))) for turn in (0, 1)]
+        agreed = self._meet(mine, lambda values: [max(column) for column in zip(*values, strict=True)])
+        planned, plain = agreed or (1, 0)
+        kept = planned <= plain * (1 - self.settings.gain)
+        self._note("kept" if kept else "dropped", plain, planned)
+        known = self._known[self._key]
+        known.kept, known.plan = True, known.plan if kept else None
+        self.plan = known.plan
+        self._begin(Phase.STEADY)
+
+    def _check(self) -> None:
+        """Rank 0 decides for the next check, ten iterations later, so that each rank finds the decision there."""
+        assert self._meetings is not None
+        number = self._count // CHECK
+        window, self._times = self._times, []
+        decision = self._decision
+        if self._rank == 0:
+            self._decision = self._slower(window)
+            self._post(str(number + 1), self._decision)
+        elif number > 1:
+            decision = self._read([str(number), "ended"])
+        if number > 1 and decision == "slower":
+            self._plan_again()
+
+    def _slower(self, window: list[int]) -> str:
+        halves = [statistics.median(half) for half in (window[: CHECK // 2], window[CHECK // 2 :])]
+        if not self._reference:
+            self._reference = statistics.median(window)
+            return "go"
+        slower = self._count >= self._cool_down and min(halves) > SLOWER * self._reference
+        return "slower" if slower else "go"
+
+    def _plan_again(self) -> None:
+        """The costs have changed: forget the plan, and make another."""
+        before = self.plan
+        self._note("slower")
+        self._known.pop(self._key, None)
+        cool_down = self._cool_down
+        self._install(None)
+        iteration = self._captured(len(self._seen))
+        agreed = self._agree_on(iteration)
+        known = None if agreed is None else self._make(iteration, agreed["times"])
+        if known is None:
+            self._fail()
+            return
+        self._known[self._key] = known
+        self.plan = known.plan
+        self._begin(Phase.TRYING if known.plan is not None else Phase.STEADY)
+        self._cool_down = 2 * cool_down if before == self.plan else COOL_DOWN
+
+    def _post(self, key: str, value: str) -> None:
+        if self._meetings is not None and hasattr(self, "_epoch"):
+            self._meetings.post(f"{self._epoch}/{key}", value)
+
+    def _read(self, keys: list[str]) -> Any:
+        assert self._meetings is not None
+        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION)

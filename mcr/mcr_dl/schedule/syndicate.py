@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SYNDICATE (NSDI'23): the calls of a program's iterations, planned together, in an unmodified program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ClassVar
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.passes import chain
+from mcr_dl.passes.log import Log
+from mcr_dl.runtime import state
+from mcr_dl.schedule.replanning import Event, Replanner, Settings
+
+
+def with_log(passes: list[Any]) -> list[Any]:
+    """Passes with the log before them, from which iterations are captured."""
+    return passes if any(each.name == Log.name for each in passes) else [Log(), *passes]
+
+
+class Syndicate:
+    """Plans how, where and when the calls of each training iteration are made, while the program runs unchanged.
+
+    >>> with mcr_dl.schedule.Syndicate():
+    ...     train()
+
+    or ``MCR_DL_SCHEDULE=syndicate`` in the environment. When the same calls have repeated themselves six times, all
+    ranks stop at the begin of an iteration: they measure the operations of the iteration on the backends of their
+    groups, rank 0 searches for a plan, and all ranks follow it from there. After some iterations with and without the
+    plan in turns, it stays only if it is faster. A call that the plan does not expect ends the plan for its group.
+
+    It plans calls on the CPU, on all ranks of the job, if all ranks make equal calls in an iteration: the same
+    operations, sizes and types, on groups of equal sizes. Other programs run as they are.
+
+    Source: SYNDICATE (NSDI'23).
+    """
+
+    name: ClassVar[str] = chain.SCHEDULE
+
+    def __init__(self, *, budget: float = 5.0, lanes: int = 4, gain: float = 0.01, seed: int = 0) -> None:
+        """Make one; ``with`` starts it, on all ranks together, before or between any calls.
+
+        Args:
+            budget: seconds for each search, at most.
+            lanes: sets of communicators that each group gets; a plan that changes the order of calls needs several.
+            gain: how much faster an iteration must be for a plan to stay, such as 0.01.
+            seed: of the search's random numbers.
+
+        Raises InvalidArgumentError for a value out of range.
+        """
+        if not budget > 0 or not 1 <= lanes <= 16 or not 0 <= gain < 1:
+            message = "Syndicate: expected budget above 0, lanes from 1 to 16 and gain from 0 to below 1"
+            raise InvalidArgumentError(f"{message}, got {budget!r}, {lanes!r} and {gain!r}")
+        self._replanner = Replanner(Settings(budget, lanes, gain, seed))
+        self._groups: list[_C.Group] = []
+        self._added: dict[str, set[str]] = {}  # by group that existed before: the passes that it did not have
+
+    # ---- as a pass of groups
+
+    def terms(self) -> dict[str, Any]:
+        """The settings, which must be equal on all ranks."""
+        return vars(self._replanner.settings)
+
+    def make(self, group: _C.Group, shadow: Callable[..., _C.Group]) -> _C.Pass:
+        """Make the pass of one group, with its lanes."""
+        current = state.current()
+        if not self._groups:
+            store = torch_dist.PrefixStore(f"syndicate/{current.count('syndicate')}", current.store)
+            self._replanner.start(store, current.launch.rank, current.launch.size)
+        lanes = [shadow(f"lane-{index}") for index in range(self._replanner.settings.lanes)]
+        self._replanner.lanes[group.name()] = lanes
+        self._groups.append(group)
+        return _C.SchedulePass(self._replanner.control, group, lanes)
+
+    def __enter__(self) -> Syndicate:
+        """Plan the calls of all groups from now on, and of those made later."""
+        current = state.current()
+        self._before = current.passes
+        chain.require_plannable([each.name for each in (*current.passes, self)])
+        for group in [group for group in state.living() if not state.is_shadow(group.name())]:
+            self._added[group.name()] = {self.name, *({Log.name} - {each.name for each in _C.passes(group)})}
+            chain.add(group, [Log(), self])
+        current.passes = [*with_log(current.passes), self]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the plan; the groups get the passes back that they had."""
+        if error is not None or not state.is_initialized():
+            return
+        state.current().passes = self._before
+        for group in self._groups:
+            if not group._closed:
+                chain.withdraw(group, self._added.get(group.name(), {self.name}))
+        self._groups = []
+
+    # ---- for reading
+
+    @property
+    def events(self) -> list[Event]:
+        """What has happened so far: plans that were made, kept, dropped and left."""
+        return list(self._replanner.events)
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """The plan that calls follow: form, candidates and lanes of each call, and the order of their motifs."""
+        return self._replanner.plan
+
+    @property
+    def phase(self) -> str:
+        """ "watching" for iterations, "trying" a plan, "steady", or "off"."""
+        return self._replanner.phase.value
+
+    def statistics(self) -> dict[str, int]:
+        """Planned calls, motifs issued, breaks of the order, ns for which the order held motifs, and a digest of it."""
+        found: dict[str, int] = self._replanner.control.statistics()
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the last captured iteration, on rank 0, for ``mcr-trace plan``. Raises McrError if there is none."""
+        if self._replanner.graph is None:
+            raise McrError("Syndicate: expected an iteration that was captured on rank 0, got none yet")
+        documents.write_rows(path, self._replanner.graph.document())
+
+
+chain.register_scheduler("syndicate", lambda: [Log(), Syndicate()])

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls as several smaller ones, the motifs (SYNDICATE, NSDI'23, section 4.2.1). mcr_dl/planner/motifs.py has their
+// algebra, by which plans choose among these forms.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "algorithms/schedule.h"
+
+namespace mcr {
+
+/// A way to do one call by motifs. Equal on all ranks.
+struct MotifForm {
+  enum class Kind : uint8_t {
+    Whole,    // the call itself
+    Segment,  // `parts` calls of a part of the payload each
+    Ring,     // all_reduce = reduce_scatter, then all_gather
+    Spline,   // all_to_all in windows: in each, every rank sends to `parts` ranks
+  };
+  static constexpr int kMost = 64;  // motifs of a call
+
+  Kind kind = Kind::Whole;
+  int32_t parts = 1;
+
+  /// From "whole", "segment K", "ring", "spline N". Throws InvalidArgument.
+  static MotifForm parse(std::string_view text);
+};
+
+/// The number of motifs; 0 if the call has no such form. A function of values that are equal on all ranks.
+int motif_count(const MotifForm& form, const Call& call, int size);
+
+/// Adds the tasks of a call in this form. Task::part of an Issue is its index among the motifs, and all Issues are
+/// late, so that an executor decides when each one is issued. Throws InvalidArgument if the call has no such form, or
+/// if it has more than kMost motifs.
+void motifs(const Call& call, int rank, int size, const MotifForm& form, Schedule& schedule);
+
+}  // namespace mcr

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/python/schedule.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/python/errors.h"
+#include "bindings/python/gil.h"
+#include "bindings/python/passed_call.h"
+#include "bindings/python/unlocked.h"
+#include "passes/schedule/scheduler.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+namespace {
+
+constexpr std::array<const char*, 3> kEvents = {"found", "iteration", "left"};
+
+// Holds the Python function, which any thread may release.
+class Handler {
+ public:
+  explicit Handler(py::object function) : function_(std::move(function)) {}
+  Handler(const Handler&) = delete;
+  Handler& operator=(const Handler&) = delete;
+  ~Handler() { let_go(function_); }
+
+  void operator()(PlanControl::Event event, int64_t value) const {
+    const Locked locked;
+    try {
+      function_(kEvents.at(static_cast<std::size_t>(event)), value);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      throw take_error("the plan of the program's iterations");
+    }
+  }
+
+ private:
+  py::object function_;
+};
+
+std::shared_ptr<PlanControl> make_control(py::object function) {
+  const auto handler = std::make_shared<Handler>(std::move(function));
+  return std::make_shared<PlanControl>(
+      [handler](PlanControl::Event event, int64_t value) { (*handler)(event, value); });
+}
+
+using FormRow = std::tuple<uint64_t, uint32_t, std::string, std::vector<std::string>, std::vector<uint32_t>>;
+using PlaceRow = std::tuple<uint32_t, uint32_t, uint32_t>;  // call, motif, ahead
+
+void set_plan(PlanControl& control, const std::map<std::string, std::vector<FormRow>>& groups,
+              const std::vector<PlaceRow>& order, uint32_t calls) {
+  std::map<std::string, std::vector<PlannedForm>> plans;
+  for (const auto& [group, rows] : groups) {
+    for (const auto& [signature, call, form, channels, lanes] : rows) {
+      plans[group].push_back({signature, call, MotifForm::parse(form), channels, lanes});
+    }
+  }
+  std::vector<PlanPlace> places;
+  for (const auto& [call, motif, ahead] : order) places.push_back({call, motif, ahead});
+  const Unlocked unlocked;
+  control.set_plan(std::move(plans), std::move(places), calls);
+}
+
+using SeenRow = std::tuple<std::string, uint64_t, std::string>;
+
+std::vector<SeenRow> newest(const PlanControl& control, std::size_t count) {
+  std::vector<SeenRow> rows;
+  for (const auto& one : control.newest(count)) rows.emplace_back(one.group, one.signature, one.named);
+  return rows;
+}
+
+py::dict statistics_of(const PlanControl& control) {
+  const auto values = unlocked([&] { return control.enforcer()->statistics(); });
+  py::dict result;
+  result["calls"] = values.calls;
+  result["motifs"] = values.issued;
+  result["breaks"] = values.breaks;
+  result["held_ns"] = values.held.count();
+  result["digest"] = values.digest;
+  return result;
+}
+
+}  // namespace
+
+void add_schedule(py::module_& module) {
+  py::class_<PlanControl, std::shared_ptr<PlanControl>>(module, "PlanControl",
+                                                        "The plans of this process's groups for their iterations.")
+      .def(py::init(&make_control), py::arg("handler"))
+      .def(
+          "watch", [](PlanControl& control) { control.watch(); }, "Looks for iterations from the next call on.")
+      .def("newest", newest, py::arg("count"), "(group, signature, named candidate) of the newest calls.")
+      .def("set_plan", set_plan, py::arg("groups"), py::arg("order"), py::arg("calls"),
+           "Sets (signature, call, form, channels, lanes) of the calls of groups, and their order, from this call on.")
+      .def(
+          "flush",
+          [](PlanControl& control, std::chrono::milliseconds limit) {
+            const Unlocked unlocked;
+            return control.enforcer()->synchronize(limit);
+          },
+          py::arg("limit"), "Issues all calls made so far; false if the time runs out first.")
+      .def("statistics", statistics_of);
+  py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
+      .def(py::init(
+               [](std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes) {
+                 return std::make_shared<Scheduler>(std::move(control), group, std::move(lanes));
+               }),
+           py::arg("control"), py::arg("group"), py::arg("lanes"));
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/schedule/enforcer.h"
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+
+#include "runtime/progress.h"
+
+namespace mcr {
+
+namespace {
+
+constexpr uint32_t kMotifs = 64;
+constexpr auto kPatience = std::chrono::milliseconds(1);  // for a call that another thread may be about to make
+
+uint64_t bit(uint32_t motif) { return uint64_t{1} << motif; }
+
+uint64_t mix(uint64_t digest, uint64_t value) {
+  digest ^= value + 0x9e3779b97f4a7c15ULL + (digest << 6U) + (digest >> 2U);
+  return digest * 0xff51afd7ed558ccdULL;
+}
+
+}  // namespace
+
+uint32_t Enforcer::new_lane() {
+  const std::lock_guard lock(mutex_);
+  return lanes_++;
+}
+
+void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first) {
+  {
+    const std::lock_guard lock(mutex_);
+    uint32_t most = 0;
+    for (const auto& place : order) most = std::max(most, place.ahead);
+    order_ = std::move(order);
+    made_.assign(calls, first);
+    left_out_.assign(calls, false);
+    first_ = first;
+    round_ = first - most;
+    next_ = 0;
+    by_place_.clear();  // earlier calls are in no plan
+    flush_to_ = numbered_;
+    statistics_.digest = 0;
+    end_hold();
+  }
+  drive();
+}
+
+void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto call : calls) left_out_.at(call) = true;
+    flush_to_ = numbered_;
+  }
+  drive();
+}
+
+void Enforcer::submit(PlannedCall call) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto motifs = static_cast<uint32_t>(call.lanes.size());
+    const auto place = std::pair(call.iteration, call.call);
+    if (call.progress != nullptr) call.progress->look_often();
+    const auto all = motifs == kMotifs ? ~uint64_t{0} : bit(motifs) - 1;
+    const auto added = std::make_shared<Pending>(Pending{std::move(call), numbered_++, all});
+    calls_.push_back(added);
+    pending_count_.store(calls_.size(), std::memory_order_relaxed);
+    if (place.second < made_.size()) {
+      by_place_[place] = added;
+      made_[place.second] = place.first + 1;
+    }
+    ++statistics_.calls;
+  }
+  drive();
+}
+
+void Enforcer::drive() {
+  Lock lock(mutex_);
+  if (std::exchange(driven_, true)) return;
+  while (step(lock)) {
+  }
+  driven_ = false;
+}
+
+// Issues one motif; false if none may be issued now.
+bool Enforcer::step(Lock& lock) {
+  const int64_t to = order_.empty() ? numbered_ : flush_to_;
+  if (!calls_.empty() && calls_.front()->number < to) return flush(lock, to);
+  const auto next = head();
+  if (next && next->call != nullptr && issue(lock, next->call, next->motif)) {
+    const auto& place = next->call->call;
+    const auto where = static_cast<uint64_t>(place.iteration - first_) * made_.size() + place.call;
+    statistics_.digest = mix(statistics_.digest, where * kMotifs + next->motif);
+    end_hold();
+    return true;
+  }
+  return breaks_order(next);
+}
+
+bool Enforcer::issue(Lock& lock, const Shared& call, uint32_t motif) {
+  lock.unlock();
+  const auto run = call->call.run;
+  const auto blocked = run->advance(~bit(motif), kMotifs, nullptr);
+  const bool over = run->issued();  // perhaps with an error
+  lock.lock();
+  const bool issued = over || (blocked & bit(motif)) == 0;
+  if (!issued) return false;
+  ++statistics_.issued;
+  call->unissued &= over ? 0 : ~bit(motif);
+  if (call->unissued == 0) remove(call);
+  return true;
+}
+
+// Issues one motif of the calls below `to`, on each lane in the order of calls, as on all ranks.
+bool Enforcer::flush(Lock& lock, int64_t to) {
+  const auto calls = calls_;  // issue() may remove one
+  std::vector<bool> blocked(lanes_);
+  for (const auto& call : calls) {
+    if (call->number >= to) return false;
+    for (uint32_t motif = 0; motif < call->call.lanes.size() && call->unissued != 0; ++motif) {
+      const auto lane = call->call.lanes[motif];
+      if ((call->unissued & bit(motif)) == 0 || blocked.at(lane)) continue;
+      if (issue(lock, call, motif)) return true;
+      blocked[lane] = true;
+    }
+  }
+  return false;
+}
+
+// The next motif of the order; nothing if there is no order, or no call in it is made any more.
+std::optional<Enforcer::Head> Enforcer::head() {
+  if (order_.empty()) return std::nullopt;
+  for (std::size_t seen = 0; seen < 2 * order_.size(); ++seen) {
+    const auto& place = order_[next_];
+    if (past(place)) {
+      advance();
+      continue;
+    }
+    const auto found = by_place_.find({round_ + place.ahead, place.call});
+    return Head{found == by_place_.end() ? nullptr : found->second, place.motif};
+  }
+  return std::nullopt;
+}
+
+bool Enforcer::past(const PlanPlace& place) const {
+  const auto iteration = round_ + place.ahead;
+  if (iteration < first_ || left_out_[place.call]) return true;
+  if (iteration >= made_[place.call]) return false;  // it has not been made
+  const auto found = by_place_.find({iteration, place.call});
+  return found == by_place_.end() || (found->second->unissued & bit(place.motif)) == 0;
+}
+
+void Enforcer::advance() {
+  if (++next_ < order_.size()) return;
+  next_ = 0;
+  ++round_;
+}
+
+// Whether a thread waits for a call behind one that it may never make: then the calls made so far leave the order.
+bool Enforcer::breaks_order(const std::optional<Head>& head) {
+  if (!head || calls_.empty()) return end_hold(), false;
+  const auto now = Clock::now();
+  if (!held_since_) held_since_ = now;
+  if (head->call != nullptr || now - *held_since_ < kPatience) return false;
+  if (std::ranges::none_of(calls_, [](const auto& one) { return one->call.run->hurried(); })) return false;
+  flush_to_ = numbered_;
+  ++statistics_.breaks;
+  end_hold();
+  return true;
+}
+
+void Enforcer::end_hold() {
+  if (held_since_) statistics_.held += Clock::now() - *held_since_;
+  held_since_.reset();
+}
+
+void Enforcer::remove(const Shared& call) {
+  if (call->call.progress != nullptr) call->call.progress->relax();
+  std::erase(calls_, call);
+  pending_count_.store(calls_.size(), std::memory_order_relaxed);
+  const auto found = by_place_.find({call->call.iteration, call->call.call});
+  if (found != by_place_.end() && found->second == call) by_place_.erase(found);
+}
+
+bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
+  const auto deadline = Clock::now() + limit;
+  {
+    const std::lock_guard lock(mutex_);
+    flush_to_ = numbered_;
+    for (const auto& one : calls_) one->call.run->hurry();
+  }
+  for (;;) {
+    drive();
+    if (!pending()) return true;
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::yield();
+  }
+}
+
+EnforcerStatistics Enforcer::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+}  // namespace mcr

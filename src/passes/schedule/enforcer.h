@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Issues the motifs of an iteration's calls in the order of a plan (SYNDICATE, NSDI'23, section 4.4).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine/executor.h"
+
+namespace mcr {
+
+class Progress;
+
+/// The place of a motif in a plan's order. In round i it stands for the motif of iteration i + `ahead`.
+struct PlanPlace {
+  uint32_t call = 0;  // of an iteration
+  uint32_t motif = 0;
+  uint32_t ahead = 0;
+};
+
+/// A call whose motifs the enforcer issues. Each motif has a lane: communicators on which only motifs of that lane are
+/// issued, always in the order of calls. So communicators match on all ranks whatever the order of a plan, and whenever
+/// a rank leaves it: the plan decides when a motif is issued, not which ones meet.
+struct PlannedCall {
+  std::shared_ptr<Run> run;  // begun; all its Issues are late
+  uint32_t call = 0;         // of an iteration
+  int64_t iteration = 0;
+  std::vector<uint32_t> lanes;   // of each motif
+  Progress* progress = nullptr;  // polls often while motifs are to come; may be null
+};
+
+struct EnforcerStatistics {
+  int64_t calls = 0;
+  int64_t issued = 0;                // motifs
+  int64_t breaks = 0;                // waits for a call behind one that the program had not made
+  std::chrono::nanoseconds held{0};  // that issuing waited for the first motif in the order while others could go
+  uint64_t digest = 0;               // of the motifs issued by the plan, in order: equal on ranks without breaks
+};
+
+/// Keeps one order over all groups and lanes of this process: the next motif of the plan is issued when its call has
+/// been made and its predecessors are complete, and none before it. If a thread waits for a call while the next motif's
+/// call has not been made, and may never be, all calls made so far are issued in program order. Thread-safe; no lock is
+/// held while a task runs.
+class Enforcer final : public Driver {
+ public:
+  /// Lanes have numbers, unique in the process.
+  uint32_t new_lane();
+
+  /// Sets the order of the iterations from `first` on, whose calls are numbered below `calls`; an empty order is
+  /// program order. Calls that were submitted before are issued in program order.
+  void set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t first);
+  /// These calls are no longer made: the order goes on without them.
+  void leave_out(const std::vector<uint32_t>& calls);
+
+  void submit(PlannedCall call);
+  void drive() override;
+  /// Issues all calls made so far in program order; false if the time runs out first.
+  bool synchronize(std::chrono::nanoseconds limit);
+  /// Whether motifs are to come; without a lock.
+  bool pending() const noexcept { return pending_count_.load(std::memory_order_relaxed) != 0; }
+  EnforcerStatistics statistics() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Lock = std::unique_lock<std::mutex>;
+  struct Pending {
+    PlannedCall call;
+    int64_t number;
+    uint64_t unissued;  // a bit for each motif
+  };
+  using Shared = std::shared_ptr<Pending>;
+  struct Head {
+    Shared call;  // null: it has not been made
+    uint32_t motif = 0;
+  };
+
+  // Call with the lock held; they release it while a task runs.
+  bool step(Lock& lock);
+  bool issue(Lock& lock, const Shared& call, uint32_t motif);
+  bool flush(Lock& lock, int64_t to);
+
+  std::optional<Head> head();
+  bool past(const PlanPlace& place) const;
+  void advance();
+  bool breaks_order(const std::optional<Head>& head);
+  void end_hold();
+  void remove(const Shared& call);
+
+  mutable std::mutex mutex_;  // guards all members below
+  uint32_t lanes_ = 0;
+  std::vector<PlanPlace> order_;
+  std::vector<int64_t> made_;   // by call: the iteration that it will be made in next
+  std::vector<bool> left_out_;  // by call
+  int64_t first_ = 0, round_ = 0;
+  std::size_t next_ = 0;
+  std::deque<Shared> calls_;  // with motifs to come, in program order
+  std::map<std::pair<int64_t, uint32_t>, Shared> by_place_;
+  int64_t numbered_ = 0;
+  int64_t flush_to_ = 0;  // calls below this number are issued in program order
+  bool driven_ = false;
+  std::optional<Clock::time_point> held_since_;
+  EnforcerStatistics statistics_;
+  std::atomic<std::size_t> pending_count_{0};
+};
+
+}  // namespace mcr

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "passes/schedule/scheduler.h"
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "base/pool.h"
+#include "engine/stages.h"
+#include "engine/wait.h"
+
+namespace mcr {
+
+namespace {
+
+constexpr std::size_t kSeen = 2 * IterationFinder::kLongest;
+
+// Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
+uint64_t signature_of(const Passage& passage) {
+  const Call& call = passage.call;
+  uint64_t found = 0;
+  const auto add = [&](uint64_t value) {
+    found = (found ^ value) * 0x9e3779b97f4a7c15ULL;
+    found ^= found >> 29U;
+  };
+  add(static_cast<uint64_t>(call.op) | static_cast<uint64_t>(call.dtype) << 8U |
+      static_cast<uint64_t>(call.red) << 16U | static_cast<uint64_t>(call.vectored) << 24U |
+      static_cast<uint64_t>(passage.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
+  add(static_cast<uint64_t>(call.root));
+  if (!call.vectored) {
+    add(static_cast<uint64_t>(call.in.count));
+    add(static_cast<uint64_t>(call.out.count));
+  }
+  if (passage.slot != nullptr) add(std::hash<std::string>()(passage.slot->name));
+  return found;
+}
+
+}  // namespace
+
+// ---- what all groups share
+
+// The outcome of a look at a call: its turn, or an event that must be handled first.
+struct PlanControl::Step {
+  Turn turn = {};
+  std::optional<Event> event = {};
+  int64_t value = 0;
+  std::vector<uint32_t> left = {};  // calls that are no longer made
+};
+
+struct PlanControl::Look {
+  bool seen = false;   // the call has been counted among those that are watched
+  bool begun = false;  // it has begun an iteration
+};
+
+void PlanControl::watch() {
+  const std::lock_guard lock(mutex_);
+  watching_ = true;
+  finder_.reset();
+  seen_count_ = 0;
+}
+
+std::vector<PlanControl::Seen> PlanControl::newest(std::size_t count) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Seen> found;
+  for (auto number = seen_count_ - std::min({count, seen_count_, kSeen}); number < seen_count_; ++number) {
+    found.push_back(seen_[number % kSeen]);
+  }
+  return found;
+}
+
+void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanPlace> order, uint32_t calls) {
+  {
+    const std::lock_guard lock(mutex_);
+    members_.clear();
+    for (auto& [group, forms] : plans) members_[group].forms = std::make_shared<const Forms>(std::move(forms));
+    iteration_ = 0;
+  }
+  enforcer_->set_order(std::move(order), calls, 0);
+}
+
+// Call with the lock held. The length of an iteration that the call begins, else 0.
+std::size_t PlanControl::find(const std::string& group, uint64_t signature, const std::string* named) {
+  if (!watching_) return 0;
+  seen_.resize(kSeen);
+  seen_[seen_count_++ % kSeen] = {group, signature, named == nullptr ? "" : *named};
+  const auto found = finder_.add(signature, std::hash<std::string>()(group));
+  if (found != 0) watching_ = false;
+  return found;
+}
+
+PlanControl::Step PlanControl::step(const std::string& group, uint64_t signature, const std::string* named,
+                                    Look& look) {
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(look.seen, true)) {
+    const auto calls = find(group, signature, named);
+    if (calls != 0) {
+      look.begun = true;
+      return {.event = Event::Found, .value = static_cast<int64_t>(calls)};
+    }
+  }
+  const auto found = members_.find(group);
+  if (found == members_.end()) return {};
+  auto& member = found->second;
+  const auto& form = (*member.forms)[member.next];
+  if (form.signature != signature) {
+    Step step{.event = Event::Left, .value = form.call};
+    for (const auto& each : *member.forms) step.left.push_back(each.call);
+    members_.erase(found);
+    if (!std::exchange(watching_, true)) {
+      finder_.reset();
+      seen_count_ = 0;
+      look.seen = false;
+    }
+    return step;
+  }
+  if (form.call == 0 && !std::exchange(look.begun, true)) return {.event = Event::Iteration, .value = ++iteration_};
+  const Turn turn{&form, member.forms, member.iteration};
+  if (++member.next == member.forms->size()) {
+    member.next = 0;
+    ++member.iteration;
+  }
+  return {.turn = turn};
+}
+
+PlanControl::Turn PlanControl::enter(const std::string& group, uint64_t signature, const std::string* named) {
+  Look look;
+  for (;;) {
+    const auto next = step(group, signature, named, look);
+    if (!next.event) return next.turn;
+    if (!next.left.empty()) enforcer_->leave_out(next.left);
+    handler_(*next.event, next.value);
+  }
+}
+
+// ---- the pass
+
+Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
+                     std::vector<std::shared_ptr<Group>> lanes)
+    : control_(std::move(control)), name_(group.spec().name) {
+  for (auto& lane : lanes) lanes_.push_back({std::move(lane), control_->enforcer()->new_lane()});
+}
+
+Outcome Scheduler::handle(Passage& passage, const Next& next) {
+  const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
+  const auto turn = control_->enter(name_, signature_of(passage), named);
+  if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
+  // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
+  // and these may wait for the motifs first.
+  if (!passage.asynchronous && control_->enforcer()->pending() &&
+      !control_->enforcer()->synchronize(passage.call.timeout)) {
+    throw refusal(passage, ErrorCode::Timeout, "timed out: planned calls before it were not issued");
+  }
+  return next(passage);
+}
+
+PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& turn) {
+  const auto schedule = Schedule::make();
+  motifs(passage.call, passage.group.rank(), passage.group.size(), turn.form->form, *schedule);
+  struct Target {
+    std::shared_ptr<Group> group;
+    Slot slot;  // a copy keeps the communicator, which the group may remove meanwhile
+  };
+  std::vector<Target> targets;
+  PlannedCall call;
+  for (std::size_t motif = 0; motif < turn.form->channels.size(); ++motif) {
+    const auto& lane = lanes_.at(turn.form->lanes.at(motif));
+    const auto* slot = lane.group->find(turn.form->channels[motif]);
+    if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
+    targets.push_back({lane.group, *slot});
+    call.lanes.push_back(lane.number);
+  }
+  Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
+    const auto& [group, slot] = targets.at(task.part);
+    requests.push_back(request_of(start_on(*group, slot, task.call, memory.lock())));
+  };
+  call.run = make_pooled<Run>(schedule, std::move(start));
+  call.run->begin(nullptr);  // no Issue is ready: all of them are late
+  call.call = turn.form->call;
+  call.iteration = turn.iteration;
+  call.progress = &passage.slot->backend.progress;
+  return call;
+}
+
+Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) {
+  std::shared_ptr<Work> work;
+  try {
+    passage.slot = passage.group.find(turn.form->channels.front());
+    if (passage.slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
+    auto call = planned(passage, turn);
+    auto requests = requests_of(control_->enforcer(), call.run);
+    control_->enforcer()->submit(std::move(call));
+    work = hold(passage, std::move(requests), nullptr);
+  } catch (const Error& error) {
+    throw refusal(passage, error);
+  }
+  if (passage.asynchronous) return {work};
+  wait(*work, work->limit(), passage.interrupt);
+  return {nullptr, work->source()};
+}
+
+}  // namespace mcr

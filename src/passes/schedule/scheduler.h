@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the calls of a program by a plan that was made for its iterations (docs/syndicate.md).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "algorithms/motifs.h"
+#include "engine/pass.h"
+#include "passes/schedule/enforcer.h"
+#include "passes/schedule/iterations.h"
+
+namespace mcr {
+
+/// How a plan does one call of a group. Without channels the call goes on as it is.
+struct PlannedForm {
+  uint64_t signature = 0;  // what the call must be
+  uint32_t call = 0;       // its number in an iteration, over all groups
+  MotifForm form;
+  std::vector<std::string> channels;  // candidates, of each motif
+  std::vector<uint32_t> lanes;        // indexes among the group's lanes, of each motif
+};
+
+/// The plans of all groups of this process, and where the program is in its iterations. A group follows its plan until
+/// it makes a call that the plan does not expect. That depends on the group's calls alone, so its ranks do the same.
+/// Thread-safe, if the calls of one group come from one thread at a time.
+class PlanControl {
+ public:
+  enum class Event : uint8_t {
+    Found,      // iterations have been found; the number of calls of one
+    Iteration,  // the iteration with this number begins
+    Left,       // a group has left the plan before the call with this number
+  };
+  /// Called on the program's thread, before the call that begins an iteration is counted, or before the unexpected one.
+  /// No lock is held; it may make calls on other groups, and set a plan that begins with the present call.
+  using Handler = std::function<void(Event, int64_t)>;
+  /// A call that was seen: its group, signature, and the candidate that the program named, if any.
+  struct Seen {
+    std::string group;
+    uint64_t signature;
+    std::string named;
+  };
+  struct Turn {
+    const PlannedForm* form = nullptr;  // null: the call is in no plan. Valid while `plan` is
+    std::shared_ptr<const void> plan;
+    int64_t iteration = 0;
+  };
+
+  explicit PlanControl(Handler handler) : handler_(std::move(handler)) {}
+
+  /// Looks for iterations from the next call on.
+  void watch();
+  /// The newest calls, oldest first.
+  std::vector<Seen> newest(std::size_t count) const;
+  /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
+  /// motifs; other groups have none. `calls`: of an iteration.
+  void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
+  /// Ends all plans.
+  void end_plan() { set_plan({}, {}, 0); }
+  /// Takes the next turn of a group's plan.
+  Turn enter(const std::string& group, uint64_t signature, const std::string* named);
+  const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
+
+ private:
+  using Forms = std::vector<PlannedForm>;
+  struct Member {
+    std::shared_ptr<const Forms> forms;
+    std::size_t next = 0;
+    int64_t iteration = 0;
+  };
+
+  struct Step;
+  struct Look;
+  Step step(const std::string& group, uint64_t signature, const std::string* named, Look& look);
+  std::size_t find(const std::string& group, uint64_t signature, const std::string* named);
+
+  const Handler handler_;
+  const std::shared_ptr<Enforcer> enforcer_ = std::make_shared<Enforcer>();
+  mutable std::mutex mutex_;               // guards all members below
+  std::map<std::string, Member> members_;  // groups that follow a plan
+  int64_t iteration_ = -1;
+  bool watching_ = true;
+  IterationFinder finder_;
+  std::vector<Seen> seen_;  // a ring
+  std::size_t seen_count_ = 0;
+};
+
+/// The pass: calls of a group that its plan expects become motifs, which the enforcer issues.
+class Scheduler : public Pass {
+ public:
+  /// `lanes`: groups of the same ranks and candidates on which nothing else is issued.
+  Scheduler(std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes);
+
+  std::string_view name() const override { return "schedule"; }
+  Outcome handle(Passage& passage, const Next& next) override;
+  bool synchronize(std::chrono::nanoseconds limit) override { return control_->enforcer()->synchronize(limit); }
+
+ private:
+  struct Lane {
+    std::shared_ptr<Group> group;
+    uint32_t number;  // of the enforcer
+  };
+  Outcome run_planned(Passage& passage, const PlanControl::Turn& turn);
+  PlannedCall planned(const Passage& passage, const PlanControl::Turn& turn);
+
+  const std::shared_ptr<PlanControl> control_;
+  const std::string name_;
+  std::vector<Lane> lanes_;
+};
+
+}  // namespace mcr

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs under Syndicate: whatever the plan is, results are those without it, and no program waits forever."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mcr_dl
+from mcr_dl.base.errors import UnsupportedError
+from mcr_dl.planner import capture, lanes, motifs, options
+from mcr_dl.schedule import Syndicate, replanning
+from mcr_dl.schedule.measured import Iteration
+from ranks import session
+
+ROUNDS = 60  # iterations: enough to find them, to try a plan, and for some with it
+
+Document = dict[str, Any]
+
+
+def random_plan(iteration: Iteration, seed: int, most: int) -> Document:
+    """Any forms, candidates and order; not one that a program needs to allow."""
+    chosen = random.Random(seed)
+    calls: list[Any] = []
+    for index, record in enumerate(iteration.calls):
+        call = capture.call_of(record)
+        if call is None or chosen.random() < 0.1:
+            calls.append(None)
+            continue
+        forms = [(name, form) for name, form in options.expressions(call) if options.is_executed(name)]
+        name, form = chosen.choice(forms)
+        count = len(motifs.steps(form))
+        channels = iteration.channels(iteration.of_call[index])
+        calls.append([name, [chosen.choice(channels) for _ in range(count)], []])
+    order = [(call, motif, 0) for call, row in enumerate(calls) if row for motif in range(len(row[1]))]
+    groups = dict(enumerate(iteration.of_call))
+    found = None
+    while found is None:
+        for _ in range(chosen.randrange(len(order) + 1)):  # neighbours change places, except motifs of one call
+            at = chosen.randrange(len(order) - 1) if len(order) > 1 else 0
+            if len(order) > 1 and order[at][0] != order[at + 1][0]:
+                order[at], order[at + 1] = order[at + 1], order[at]
+        ahead = [(call, motif, chosen.randrange(2) if motif == 0 and calls[call][0] == "whole" else 0)
+                 for call, motif, _ in order]  # fmt: skip
+        found = lanes.assign(ahead, groups, most)
+        order = sorted(order) if found is None else ahead
+    for (call, motif), lane in sorted(found.items()):
+        calls[call][2].append(lane)
+        assert len(calls[call][2]) == motif + 1
+    return {"calls": calls, "order": [list(place) for place in order]}
+
+
+class Planned(Syndicate):
+    """With plans that a test makes, in a job on the backends of the tests; they stay, unless ``again``."""
+
+    def __init__(
+        self, make: Callable[[Iteration, int, int], Document | None], seed: int = 0, again: bool = False
+    ) -> None:
+        session.start()
+        super().__init__()
+        self._replanner.settings.gain = -1e9
+        if not again:
+            self._replanner._slower = lambda _window: "go"  # type: ignore[method-assign]
+        made = iter(range(seed, seed + 1000))
+        lanes = self._replanner.settings.lanes
+
+        def search(iteration: Iteration, *_: Any) -> dict[str, Any]:
+            return {"plan": make(iteration, next(made), lanes), "before": 2, "after": 1}
+
+        self._replanner._search = search  # type: ignore[method-assign]
+
+
+class Program:
+    """An iteration with collectives of several kinds, started and blocking, on two groups; checks all results."""
+
+    def __init__(self, delays: random.Random | None = None) -> None:
+        self.rank, self.size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+        self.pair = mcr_dl.new_group(list(range(self.size)))
+        self.delays = delays
+        self.number = 0
+
+    def _pause(self) -> None:
+        if self.delays is not None:
+            time.sleep(self.delays.random() * 0.001)
+
+    def iterate(self, extra: bool = False) -> None:
+        n, rank = self.size, self.rank
+        self.number += 1
+        salt = float(self.number % 17)
+        large = torch.full((1000,), rank + salt)
+        small = torch.full((5,), float(rank))
+        first = mcr_dl.all_reduce(large, async_op=True)
+        self._pause()
+        sent, got = torch.arange(3.0 * n) + 100 * rank, torch.empty(3 * n)
+        exchange = mcr_dl.all_to_all_single(got, sent, group=self.pair, async_op=True)
+        if extra:
+            mcr_dl.barrier()
+        second = mcr_dl.all_reduce(small, group=self.pair, async_op=True)
+        self._pause()
+        own, everything = torch.full((2,), float(rank)), torch.empty(2 * n)
+        mcr_dl.all_gather_into_tensor(everything, own)
+        exchange.wait()
+        blocks, mine = torch.arange(float(4 * n)), torch.empty(4)
+        third = mcr_dl.reduce_scatter_tensor(mine, blocks, group=self.pair, async_op=True)
+        self._pause()
+        counts = [1 + (self.number + index) % 2 for index in range(n)]  # of a vectored call: they change
+        vector = torch.full((counts[rank],), float(rank))
+        gathered = torch.empty(sum(counts))
+        mcr_dl.all_gatherv(gathered, vector, counts)
+        root = torch.full((3,), salt if rank == n - 1 else -1.0)
+        mcr_dl.broadcast(root, n - 1)
+        second.wait()
+        first.wait()
+        third.wait()
+        assert torch.equal(large, torch.full((1000,), n * salt + n * (n - 1) / 2))
+        assert torch.equal(small, torch.full((5,), n * (n - 1) / 2))
+        expected = torch.cat([torch.arange(3.0) + 3 * rank + 100 * other for other in range(n)])
+        assert torch.equal(got, expected)
+        assert torch.equal(everything, torch.arange(float(n)).repeat_interleave(2))
+        assert torch.equal(mine, n * (torch.arange(4.0) + 4 * rank))
+        assert torch.equal(gathered, torch.cat([torch.full((c,), float(r)) for r, c in enumerate(counts)]))
+        assert torch.equal(root, torch.full((3,), salt))
+
+
+def random_plans(seed: int) -> tuple[int, int]:
+    """Random plans give right results; (planned calls, digest)."""
+    with Planned(random_plan, seed) as planned:
+        program = Program(random.Random(mcr_dl.get_rank()))
+        for _ in range(ROUNDS):
+            program.iterate()
+        assert [event.what for event in planned.events] == ["planned", "kept"], planned.events
+        assert planned.phase == "steady"
+        assert planned.plan is not None
+        found = planned.statistics()
+        assert found["motifs"] >= found["calls"] > 0
+    program.iterate()
+    assert mcr_dl.get_passes() == []
+    return found["calls"], found["breaks"]
+
+
+def other_calls(seed: int) -> None:
+    """Calls that a plan does not expect end it; later iterations are planned again, by the plan that is known."""
+    with Planned(random_plan, seed) as planned:
+        program = Program()
+        for _ in range(2):
+            for _ in range(ROUNDS):
+                program.iterate()
+            assert planned.phase == "steady"
+            program.iterate(extra=True)
+            assert planned.phase == "watching"
+            assert planned.plan is None
+            for _ in range(3):
+                mcr_dl.barrier()
+        assert [event.what for event in planned.events] == ["planned", "kept", "left", "left"], planned.events
+
+
+def different_programs() -> None:
+    """Ranks whose calls differ get no plan, and their programs go on."""
+    with Planned(random_plan) as planned:
+        part = mcr_dl.new_group([0, 1])
+        value = torch.ones(4)
+        for _ in range(200):
+            mcr_dl.all_reduce(value, op=mcr_dl.ReduceOp.MAX)
+            if mcr_dl.get_rank() < 2:
+                mcr_dl.broadcast(value, 0, group=part)
+        assert planned.plan is None
+        assert {event.what for event in planned.events} <= {"failed"}
+    assert torch.equal(value, torch.ones(4))
+
+
+def without_gain() -> None:
+    """The search plans a program only if the plan is faster; statistics and events say what has happened."""
+    session.start()
+    with Syndicate(budget=0.5) as found:
+        program = Program()
+        for _ in range(ROUNDS):
+            program.iterate()
+        assert found.phase == "steady"
+        last = found.events[-1].what if found.events else "none"
+        assert last in ("none", "kept", "dropped"), found.events
+        if mcr_dl.get_rank() == 0:
+            assert found._replanner.graph is not None
+            assert len(found._replanner.graph.calls) == 7
+    assert (found.plan is None) == (last != "kept")
+
+
+def slower_iterations() -> list[str]:
+    """Iterations that take longer for a while lead to a new plan."""
+    with Planned(random_plan, again=True) as planned:
+        program = Program()
+        for _ in range(ROUNDS):
+            program.iterate()
+        for _ in range(replanning.COOL_DOWN + 5 * replanning.CHECK):
+            time.sleep(0.02)
+            program.iterate()
+        return [event.what for event in planned.events]
+
+
+def refused() -> None:
+    """A group whose passes issue calls by themselves cannot be planned; it stays usable."""
+    session.start()
+    mcr_dl.set_passes(["fuse"])
+    with pytest.raises(UnsupportedError, match="expected a group without the pass fuse"), Syndicate():
+        pass
+    assert mcr_dl.get_passes() == ["fuse"]
+    value = torch.ones(2)
+    mcr_dl.all_reduce(value)
+    assert torch.equal(value, torch.full((2,), float(mcr_dl.get_world_size())))
+    mcr_dl.set_passes([])

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Syndicate: lanes of plans; real programs with random plans, other calls, other ranks, slower iterations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from harness import Pools
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.planner import lanes
+from mcr_dl.schedule import Syndicate
+from ranks import syndicate
+
+worlds = pytest.mark.parametrize("world", [1, 2, 3, 4])
+
+
+def test_lanes_keep_program_order() -> None:
+    """On each lane the motifs of a round, and those of the next one, are in program order; no fewer lanes suffice."""
+    chosen = random.Random(0)
+    for _ in range(300):
+        motifs = [chosen.randint(1, 3) for _ in range(chosen.randint(1, 6))]
+        order = [(call, motif, 0) for call, count in enumerate(motifs) for motif in range(count)]
+        chosen.shuffle(order)
+        order = [(call, motif, chosen.randint(0, 1)) for call, motif, _ in order]
+        groups = {call: call % 2 for call in range(len(motifs))}
+        found = lanes.assign(order, groups, len(order))
+        assert found is not None
+        assert found.keys() == {(call, motif) for call, motif, _ in order}
+        for group, lane in itertools.product((0, 1), range(len(order))):
+            keys = [
+                (number + ahead, call, motif)
+                for number in range(3)
+                for call, motif, ahead in order
+                if groups[call] == group and found[call, motif] == lane
+            ]
+            assert keys == sorted(keys)
+
+
+def test_few_lanes() -> None:
+    """A reversed order needs a lane for each call; program order needs one."""
+    order = [(call, 0, 0) for call in range(5)]
+    one_group = dict.fromkeys(range(5), 0)
+    assert lanes.assign(order, one_group, 1) == {(call, 0): 0 for call in range(5)}
+    assert lanes.assign(order[::-1], one_group, 4) is None
+    assert lanes.assign(order[::-1], one_group, 5) == {(call, 0): 4 - call for call in range(5)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("budget", 0), ("lanes", 0), ("lanes", 17), ("gain", 1.0), ("gain", -0.1)])
+def test_arguments(name: str, value: float) -> None:
+    """A value out of range is refused."""
+    with pytest.raises(InvalidArgumentError, match="Syndicate: expected budget above 0, lanes from 1 to 16"):
+        Syndicate(**{name: value})  # type: ignore[arg-type]
+
+
+@worlds
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans(pools: Pools, world: int, seed: int) -> None:
+    """All ranks plan equally many calls, with right results."""
+    found = pools.get("processes", world).run(syndicate.random_plans, seed, limit=120)
+    assert len({calls for calls, _ in found}) == 1
+
+
+@worlds
+def test_other_calls(pools: Pools, world: int) -> None:
+    """A call outside of the iterations ends the plan on all ranks, and it comes back."""
+    pools.get("processes", world).run(syndicate.other_calls, 7, limit=120)
+
+
+def test_different_programs(pools: Pools) -> None:
+    """No rank waits forever for another one's iterations."""
+    pools.get("processes", 3).run(syndicate.different_programs, limit=120)
+
+
+@worlds
+def test_search(pools: Pools, world: int) -> None:
+    """A real search on measured costs."""
+    pools.get("processes", world).run(syndicate.without_gain, limit=120)
+
+
+def test_slower_iterations(pools: Pools) -> None:
+    """All ranks make a new plan at the same point."""
+    found = pools.get("processes", 3).run(syndicate.slower_iterations, limit=120)
+    assert found[0] == found[1] == found[2]
+    assert found[0][:5] == ["planned", "kept", "slower", "planned", "kept"]
+
+
+def test_refused(pools: Pools) -> None:
+    """Passes that issue calls by themselves."""
+    pools.get("processes", 2).run(syndicate.refused, limit=60)
