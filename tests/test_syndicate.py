@@ -80,6 +80,12 @@ def test_search(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(syndicate.without_gain, limit=120)
 
 
+@worlds
+def test_marks(pools: Pools, world: int) -> None:
+    """``step()``: equal calls on three asynchronous works."""
+    pools.get("processes", world).run(syndicate.marked, limit=60)
+
+
 def test_slower_iterations(pools: Pools) -> None:
     """All ranks make a new plan at the same point."""
     found = pools.get("processes", 3).run(syndicate.slower_iterations, limit=120)

@@ -175,6 +175,16 @@ TEST(calls_of_other_groups_are_other_calls) {
   CHECK(found == 5);
 }
 
+TEST(iterations_that_a_program_marks_begin_there) {
+  IterationFinder finder;
+  std::size_t found = 0, calls = 0;
+  for (; found == 0 && calls < 1000; ++calls) {  // equal calls, four in an iteration
+    if (calls % 4 == 3) finder.mark();
+    found = finder.add(1, 1);
+  }
+  CHECK(found == 4 && (calls - 1) % 4 == 3 && calls > 6 * 4);
+}
+
 TEST(a_program_without_iterations_has_none) {
   IterationFinder finder;
   std::minstd_rand random;

@@ -14,7 +14,7 @@ import torch
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.planner import capture, lanes, motifs, options
-from mcr_dl.schedule import Syndicate, replanning
+from mcr_dl.schedule import Syndicate, replanning, step
 from mcr_dl.schedule.measured import Iteration
 from ranks import session
 
@@ -52,15 +52,13 @@ def random_plan(iteration: Iteration, seed: int, most: int) -> Document:
     for (call, motif), lane in sorted(found.items()):
         calls[call][2].append(lane)
         assert len(calls[call][2]) == motif + 1
-    return {"calls": calls, "order": [list(place) for place in order]}
+    return {"name": "random", "calls": calls, "order": [list(place) for place in order]}
 
 
 class Planned(Syndicate):
     """With plans that a test makes, in a job on the backends of the tests; they stay, unless ``again``."""
 
-    def __init__(
-        self, make: Callable[[Iteration, int, int], Document | None], seed: int = 0, again: bool = False
-    ) -> None:
+    def __init__(self, make: Callable[[Iteration, int, int], Document], seed: int = 0, again: bool = False) -> None:
         session.start()
         super().__init__()
         self._replanner.settings.gain = -1e9
@@ -70,7 +68,7 @@ class Planned(Syndicate):
         lanes = self._replanner.settings.lanes
 
         def search(iteration: Iteration, *_: Any) -> dict[str, Any]:
-            return {"plan": make(iteration, next(made), lanes), "before": 2, "after": 1}
+            return {"plans": [make(iteration, next(made), lanes)], "before": 2, "after": 1}
 
         self._replanner._search = search  # type: ignore[method-assign]
 
@@ -195,10 +193,23 @@ def slower_iterations() -> list[str]:
         program = Program()
         for _ in range(ROUNDS):
             program.iterate()
-        for _ in range(replanning.COOL_DOWN + 5 * replanning.CHECK):
+        for _ in range(replanning.COOL_DOWN + 10 * replanning.CHECK):
             time.sleep(0.02)
             program.iterate()
         return [event.what for event in planned.events]
+
+
+def marked() -> None:
+    """Iterations of equal calls are known by the program's marks."""
+    with Planned(random_plan) as planned:
+        value = torch.ones(3)
+        for _ in range(ROUNDS):
+            works = [mcr_dl.all_reduce(value.clone(), async_op=True) for _ in range(3)]
+            for work in works:
+                work.wait()
+            step()
+        assert planned.phase == "steady"
+        assert len(planned._replanner._seen) == 3
 
 
 def refused() -> None:

@@ -149,6 +149,18 @@ class Planner:
         """The fastest option of each call; of ready motifs the one with the longest remaining path first."""
         return self._plan("critical path", self.core.fastest(), [], "critical")
 
+    def priority(self) -> Plan:
+        """Calls on their first channels, in four segments if possible; of ready ones the longest remaining path first.
+
+        What ByteScheduler (SOSP'19) does with gradients: partitions and priorities, and no choice of channels.
+        """
+        chosen = []
+        for found in self.options:
+            whole = found[0].pieces[0].channel if found else ""
+            cut = [index for index, each in enumerate(found) if each.name == f"segment 4 on {whole}"]
+            chosen.append(cut[0] if cut else 0)
+        return self._plan("priority", chosen, [], "critical")
+
     def search(
         self,
         *,

@@ -3,9 +3,9 @@
 
 from mcr_dl.schedule.bytescheduler import ByteScheduler
 from mcr_dl.schedule.planning import Plan
-from mcr_dl.schedule.replanning import Event
-from mcr_dl.schedule.syndicate import Syndicate
+from mcr_dl.schedule.replanning import Event, Turn
+from mcr_dl.schedule.syndicate import Syndicate, step
 from mcr_dl.schedule.timeline import Traced
 from mcr_dl.schedule.tuning import Trial
 
-__all__ = ["ByteScheduler", "Event", "Plan", "Syndicate", "Traced", "Trial"]
+__all__ = ["ByteScheduler", "Event", "Plan", "Syndicate", "Traced", "Trial", "Turn", "step"]

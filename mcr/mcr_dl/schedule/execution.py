@@ -13,7 +13,8 @@ from mcr_dl.planner.plans import Place, Plan, Planner
 from mcr_dl.schedule import measured
 
 Document = dict[str, Any]
-"""``calls``: form, candidates and lanes of each call, None where it stays as it is; ``order``: call, motif, ahead."""
+"""``name``; ``calls``: form, candidates and lanes of each call, or None where it stays as it is; ``order``: call, motif
+and ahead."""
 
 
 def document(planner: Planner, plan: Plan, groups: Sequence[int], most: int) -> Document | None:
@@ -38,7 +39,7 @@ def document(planner: Planner, plan: Plan, groups: Sequence[int], most: int) -> 
             else None
         )
         calls.append(row)
-    return {"calls": calls, "order": [list(place) for place in order]} if done else None
+    return {"name": plan.name, "calls": calls, "order": [list(place) for place in order]} if done else None
 
 
 def _in_program_order(order: Sequence[Place], call: int) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
@@ -26,7 +26,7 @@ from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
-from mcr_dl.planner.plans import Planner
+from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.records import log as records
 from mcr_dl.runtime import state
 from mcr_dl.schedule import execution, measured
@@ -35,16 +35,17 @@ from mcr_dl.schedule.meetings import Meetings
 _log = logging.getLogger("mcr_dl")
 
 KEPT = 6  # iterations that are looked at
-BLOCK = 6  # iterations with a plan, and as many without, in turns
-BLOCKS = 4
-_WARM = 2  # iterations of a block that do not count
-CHECK = 10  # iterations between two decisions of rank 0
-SLOWER = 1.05  # how much longer an iteration takes before there is a new plan
+BLOCK = 6  # iterations of a turn; plans that are tried, and no plan, take turns
+ROUNDS = 2  # turns of each
+_WARM = 2  # iterations of a turn that do not count
+CHECK = 5  # iterations between two decisions of rank 0
+WINDOWS = 3  # checks in a row at which iterations are slower, before there is a new plan
+SLOWER = 1.05  # how much longer iterations take then, compared with those after the plan
 COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
 _PROMISING = 0.98  # a plan is tried if its simulated time is at most so many times that without one
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
-_DECISION = 60.0  # seconds for rank 0's decision, which it made ten iterations ago
+_DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
 _COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
 
 
@@ -71,12 +72,19 @@ class Event:
     after: float = 0.0
 
 
+class Turn(NamedTuple):
+    """A turn of a plan: its name, "" for none, and the times of its iterations on this rank in ms."""
+
+    name: str
+    times: tuple[float, ...]
+
+
 @dataclass
 class _Known:
-    """What is known of iterations of one kind."""
+    """What is known of iterations of one kind: plans that are worth a try, or the one that stays."""
 
-    plan: execution.Document | None
-    kept: bool = False
+    plans: list[execution.Document]
+    chosen: bool = False
 
 
 @dataclass
@@ -87,6 +95,8 @@ class Settings:
     lanes: int
     gain: float
     seed: int
+    tries: int = 3  # plans that are tried
+    rounds: int = ROUNDS
 
 
 @dataclass
@@ -95,6 +105,7 @@ class Replanner:
 
     settings: Settings
     events: list[Event] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     phase: Phase = Phase.WATCHING
     plan: execution.Document | None = None
     graph: Graph | None = None  # on rank 0
@@ -119,7 +130,7 @@ class Replanner:
     def _begin_count(self) -> None:
         self._count, self._clock = -1, 0
         self._times: list[int] = []
-        self._reference = 0.0
+        self._reference, self._slow = 0.0, 0
         self._cool_down = COOL_DOWN
         self._decision = "go"
 
@@ -167,12 +178,9 @@ class Replanner:
         if known is None:
             self._fail()
             return
-        self._known[key] = known
         self._failures = 0
-        self.plan = known.plan
-        trying = known.plan is not None and not known.kept
         self._key = key
-        self._begin(Phase.TRYING if trying else Phase.STEADY)
+        self._follow(known)
 
     def _captured(self, period: int) -> measured.Iteration | None:
         """The last iterations on this rank; None if the log has other calls."""
@@ -226,27 +234,36 @@ class Replanner:
         if answer is None or "problem" in answer:
             _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
             return None
-        plan = answer["plan"]
-        self._note("none" if plan is None else "planned", answer["before"], answer["after"])
-        return self._commit(plan, iteration)
+        self._note("planned" if answer["plans"] else "none", answer["before"], answer["after"])
+        return self._commit(answer["plans"], iteration)
 
     def _search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
-        """The best plan, if it is worth a try, and simulated ns of an iteration without and with it."""
+        """Plans that are worth a try, the fastest by simulation first; simulated ns without and with that one."""
         self.graph = measured.graph(iteration, times, costs)
         planner = Planner(self.graph)
         settings = self.settings
-        found = planner.search(seed=settings.seed, budget=settings.budget).plan
+        search = planner.search(seed=settings.seed, budget=settings.budget).plan
         before = planner.program_order().iteration
-        for plan in (found, planner.greedy()):  # the second one if the first needs too many lanes
+        plans: list[execution.Document] = []
+        after = before
+        for plan in sorted([search, *self._others(planner)], key=lambda each: each.iteration):
             document = execution.document(planner, plan, iteration.of_call, settings.lanes)
-            if document is not None and plan.iteration <= _PROMISING * before:
-                return {"plan": document, "before": before, "after": plan.iteration}
-        return {"plan": None, "before": before, "after": found.iteration}
+            known = [(each["calls"], each["order"]) for each in plans]
+            if document is None or plan.iteration > _PROMISING * before or len(plans) == settings.tries:
+                continue
+            if (document["calls"], document["order"]) not in known:
+                plans.append(document)
+                after = min(after, plan.iteration)
+        return {"plans": plans, "before": before, "after": after}
 
-    def _commit(self, plan: execution.Document | None, iteration: measured.Iteration) -> _Known | None:
-        """The plan takes effect on all ranks or on none."""
+    def _others(self, planner: Planner) -> list[Plan]:
+        """Simpler plans, of which one may be faster than it is by simulation."""
+        return [planner.greedy(), planner.critical_path(), planner.priority()]
+
+    def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> _Known | None:
+        """The plans take effect on all ranks or on none."""
         groups = {group.name(): group for group in iteration.groups}
-        problem = "" if plan is None else execution.check(plan, self._seen, groups)
+        problem = next(filter(None, (execution.check(plan, self._seen, groups) for plan in plans)), "")
 
         def decide(values: list[str]) -> bool:
             for rank, each in enumerate(values):
@@ -254,7 +271,14 @@ class Replanner:
                     raise InvalidArgumentError(f"rank {rank}: {each}")
             return True
 
-        return _Known(plan) if self._meet(problem, decide) else None
+        return _Known(plans) if self._meet(problem, decide) else None
+
+    def _follow(self, known: _Known) -> None:
+        """Follow the plan that stays, or try those that are known."""
+        self._known[self._key] = known
+        trying = bool(known.plans) and not known.chosen
+        self.plan = None if trying or not known.plans else known.plans[0]
+        self._begin(Phase.TRYING if trying else Phase.STEADY)
 
     def _meet(self, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
         assert self._meetings is not None
@@ -278,8 +302,8 @@ class Replanner:
         self.phase = phase
         self._begin_count()
         self._epoch = hash_of({"key": self._key, "total": len(self.events), "phase": phase.value})[:16]
-        self._blocks: list[list[int]] = []
-        self._install(self.plan)
+        self._turns: list[list[int]] = []
+        self._next_turn() if phase is Phase.TRYING else self._install(self.plan)
         self._iteration()
 
     def _install(self, plan: execution.Document | None) -> None:
@@ -296,29 +320,41 @@ class Replanner:
         if self._count == 0 or self._count % (BLOCK if self.phase is Phase.TRYING else CHECK):
             return
         if self.phase is Phase.TRYING:
-            self._end_block()
+            self._end_turn()
         else:
             self._check()
         self._clock = time.perf_counter_ns()
 
-    def _end_block(self) -> None:
-        self._blocks.append(self._times[_WARM:])
-        self._times = []
-        if len(self._blocks) < BLOCKS:
-            self._install(self.plan if len(self._blocks) % 2 == 0 else None)
+    def _tried(self) -> list[execution.Document | None]:
+        return [*self._known[self._key].plans, None]
+
+    def _next_turn(self) -> None:
+        tried = self._tried()
+        self.plan = tried[len(self._turns) % len(tried)]
+        self._install(self.plan)
+
+    def _end_turn(self) -> None:
+        times, self._times = self._times[_WARM:], []
+        self._turns.append(times)
+        self.turns.append(Turn("" if self.plan is None else self.plan["name"], tuple(each / 1e6 for each in times)))
+        tried = self._tried()
+        if len(self._turns) < self.settings.rounds * len(tried):
+            self._next_turn()
             return
-        mine = [round(statistics.median(chain.from_iterable(self._blocks[turn::2]))) for turn in (0, 1)]
+        mine = [
+            round(statistics.median(chain.from_iterable(self._turns[place :: len(tried)])))
+            for place in range(len(tried))
+        ]
         agreed = self._meet(mine, lambda values: [max(column) for column in zip(*values, strict=True)])
-        planned, plain = agreed or (1, 0)
-        kept = planned <= plain * (1 - self.settings.gain)
-        self._note("kept" if kept else "dropped", plain, planned)
-        known = self._known[self._key]
-        known.kept, known.plan = True, known.plan if kept else None
-        self.plan = known.plan
-        self._begin(Phase.STEADY)
+        *planned, plain = agreed or [1, 0]
+        fastest = min(planned)
+        kept = fastest <= plain * (1 - self.settings.gain)
+        self._note("kept" if kept else "dropped", plain, fastest)
+        plans = self._known[self._key].plans
+        self._follow(_Known([plans[planned.index(fastest)]] if kept else [], chosen=True))
 
     def _check(self) -> None:
-        """Rank 0 decides for the next check, ten iterations later, so that each rank finds the decision there."""
+        """Rank 0 decides for the next check, so that each rank finds the decision when it comes there."""
         assert self._meetings is not None
         number = self._count // CHECK
         window, self._times = self._times, []
@@ -332,12 +368,11 @@ class Replanner:
             self._plan_again()
 
     def _slower(self, window: list[int]) -> str:
-        halves = [statistics.median(half) for half in (window[: CHECK // 2], window[CHECK // 2 :])]
+        middle = statistics.median(window)
         if not self._reference:
-            self._reference = statistics.median(window)
-            return "go"
-        slower = self._count >= self._cool_down and min(halves) > SLOWER * self._reference
-        return "slower" if slower else "go"
+            self._reference = middle
+        self._slow = self._slow + 1 if middle > SLOWER * self._reference else 0
+        return "slower" if self._slow >= WINDOWS and self._count >= self._cool_down else "go"
 
     def _plan_again(self) -> None:
         """The costs have changed: forget the plan, and make another."""
@@ -352,10 +387,8 @@ class Replanner:
         if known is None:
             self._fail()
             return
-        self._known[self._key] = known
-        self.plan = known.plan
-        self._begin(Phase.TRYING if known.plan is not None else Phase.STEADY)
-        self._cool_down = 2 * cool_down if before == self.plan else COOL_DOWN
+        self._follow(known)
+        self._cool_down = 2 * cool_down if before is not None and before in known.plans else COOL_DOWN
 
     def _post(self, key: str, value: str) -> None:
         if self._meetings is not None and hasattr(self, "_epoch"):

@@ -97,6 +97,8 @@ void add_schedule(py::module_& module) {
       .def(py::init(&make_control), py::arg("handler"))
       .def(
           "watch", [](PlanControl& control) { control.watch(); }, "Looks for iterations from the next call on.")
+      .def(
+          "mark", [](PlanControl& control) { control.mark(); }, "An iteration begins with the next call.")
       .def("newest", newest, py::arg("count"), "(group, signature, named candidate) of the newest calls.")
       .def("set_plan", set_plan, py::arg("groups"), py::arg("order"), py::arg("calls"),
            "Sets (signature, call, form, channels, lanes) of the calls of groups, and their order, from this call on.")

@@ -2,6 +2,7 @@
 #include "passes/schedule/iterations.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mcr {
 
@@ -12,16 +13,32 @@ std::size_t IterationFinder::add(uint64_t signature, uint64_t group) {
   signatures_.push_back(signature);
   groups_.push_back(group);
   const auto newest = signatures_.size() - 1;
-  std::size_t found = 0;
   for (std::size_t period = 1; period <= std::min(newest, kLongest); ++period) {
     auto& run = runs_[period];
     const auto before = newest - period;
     run = signatures_[before] == signature && groups_[before] == group ? run + 1 : 0;
-    // The first period is not in the run, and this call is the first of the next iteration.
-    if (found == 0 && run > (kRepetitions - 1) * period && run > kLeast) found = period;
   }
-  return found != 0 && least_rotation(found) ? found : 0;
+  return marks_ ? marked() : found();
 }
+
+// The first period is not in a run, and this call is the first of the next iteration.
+std::size_t IterationFinder::found() const {
+  for (std::size_t period = 1; period <= std::min(signatures_.size() - 1, kLongest); ++period) {
+    const auto run = runs_[period];
+    if (run > (kRepetitions - 1) * period && run > kLeast) return least_rotation(period) ? period : 0;
+  }
+  return 0;
+}
+
+std::size_t IterationFinder::marked() {
+  ++since_mark_;
+  if (!std::exchange(marked_, false)) return 0;
+  const auto period = std::exchange(since_mark_, 1) - 1;
+  if (period == 0 || period > kLongest) return 0;
+  return runs_[period] > (kRepetitions - 1) * period ? period : 0;
+}
+
+void IterationFinder::mark() { marks_ = marked_ = true; }
 
 // Whether the iteration that ends before the newest call is the least of its rotations.
 bool IterationFinder::least_rotation(std::size_t period) const {

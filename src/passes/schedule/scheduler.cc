@@ -59,6 +59,11 @@ void PlanControl::watch() {
   seen_count_ = 0;
 }
 
+void PlanControl::mark() {
+  const std::lock_guard lock(mutex_);
+  finder_.mark();
+}
+
 std::vector<PlanControl::Seen> PlanControl::newest(std::size_t count) const {
   const std::lock_guard lock(mutex_);
   std::vector<Seen> found;

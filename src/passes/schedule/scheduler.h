@@ -56,6 +56,8 @@ class PlanControl {
 
   /// Looks for iterations from the next call on.
   void watch();
+  /// The program says that an iteration begins with the next call.
+  void mark();
   /// The newest calls, oldest first.
   std::vector<Seen> newest(std::size_t count) const;
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a model under Syndicate, and shows what its plan changes.
+
+    python -m mcr_dl.examples.syndicate --nproc 2
+    torchrun --nproc-per-node 2 -m mcr_dl.examples.syndicate --model moe
+
+The program is that of ``mcr_dl.examples.dlrm`` (or moe, or gpt) with `auto` for every call; nothing in it speaks of
+plans. After some steps the ranks find its iterations, measure their operations on all backends, and try plans in turns
+with program order; the fastest stays. On one host all backends use the same cores, so that program order often stays:
+the lab (docs/lab.md) has hosts with several networks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TimeRemainingColumn
+from rich.table import Table
+
+import mcr_dl as dist
+from mcr_dl.base.documents import write_rows
+from mcr_dl.commands.console import Console, bars
+from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, moe, moe_model, program, report
+from mcr_dl.examples.comm import Comm, make_groups
+from mcr_dl.planner.plans import Planner
+from mcr_dl.planner.show import plot
+
+LAST = 30  # steps, of which the median is reported
+
+
+def _dlrm(batch: int) -> program.Workload:
+    return dlrm.Workload(dlrm_model.Shape(), batch * dist.get_world_size(), exact=False)
+
+
+def _moe(batch: int) -> program.Workload:
+    shape = moe_model.Shape(width=128, hidden=128, choices=2)
+    return moe.Workload(shape, batch * dist.get_world_size(), megabytes=1.0)
+
+
+def _gpt(batch: int) -> program.Workload:
+    copies = gpt.Grid(dist.get_rank(), dist.get_world_size()).copies
+    return gpt.Workload(gpt_model.Shape(width=256, heads=4, hidden=1024), batch * copies, megabytes=1.0)
+
+
+MODELS: dict[str, tuple[Callable[[int], program.Workload], int]] = {
+    "dlrm": (_dlrm, 256),
+    "moe": (_moe, 12),
+    "gpt": (_gpt, 6),
+}
+"""How each workload is made from the samples or windows of a rank, and how many these are by default."""
+
+
+@dataclass
+class Options(program.Options):
+    """The command line."""
+
+    model: str = "dlrm"
+    batch: int = 0
+    budget: float = 2.0
+
+
+def train(options: Options, console: Console) -> tuple[dist.schedule.Syndicate, list[float]]:
+    """Train; the milliseconds of each step on this rank."""
+    make, usual = MODELS[options.model]
+    workload = make(options.batch or usual)
+    groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
+    trainer = workload.trainer("auto", Comm(dict.fromkeys(workload.kinds, "auto"), groups=groups))
+    syndicate = dist.schedule.Syndicate(budget=options.budget)
+    times = []
+    columns: list[str | ProgressColumn] = [
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
+    with syndicate, bars(console, columns) as progress:
+        task = progress.add_task(options.model, total=options.steps)
+        for _ in range(options.steps):
+            begin = time.perf_counter()
+            trainer.step(measured=False)
+            times.append(1e3 * (time.perf_counter() - begin))
+            progress.update(task, advance=1)
+    return syndicate, times
+
+
+def table(syndicate: dist.schedule.Syndicate, times: Sequence[float]) -> Table:
+    """What was tried, with medians of the iterations on this rank."""
+    result = Table(title="\nIterations", title_justify="left")
+    for name in ("plan", "ms", "speed over program order"):
+        result.add_column(name, justify="left" if name == "plan" else "right")
+    tried: dict[str, list[float]] = {}
+    for turn in syndicate.turns:
+        tried.setdefault(turn.name, []).extend(turn.times)
+    plain = median(tried[""]) if "" in tried else median(times[-LAST:])
+    for name, values in sorted(tried.items(), key=lambda item: item[0] != ""):
+        result.add_row(name or "program order", f"{median(values):.1f}", f"{plain / median(values):.2f}")
+    chosen = syndicate.plan["name"] if syndicate.plan else "program order"
+    last = median(times[-LAST:])
+    result.add_row(f"the last {min(LAST, len(times))} steps: {chosen}", f"{last:.1f}", f"{plain / last:.2f}")
+    return result
+
+
+def report_of(syndicate: dist.schedule.Syndicate, times: Sequence[float], options: Options) -> dict[str, Any]:
+    """The results in JSON's types."""
+    return {
+        "model": options.model,
+        "ranks": dist.get_world_size(),
+        "backends": list(dist.get_backends()),
+        "events": [vars(each) for each in syndicate.events],
+        "turns": [{"plan": turn.name, "ms": [round(each, 3) for each in turn.times]} for turn in syndicate.turns],
+        "plan": syndicate.plan,
+        "steps": [round(each, 3) for each in times],
+        "statistics": syndicate.statistics(),
+    }
+
+
+def run(options: Options) -> int:
+    """One rank. Returns the exit status."""
+    rank = dist.get_rank()
+    console = report.console(quiet=rank != 0)
+    torch.set_num_threads(program.threads())
+    console.say(f"MCR-DL: Syndicate on {dist.get_world_size()} ranks, {', '.join(dist.get_backends())}\n", style="bold")
+    try:
+        syndicate, times = train(options, console)
+    except program.WorkloadError as error:
+        console.say(str(error), style="red")
+        return 2
+    if rank == 0:
+        _show(console, syndicate, times, options)
+    dist.barrier()
+    return 0
+
+
+def _show(console: Console, syndicate: dist.schedule.Syndicate, times: Sequence[float], options: Options) -> None:
+    for event in syndicate.events:
+        change = f": {event.before:.1f} ms an iteration without, {event.after:.1f} ms with it" if event.before else ""
+        console.say(f"Step {event.iteration}, {event.what}{change}")
+    console.print(table(syndicate, times))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    write_rows(options.json, report_of(syndicate, times, options))
+    console.say(f"Figures: {options.json}")
+    graph = syndicate.graph
+    if graph is None or options.chart is None:
+        return
+    syndicate.save(options.json.with_suffix(".graph.json"))
+    planner = Planner(graph)
+    plot(planner, [planner.program_order(), planner.search(budget=options.budget).plan], options.chart)
+    console.say(f"Simulated timelines without and with a plan: {options.chart}")
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    """Read the command line; exits with an error text if something in it is wrong."""
+    parser = program.parser("mcr_dl.examples.syndicate", __doc__.split("\n", maxsplit=1)[0], steps=150)
+    parser.add_argument("--model", choices=list(MODELS), default="dlrm")
+    parser.add_argument("--batch", type=int, default=0, help="samples or windows of each rank in a step")
+    parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
+    given = program.parse(parser, argv, positive=("budget",))
+    return Options(**program.common(given), model=given.model, batch=given.batch, budget=given.budget)
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(run, parse()))
