@@ -48,10 +48,13 @@ def test_few_lanes() -> None:
     assert lanes.assign(order[::-1], one_group, 5) == {(call, 0): 4 - call for call in range(5)}
 
 
-@pytest.mark.parametrize(("name", "value"), [("budget", 0), ("lanes", 0), ("lanes", 17), ("gain", 1.0), ("gain", -0.1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("budget", 0), ("lanes", 0), ("lanes", 17), ("tries", 0), ("rounds", 0), ("gain", 1.0), ("gain", -0.1)],
+)
 def test_arguments(name: str, value: float) -> None:
     """A value out of range is refused."""
-    with pytest.raises(InvalidArgumentError, match="Syndicate: expected budget above 0, lanes from 1 to 16"):
+    with pytest.raises(InvalidArgumentError, match="Syndicate: expected budget above 0, lanes and tries from 1 to 16"):
         Syndicate(**{name: value})  # type: ignore[arg-type]
 
 

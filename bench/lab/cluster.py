@@ -188,6 +188,12 @@ class Lab:
         self._check(host, nic)
         self._do(plan.link(self.id, host, nic, "up"))
 
+    def set_rate(self, host: int, nic: int, rate: int) -> None:
+        """Change the rate of a NIC, in Mbit/s."""
+        self._check(host, nic)
+        for command in plan.rate(self.id, host, nic, rate):
+            self._do(command)
+
     def remove_host(self, host: int) -> None:
         """Pull a host's plug: its cables first, so that its end is not noticed, then all its processes."""
         for nic in range(len(self.shape.rates)):

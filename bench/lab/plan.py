@@ -118,11 +118,22 @@ def cable(space: str, device: str, switch: str, port: str, rate: int) -> list[li
     commands = [add]
     for place, end in ((space, device), (switch, port)):
         commands.append(["ip", "-n", place, "link", "set", end, "gso_max_size", str(PACKET_BYTES)])
-        shaping = ["tbf", "rate", f"{rate}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
-        commands.append(["tc", "-n", place, "qdisc", "add", "dev", end, "root", *shaping])
+        commands.append(shaping("add", place, end, rate))
     commands.append(["ip", "-n", switch, "link", "set", port, "master", "br0", "up"])
     commands.append(["ip", "-n", space, "link", "set", device, "up"])
     return commands
+
+
+def shaping(change: str, place: str, end: str, rate: int) -> list[str]:
+    """Shape one end of a cable to a rate; ``change``: "add" at first, "change" later."""
+    given = ["tbf", "rate", f"{rate}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
+    return ["tc", "-n", place, "qdisc", change, "dev", end, "root", *given]
+
+
+def rate(lab: str, host: int, nic: int, rate: int) -> list[list[str]]:
+    """Change the rate of a NIC, in both directions."""
+    ends = ((host_space(lab, host), f"eth{nic}"), (switch_space(lab, nic), f"h{host}"))
+    return [shaping("change", place, end, rate) for place, end in ends]
 
 
 def link(lab: str, host: int, nic: int, state: str) -> list[str]:

@@ -4,10 +4,10 @@
     python -m mcr_dl.examples.syndicate --nproc 2
     torchrun --nproc-per-node 2 -m mcr_dl.examples.syndicate --model moe
 
-The program is that of ``mcr_dl.examples.dlrm`` (or moe, or gpt) with `auto` for every call; nothing in it speaks of
-plans. After some steps the ranks find its iterations, measure their operations on all backends, and try plans in turns
-with program order; the fastest stays. On one host all backends use the same cores, so that program order often stays:
-the lab (docs/lab.md) has hosts with several networks.
+The program is that of ``mcr_dl.examples.dlrm`` (or moe, or gpt, or a model under DistributedDataParallel) with `auto`
+for every call; nothing in it speaks of plans. After some steps the ranks find its iterations, measure their operations
+on all backends, and try plans in turns with program order; the fastest stays. On one host all backends use the same
+cores, so that program order often stays: the lab (docs/lab.md) has hosts with several networks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -26,34 +26,52 @@ from rich.table import Table
 import mcr_dl as dist
 from mcr_dl.base.documents import write_rows
 from mcr_dl.commands.console import Console, bars
+from mcr_dl.examples import bytescheduler_models as data_parallel
 from mcr_dl.examples import dlrm, dlrm_model, gpt, gpt_model, moe, moe_model, program, report
 from mcr_dl.examples.comm import Comm, make_groups
 from mcr_dl.planner.plans import Planner
 from mcr_dl.planner.show import plot
 
+ALL = 10  # plans
 LAST = 30  # steps, of which the median is reported
 
 
-def _dlrm(batch: int) -> program.Workload:
-    return dlrm.Workload(dlrm_model.Shape(), batch * dist.get_world_size(), exact=False)
+Step = Callable[[], object]
 
 
-def _moe(batch: int) -> program.Workload:
+def _auto(workload: program.Workload) -> Step:
+    """A step of a workload whose calls name no backend."""
+    groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
+    trainer = workload.trainer("auto", Comm(dict.fromkeys(workload.kinds, "auto"), groups=groups))
+    return lambda: trainer.step(measured=False)
+
+
+def _dlrm(batch: int) -> Step:
+    return _auto(dlrm.Workload(dlrm_model.Shape(), batch * dist.get_world_size(), exact=False))
+
+
+def _moe(batch: int) -> Step:
     shape = moe_model.Shape(width=128, hidden=128, choices=2)
-    return moe.Workload(shape, batch * dist.get_world_size(), megabytes=1.0)
+    return _auto(moe.Workload(shape, batch * dist.get_world_size(), megabytes=1.0))
 
 
-def _gpt(batch: int) -> program.Workload:
+def _gpt(batch: int) -> Step:
     copies = gpt.Grid(dist.get_rank(), dist.get_world_size()).copies
-    return gpt.Workload(gpt_model.Shape(width=256, heads=4, hidden=1024), batch * copies, megabytes=1.0)
+    return _auto(gpt.Workload(gpt_model.Shape(width=256, heads=4, hidden=1024), batch * copies, megabytes=1.0))
 
 
-MODELS: dict[str, tuple[Callable[[int], program.Workload], int]] = {
+def _ddp(_batch: int) -> Step:
+    group = dist.new_group()
+    return data_parallel.Trainer("transformer", data_parallel.ways(group)[data_parallel.DDP], group).step
+
+
+MODELS: dict[str, tuple[Callable[[int], Step], int]] = {
     "dlrm": (_dlrm, 256),
     "moe": (_moe, 12),
     "gpt": (_gpt, 6),
+    "ddp": (_ddp, 0),
 }
-"""How each workload is made from the samples or windows of a rank, and how many these are by default."""
+"""How a step of each is made from the samples or windows of a rank, and how many these are by default."""
 
 
 @dataclass
@@ -63,34 +81,50 @@ class Options(program.Options):
     model: str = "dlrm"
     batch: int = 0
     budget: float = 2.0
+    compare: bool = False
+    rounds: int = 6
 
 
-def train(options: Options, console: Console) -> tuple[dist.schedule.Syndicate, list[float]]:
-    """Train; the milliseconds of each step on this rank."""
+@dataclass
+class Training:
+    """What has happened: milliseconds of each step on this rank, and how many events there were after each."""
+
+    syndicate: dist.schedule.Syndicate
+    began: float = field(default_factory=time.time)
+    times: list[float] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+
+    def step_of(self, event: int) -> int:
+        """The step in which an event has happened."""
+        return next((step for step, count in enumerate(self.events) if count > event), len(self.events))
+
+
+def train(options: Options, console: Console) -> Training:
+    """Train the model."""
     make, usual = MODELS[options.model]
-    workload = make(options.batch or usual)
-    groups = make_groups(workload.layout(), dist.get_rank(), dist.new_group)
-    trainer = workload.trainer("auto", Comm(dict.fromkeys(workload.kinds, "auto"), groups=groups))
-    syndicate = dist.schedule.Syndicate(budget=options.budget)
-    times = []
+    step = make(options.batch or usual)
+    more: Any = {"tries": ALL, "rounds": options.rounds, "promising": -1.0} if options.compare else {}
     columns: list[str | ProgressColumn] = [
         "{task.description}",
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     ]
-    with syndicate, bars(console, columns) as progress:
+    with dist.schedule.Syndicate(budget=options.budget, **more) as syndicate, bars(console, columns) as progress:
+        training = Training(syndicate)
         task = progress.add_task(options.model, total=options.steps)
         for _ in range(options.steps):
             begin = time.perf_counter()
-            trainer.step(measured=False)
-            times.append(1e3 * (time.perf_counter() - begin))
+            step()
+            training.times.append(1e3 * (time.perf_counter() - begin))
+            training.events.append(len(syndicate.events))
             progress.update(task, advance=1)
-    return syndicate, times
+    return training
 
 
-def table(syndicate: dist.schedule.Syndicate, times: Sequence[float]) -> Table:
+def table(training: Training) -> Table:
     """What was tried, with medians of the iterations on this rank."""
+    syndicate, times = training.syndicate, training.times
     result = Table(title="\nIterations", title_justify="left")
     for name in ("plan", "ms", "speed over program order"):
         result.add_column(name, justify="left" if name == "plan" else "right")
@@ -106,16 +140,18 @@ def table(syndicate: dist.schedule.Syndicate, times: Sequence[float]) -> Table:
     return result
 
 
-def report_of(syndicate: dist.schedule.Syndicate, times: Sequence[float], options: Options) -> dict[str, Any]:
+def report_of(training: Training, options: Options) -> dict[str, Any]:
     """The results in JSON's types."""
+    syndicate = training.syndicate
     return {
         "model": options.model,
         "ranks": dist.get_world_size(),
         "backends": list(dist.get_backends()),
-        "events": [vars(each) for each in syndicate.events],
+        "events": [{**vars(each), "step": training.step_of(index)} for index, each in enumerate(syndicate.events)],
         "turns": [{"plan": turn.name, "ms": [round(each, 3) for each in turn.times]} for turn in syndicate.turns],
         "plan": syndicate.plan,
-        "steps": [round(each, 3) for each in times],
+        "began": round(training.began, 3),
+        "steps": [round(each, 3) for each in training.times],
         "statistics": syndicate.statistics(),
     }
 
@@ -127,23 +163,24 @@ def run(options: Options) -> int:
     torch.set_num_threads(program.threads())
     console.say(f"MCR-DL: Syndicate on {dist.get_world_size()} ranks, {', '.join(dist.get_backends())}\n", style="bold")
     try:
-        syndicate, times = train(options, console)
+        training = train(options, console)
     except program.WorkloadError as error:
         console.say(str(error), style="red")
         return 2
     if rank == 0:
-        _show(console, syndicate, times, options)
+        _show(console, training, options)
     dist.barrier()
     return 0
 
 
-def _show(console: Console, syndicate: dist.schedule.Syndicate, times: Sequence[float], options: Options) -> None:
-    for event in syndicate.events:
+def _show(console: Console, training: Training, options: Options) -> None:
+    syndicate = training.syndicate
+    for index, event in enumerate(syndicate.events):
         change = f": {event.before:.1f} ms an iteration without, {event.after:.1f} ms with it" if event.before else ""
-        console.say(f"Step {event.iteration}, {event.what}{change}")
-    console.print(table(syndicate, times))
+        console.say(f"Step {training.step_of(index)}, {event.what}{change}")
+    console.print(table(training))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(options.json, report_of(syndicate, times, options))
+    write_rows(options.json, report_of(training, options))
     console.say(f"Figures: {options.json}")
     graph = syndicate.graph
     if graph is None or options.chart is None:
@@ -160,8 +197,12 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--model", choices=list(MODELS), default="dlrm")
     parser.add_argument("--batch", type=int, default=0, help="samples or windows of each rank in a step")
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="for the search (default: 2)")
-    given = program.parse(parser, argv, positive=("budget",))
-    return Options(**program.common(given), model=given.model, batch=given.batch, budget=given.budget)
+    text = "try all plans, also those that are slower by simulation"
+    parser.add_argument("--compare", action="store_true", help=text)
+    parser.add_argument("--rounds", type=int, default=6, help="with --compare: turns of each plan (default: 6)")
+    given = program.parse(parser, argv, positive=("budget", "rounds"))
+    own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds")}
+    return Options(**program.common(given), **own)
 
 
 if __name__ == "__main__":

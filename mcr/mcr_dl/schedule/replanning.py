@@ -36,13 +36,11 @@ _log = logging.getLogger("mcr_dl")
 
 KEPT = 6  # iterations that are looked at
 BLOCK = 6  # iterations of a turn; plans that are tried, and no plan, take turns
-ROUNDS = 2  # turns of each
 _WARM = 2  # iterations of a turn that do not count
 CHECK = 5  # iterations between two decisions of rank 0
 WINDOWS = 3  # checks in a row at which iterations are slower, before there is a new plan
 SLOWER = 1.05  # how much longer iterations take then, compared with those after the plan
 COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
-_PROMISING = 0.98  # a plan is tried if its simulated time is at most so many times that without one
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
 _DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
@@ -93,10 +91,11 @@ class Settings:
 
     budget: float
     lanes: int
+    tries: int
+    rounds: int
+    promising: float
     gain: float
     seed: int
-    tries: int = 3  # plans that are tried
-    rounds: int = ROUNDS
 
 
 @dataclass
@@ -249,7 +248,7 @@ class Replanner:
         for plan in sorted([search, *self._others(planner)], key=lambda each: each.iteration):
             document = execution.document(planner, plan, iteration.of_call, settings.lanes)
             known = [(each["calls"], each["order"]) for each in plans]
-            if document is None or plan.iteration > _PROMISING * before or len(plans) == settings.tries:
+            if document is None or len(plans) == settings.tries or plan.iteration > (1 - settings.promising) * before:
                 continue
             if (document["calls"], document["order"]) not in known:
                 plans.append(document)

@@ -57,21 +57,38 @@ class Syndicate:
 
     name: ClassVar[str] = chain.SCHEDULE
 
-    def __init__(self, *, budget: float = 2.0, lanes: int = 4, gain: float = 0.01, seed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        budget: float = 2.0,
+        lanes: int = 4,
+        tries: int = 3,
+        rounds: int = 2,
+        promising: float = 0.02,
+        gain: float = 0.01,
+        seed: int = 0,
+    ) -> None:
         """Make one; ``with`` starts it, on all ranks together, before or between any calls.
 
         Args:
             budget: seconds for each search, at most.
             lanes: sets of communicators that each group gets; a plan that changes the order of calls needs several.
-            gain: how much faster an iteration must be for a plan to stay, such as 0.01.
+            tries: how many plans take turns with program order, at most.
+            rounds: turns of each, of six iterations.
+            promising: how much faster, by simulation, an iteration must be for a plan to be tried.
+            gain: how much faster it must then be for the plan to stay.
             seed: of the search's random numbers.
 
         Raises InvalidArgumentError for a value out of range.
         """
-        if not budget > 0 or not 1 <= lanes <= 16 or not 0 <= gain < 1:
-            message = "Syndicate: expected budget above 0, lanes from 1 to 16 and gain from 0 to below 1"
-            raise InvalidArgumentError(f"{message}, got {budget!r}, {lanes!r} and {gain!r}")
-        self._replanner = Replanner(Settings(budget, lanes, gain, seed))
+        counts = ((lanes, 16), (tries, 16), (rounds, 100))
+        if not budget > 0 or any(not 1 <= count <= most for count, most in counts) or not 0 <= gain < 1:
+            message = (
+                "Syndicate: expected budget above 0, lanes and tries from 1 to 16, rounds from 1 to 100, gain from 0"
+            )
+            got = f"{budget!r}, {lanes!r}, {tries!r}, {rounds!r} and {gain!r}"
+            raise InvalidArgumentError(f"{message} to below 1, got {got}")
+        self._replanner = Replanner(Settings(budget, lanes, tries, rounds, promising, gain, seed))
         _all.add(self)
         self._groups: list[_C.Group] = []
         self._added: dict[str, set[str]] = {}  # by group that existed before: the passes that it did not have

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Syndicate in real runs on emulated hosts with two networks: training steps with and without plans, and a network
+whose rate changes while a program runs. Needs root; about 20 minutes. Writes docs/results/syndicate-runs.md,
+syndicate-runs.json and their chart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from rich.progress import BarColumn, MofNCompleteColumn
+
+import script
+from lab import Lab
+from markdown_text import table
+from mcr_dl.commands.console import Console, bars
+
+LIMIT = 600  # seconds of one job
+AUTO, ORDERED = "", "priority"  # names of turns: without a plan, and with ByteScheduler's order
+
+
+class Cluster(NamedTuple):
+    """Hosts, ranks on each, Mbit/s of their NICs: gloo uses the first, MPI the second."""
+
+    hosts: int
+    ranks: int
+    rates: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """As in the report."""
+        each = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{self.hosts} hosts, {each} each, NICs of {' and '.join(map(str, self.rates))} Mbit/s"
+
+
+CLUSTERS = (Cluster(2, 1, (400, 200)), Cluster(4, 1, (400, 200)), Cluster(2, 2, (400, 200)))
+MODELS = ("dlrm", "moe", "gpt", "ddp")
+NAMES = {
+    "dlrm": "recommendation model (DLRM)",
+    "moe": "mixture of experts",
+    "gpt": "tensor-parallel GPT",
+    "ddp": "transformer under DDP",
+}
+
+
+def job(lab: Lab, model: str, rounds: int, steps: int, *more: str) -> dict[str, Any]:
+    """The report of the example program."""
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(folder) / "found.png"
+        given = ["--model", model, "--steps", str(steps), "--rounds", str(rounds), "--chart", str(chart), "--no-chart"]
+        command = [sys.executable, "-m", "mcr_dl.examples.syndicate", *given, *more]
+        result = lab.start(command, sink=lambda *_: None).wait(LIMIT)
+        path = chart.with_suffix(".json")
+        if not result.ok or not path.exists():
+            raise SystemExit(f"{model}: {result.text()}")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def compared(cluster: Cluster, model: str, rounds: int, steps: int) -> dict[str, Any]:
+    """Turns of all plans of a model on a cluster."""
+    with Lab(cluster.hosts, cluster.ranks, cluster.rates) as lab:
+        found = job(lab, model, rounds, steps, "--compare")
+    return {"cluster": list(cluster), "text": cluster.text, **found}
+
+
+def changed(cluster: Cluster, model: str, rate: int, after: float, steps: int) -> dict[str, Any]:
+    """A program during which the first NIC of every host gets another rate."""
+    with Lab(cluster.hosts, cluster.ranks, cluster.rates) as lab, tempfile.TemporaryDirectory() as folder:
+        chart = Path(folder) / "found.png"
+        given = ["--model", model, "--steps", str(steps), "--chart", str(chart), "--no-chart"]
+        running = lab.start([sys.executable, "-m", "mcr_dl.examples.syndicate", *given], sink=lambda *_: None)
+        time.sleep(after)
+        for host in range(cluster.hosts):
+            lab.set_rate(host, 0, rate)
+        moment = time.time()
+        result = running.wait(LIMIT)
+        if not result.ok:
+            raise SystemExit(f"{model}: {result.text()}")
+        found = json.loads(chart.with_suffix(".json").read_text())
+    return {"text": cluster.text, "model": model, "rate": rate, "moment": round(moment, 3), **found}
+
+
+def turns_of(row: dict[str, Any], name: str) -> list[list[float]]:
+    """The times of the turns of a plan."""
+    return [turn["ms"] for turn in row["turns"] if turn["plan"] == name]
+
+
+def speed(row: dict[str, Any], name: str, over: str) -> tuple[float, float, float]:
+    """Median and quartiles of a plan's speed over another one's, by rounds."""
+    pairs = zip(turns_of(row, over), turns_of(row, name), strict=True)
+    ratios = [median(other) / median(own) for other, own in pairs]
+    if len(ratios) < 2:
+        return (ratios[0],) * 3
+    low, middle, high = quantiles(ratios, n=4)
+    return middle, low, high
+
+
+def best(row: dict[str, Any]) -> str:
+    """The plan that stays; program order if none does."""
+    return row["plan"]["name"] if row["plan"] else AUTO
+
+
+def _ratio(row: dict[str, Any], name: str, over: str) -> str:
+    if not turns_of(row, over) or not turns_of(row, name):
+        return "-"
+    middle, low, high = speed(row, name, over)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    def ms(name: str) -> str:
+        found = turns_of(row, name)
+        return f"{median(time for turn in found for time in turn):.1f}" if found else "-"
+
+    chosen = best(row)
+    return [
+        NAMES[row["model"]],
+        ms(AUTO),
+        ms(ORDERED),
+        *(ms(name) for name in ("greedy", "critical path", "search")),
+        chosen or "program order",
+        _ratio(row, chosen, AUTO) if chosen else "1.00",
+        _ratio(row, chosen, ORDERED),
+    ]
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The report."""
+    lines = [
+        "# Syndicate in real runs",
+        "",
+        f"`python bench/syndicate_runs.py` on {document['date']}: {platform.machine()}, {os.cpu_count()} cores for all",
+        "hosts of the [lab](../lab.md); gloo uses each host's first NIC, MPI the second. The programs are those of",
+        "`python -m mcr_dl.examples.syndicate`; every call uses `auto`, with the measurements of a first start. Plans",
+        f"and program order take turns of six iterations, {document['rounds']} of each; times are medians in ms on",
+        "rank 0. `auto` is program order: what runs without Syndicate. `priority` is ByteScheduler's order on the same",
+        "engine: four segments, the longest remaining path first, `auto`'s backends. A plan that equals another one is",
+        "not tried. Gains are medians of the ratios of turns of one round, with quartiles.",
+        "",
+        "![Speed over auto](../images/syndicate-runs.png)",
+        "",
+    ]
+    header = ["program", "auto", "priority", "greedy", "critical path", "search", "stays", "gain over auto"]
+    header += ["gain over priority"]
+    for text in dict.fromkeys(row["text"] for row in document["rows"]):
+        rows = [_row(row) for row in document["rows"] if row["text"] == text]
+        lines += [f"## {text}", "", *table(header, rows)]
+    lines += _changes(document["changes"])
+    return "\n".join(lines)
+
+
+def _changes(changes: list[dict[str, Any]]) -> list[str]:
+    lines = ["## A rate that changes", ""]
+    for each in changes:
+        lines += [
+            f"{each['text']}, {NAMES[each['model']]}: {each['moment'] - each['began']:.0f} s after the first step the "
+            f"first NICs got {each['rate']} Mbit/s. Events by step: "
+            + "; ".join(f"{event['step']} {event['what']}" for event in each["events"])
+            + f". Steps from the change to the decision for a new plan: {each['reaction']}.",
+            "",
+        ]
+    return lines
+
+
+def reaction(found: dict[str, Any]) -> int | None:
+    """Steps from the first one that the change made slower to the decision for a new plan; None without one."""
+    now, begun = found["began"], len(found["steps"])
+    for index, each in enumerate(found["steps"]):
+        now += each / 1e3
+        if now >= found["moment"]:
+            begun = index
+            break
+    slower = [event["step"] for event in found["events"] if event["what"] == "slower" and event["step"] >= begun]
+    return slower[0] - begun if slower else None
+
+
+def draw(document: dict[str, Any], path: Path) -> None:
+    """Speeds over auto: ByteScheduler's order, and the plan that stays."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    clusters = list(dict.fromkeys(row["text"] for row in document["rows"]))
+    figure, all_axes = pyplot.subplots(1, len(clusters), figsize=(4.2 * len(clusters), 3.4), squeeze=False, sharey=True)
+    for axes, text in zip(all_axes[0], clusters, strict=True):
+        rows = [row for row in document["rows"] if row["text"] == text]
+        for offset, colour, label in ((-0.2, "#808080", "priority order"), (0.2, "#009e73", "the plan that stays")):
+            names = [ORDERED if offset < 0 else best(row) for row in rows]
+            speeds = [
+                speed(row, name, AUTO)[0] if name and turns_of(row, name) else 1.0
+                for row, name in zip(rows, names, strict=True)
+            ]
+            places = [place + offset for place in range(len(rows))]
+            drawn = axes.bar(places, speeds, 0.38, color=colour, label=label)
+            axes.bar_label(drawn, [f"{each:.2f}" for each in speeds], fontsize=8)
+        axes.axhline(1.0, color="#333333", linewidth=0.8)
+        axes.set_xticks(range(len(rows)), [row["model"] for row in rows])
+        axes.set_title(text, fontsize=9, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0][0].set_ylabel("speed over auto")
+    all_axes[0][0].legend(fontsize=8, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = script.parser(__doc__, reports=True)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.set_defaults(clusters=CLUSTERS, models=MODELS, last=40, change=True)
+    given = script.parse(parser, rounds=1, clusters=CLUSTERS[:1], models=MODELS[3:], last=5, change=False)
+    rows, changes = [], []
+    jobs = [(cluster, model) for cluster in given.clusters for model in given.models]
+    columns = ["{task.description}", BarColumn(), MofNCompleteColumn()]
+    with bars(Console(stderr=True), columns) as progress:
+        for cluster, model in progress.track(jobs, description="jobs"):
+            steps = 20 + 5 * 6 * given.rounds + given.last
+            rows.append(compared(cluster, model, given.rounds, steps))
+    if given.change:
+        found = changed(CLUSTERS[0], "dlrm", 100, 60.0, 300)
+        changes.append({**found, "reaction": reaction(found)})
+    document = {"date": str(date.today()), "rounds": given.rounds, "rows": rows, "changes": changes}
+    script.publish(given, "syndicate-runs", document, markdown(document), draw)
+
+
+if __name__ == "__main__":
+    main()
