@@ -183,6 +183,20 @@ def test_bytescheduler_program(tmp_path: Path) -> None:
     assert chart.stat().st_size > 0
 
 
+def test_syndicate_program(tmp_path: Path) -> None:
+    """All plans take turns with program order, and the report has the times of all steps."""
+    chart = tmp_path / "plans.png"
+    given = ["--steps", "30", "--batch", "16", "--compare", "--rounds", "1", "--budget", "0.3", "--chart", str(chart)]
+    done = _program("syndicate", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(chart.with_suffix(".json").read_text())
+    assert len(report["steps"]) == 30
+    assert min(report["steps"]) > 0
+    assert report["events"][0]["what"] == "planned"
+    assert len(report["turns"][0]["ms"]) == 4
+    assert chart.stat().st_size > 0
+
+
 def test_gpt_program(tmp_path: Path) -> None:
     """Starts its own ranks, trains in all modes, and reports that the losses agree."""
     chart = tmp_path / "gpt.png"

@@ -117,6 +117,15 @@ TEST(a_thread_that_waits_for_a_call_behind_one_that_is_not_made_breaks_the_order
   CHECK((calls.issued == Issued{{0, 0}, {1, 0}, {1, 0}, {0, 0}}));
 }
 
+TEST(a_call_that_is_only_polled_completes_too) {
+  Calls calls;
+  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);
+  calls.make(0, 0, 1, false, calls.other);
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  while (calls.issued.empty() && std::chrono::steady_clock::now() < deadline) calls.enforcer->drive();
+  CHECK((calls.issued == Issued{{0, 0}}) && !calls.enforcer->pending());
+}
+
 TEST(calls_that_are_left_out_do_not_hold_the_others) {
   Calls calls;
   calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);

@@ -115,15 +115,25 @@ def test_hosts_are_apart() -> None:
 def test_rates_are_set_where_packets_leave() -> None:
     """The kernel has tbf with each NIC's rate at both ends of each cable."""
     with Lab(hosts=2, nics=(300, 50)) as lab:
-        found = []
-        for space in next(each for each in cleaning.find() if each.lab == lab.id).spaces:
-            listed = subprocess.run(
-                ["tc", "-n", space, "qdisc"], capture_output=True, text=True, timeout=10, check=True
-            )
-            found += [(space[-2:], *pair) for pair in re.findall(r"tbf .*?dev (\S+) .*?rate (\S+)", listed.stdout)]
-    want = [(f"h{host}", f"eth{nic}", rate) for host in (0, 1) for nic, rate in enumerate(("300Mbit", "50Mbit"))]
-    want += [(f"s{nic}", f"h{host}", rate) for host in (0, 1) for nic, rate in enumerate(("300Mbit", "50Mbit"))]
-    assert sorted(found) == sorted(want)
+        assert _rates(lab) == _expected((300, 50), (300, 50))
+        lab.set_rate(1, 0, 120)
+        assert _rates(lab) == _expected((300, 50), (120, 50))
+
+
+def _rates(lab: Lab) -> list[tuple[str, str, str]]:
+    """(namespace, device, rate) of all ends of cables."""
+    found = []
+    for space in next(each for each in cleaning.find() if each.lab == lab.id).spaces:
+        listed = subprocess.run(["tc", "-n", space, "qdisc"], capture_output=True, text=True, timeout=10, check=True)
+        found += [(space[-2:], *pair) for pair in re.findall(r"tbf .*?dev (\S+) .*?rate (\S+)", listed.stdout)]
+    return sorted(found)
+
+
+def _expected(*hosts: tuple[int, ...]) -> list[tuple[str, str, str]]:
+    """For the rates of each host's NICs."""
+    nics = [(host, nic, f"{rate}Mbit") for host, rates in enumerate(hosts) for nic, rate in enumerate(rates)]
+    ends = [(f"h{host}", f"eth{nic}", rate) for host, nic, rate in nics]
+    return sorted(ends + [(f"s{nic}", f"h{host}", rate) for host, nic, rate in nics])
 
 
 def test_a_rank_that_fails_ends_the_others() -> None:

@@ -40,6 +40,7 @@ _WARM = 2  # iterations of a turn that do not count
 CHECK = 5  # iterations between two decisions of rank 0
 WINDOWS = 3  # checks in a row at which iterations are slower, before there is a new plan
 SLOWER = 1.05  # how much longer iterations take then, compared with those after the plan
+WORTH = 0.25  # the time lost in these windows, relative to that of making a plan, from which a new one is made
 COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a new plan changes nothing
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
@@ -124,12 +125,13 @@ class Replanner:
         self._total = 0  # iterations so far
         self._seen: list[tuple[str, int, str]] = []
         self._known: dict[str, _Known] = {}
+        self._planning = 0  # ns that it took
         self._begin_count()
 
     def _begin_count(self) -> None:
         self._count, self._clock = -1, 0
         self._times: list[int] = []
-        self._reference, self._slow = 0.0, 0
+        self._reference, self._slow, self._loss = 0.0, 0, 0.0
         self._cool_down = COOL_DOWN
         self._decision = "go"
 
@@ -218,6 +220,7 @@ class Replanner:
     def _make(self, iteration: measured.Iteration | None, times: list[int]) -> _Known | None:
         """The best plan by simulation, on rank 0; the other ranks get it."""
         assert iteration is not None
+        begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
         mine = measured.measure(iteration, [each[0] for each in lanes], [each[-1] for each in lanes])
         costs = self._meet(mine, measured.medians)
@@ -233,6 +236,7 @@ class Replanner:
         if answer is None or "problem" in answer:
             _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
             return None
+        self._planning = time.perf_counter_ns() - begin
         self._note("planned" if answer["plans"] else "none", answer["before"], answer["after"])
         return self._commit(answer["plans"], iteration)
 
@@ -368,10 +372,13 @@ class Replanner:
 
     def _slower(self, window: list[int]) -> str:
         middle = statistics.median(window)
-        if not self._reference:
-            self._reference = middle
-        self._slow = self._slow + 1 if middle > SLOWER * self._reference else 0
-        return "slower" if self._slow >= WINDOWS and self._count >= self._cool_down else "go"
+        self._reference = self._reference or middle
+        slow = middle > SLOWER * self._reference
+        self._slow = self._slow + 1 if slow else 0
+        self._loss = self._loss + len(window) * (middle - self._reference) if slow else 0.0
+        if self._slow < WINDOWS or self._count < self._cool_down or self._loss < WORTH * self._planning:
+            return "go"
+        return "slower"
 
     def _plan_again(self) -> None:
         """The costs have changed: forget the plan, and make another."""

@@ -12,7 +12,9 @@ namespace mcr {
 namespace {
 
 constexpr uint32_t kMotifs = 64;
-constexpr auto kPatience = std::chrono::milliseconds(1);  // for a call that another thread may be about to make
+// How long the order waits for a call that the program has not made: while a thread waits, another one may be about to
+// make it; otherwise the program may ask from time to time whether a call is complete, or be at its end.
+constexpr std::chrono::nanoseconds kAwaited = std::chrono::milliseconds(1), kIdle = std::chrono::seconds(1);
 
 uint64_t bit(uint32_t motif) { return uint64_t{1} << motif; }
 
@@ -157,13 +159,14 @@ void Enforcer::advance() {
   ++round_;
 }
 
-// Whether a thread waits for a call behind one that it may never make: then the calls made so far leave the order.
+// Whether the order has waited too long for a call that may never be made: then the calls made so far leave it.
 bool Enforcer::breaks_order(const std::optional<Head>& head) {
   if (!head || calls_.empty()) return end_hold(), false;
   const auto now = Clock::now();
   if (!held_since_) held_since_ = now;
-  if (head->call != nullptr || now - *held_since_ < kPatience) return false;
-  if (std::ranges::none_of(calls_, [](const auto& one) { return one->call.run->hurried(); })) return false;
+  if (head->call != nullptr) return false;
+  const bool awaited = std::ranges::any_of(calls_, [](const auto& one) { return one->call.run->hurried(); });
+  if (now - *held_since_ < (awaited ? kAwaited : kIdle)) return false;
   flush_to_ = numbered_;
   ++statistics_.breaks;
   end_hold();

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Syndicate adds to calls: interleaved rounds without passes, with the log, while it watches, when no plan is
+better, and with a plan that changes nothing; medians.
+
+    python bench/syndicate_cost.py            # 2 ranks on one host
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mcr_dl
+import script
+from mcr_dl.base.documents import write_rows
+from mcr_dl.planner import capture
+from mcr_dl.schedule import Syndicate, step
+from mcr_dl.schedule.measured import Iteration
+
+CALLS = 40  # of an iteration
+SIZES = (1, 1024)  # elements, in turns
+FOUND = 10  # iterations after which a plan is in force
+
+
+class Fixed(Syndicate):
+    """With a plan for each call as it is, or with none."""
+
+    def __init__(self, planned: bool) -> None:
+        super().__init__(rounds=1)
+        self._replanner.settings.gain = -1e9
+
+        def search(iteration: Iteration, *_: Any) -> dict[str, Any]:
+            calls = [["whole", [record.backend], [0]] for record in iteration.calls if capture.call_of(record)]
+            plan = {"name": "as it is", "calls": calls, "order": [[index, 0, 0] for index in range(len(calls))]}
+            return {"plans": [plan] if planned else [], "before": 1, "after": 1}
+
+        self._replanner._search = search  # type: ignore[method-assign]
+        self._replanner._slower = lambda _window: "go"  # type: ignore[method-assign]
+
+
+class Log:
+    """The log alone."""
+
+    def __enter__(self) -> None:
+        mcr_dl.set_passes(["log"])
+
+    def __exit__(self, *_: object) -> None:
+        mcr_dl.set_passes([])
+
+
+WAYS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], int]] = {
+    "no passes": (nullcontext, 0),
+    "the log": (Log, 0),
+    "watching": (lambda: Fixed(False), 0),
+    "no plan is better": (lambda: Fixed(False), FOUND),
+    "a plan": (lambda: Fixed(True), FOUND + 12),
+}
+"""How each way begins, and iterations before it is measured."""
+
+
+def iterate(backend: str, tensors: list[torch.Tensor], waits: bool) -> None:
+    """One iteration of blocking calls, or of pairs of calls that are started together."""
+    step()
+    if waits:
+        for tensor in tensors:
+            mcr_dl.all_reduce(tensor, backend=backend)
+        return
+    for first, second in zip(tensors[::2], tensors[1::2], strict=True):
+        works = [mcr_dl.all_reduce(each, async_op=True, backend=backend) for each in (first, second)]
+        for work in works:
+            work.wait()
+
+
+def measure(backend: str, rounds: int, iterations: int) -> dict[str, dict[str, float]]:
+    """Median µs per call by way, for blocking and started calls."""
+    tensors = [torch.zeros(SIZES[index % 2]) for index in range(CALLS)]
+    taken: dict[str, dict[str, list[float]]] = {name: {"blocking": [], "started": []} for name in WAYS}
+    for turn in range(rounds + 1):
+        for name, (way, before) in list(WAYS.items())[:: -1 if turn % 2 else 1]:
+            for kind in ("blocking", "started"):
+                with way() as found:
+                    for _ in range(before or 1):
+                        iterate(backend, tensors, kind == "blocking")
+                    if isinstance(found, Fixed) and before:
+                        assert found.phase == "steady", found.events
+                    mcr_dl.barrier(backend=backend)
+                    for _ in range(iterations):
+                        begin = time.perf_counter()
+                        iterate(backend, tensors, kind == "blocking")
+                        if turn > 0:
+                            taken[name][kind].append((time.perf_counter() - begin) / CALLS * 1e6)
+    return {name: {kind: statistics.median(each) for kind, each in both.items()} for name, both in taken.items()}
+
+
+def main() -> None:
+    """Measure on two ranks."""
+    parser = script.parser(__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--rounds", type=int, default=5, help="of all ways (5)")
+    parser.set_defaults(iterations=4)
+    given = script.parse(parser, rounds=1)
+    script.with_ranks(2)
+    mcr_dl.init_process_group(["mpi", "gloo", "shm"])
+    found = {backend: measure(backend, given.rounds, given.iterations) for backend in ("shm", "mpi", "gloo")}
+    if mcr_dl.get_rank() == 0:
+        for backend, ways in found.items():
+            for name, both in ways.items():
+                print(f"{backend:5} {name:18} blocking {both['blocking']:8.2f} µs   started {both['started']:8.2f} µs")
+        if given.json is not None:
+            write_rows(given.json, {"calls": CALLS, "backends": found})
+    mcr_dl.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
