@@ -233,6 +233,7 @@ OTHERS = {
     "bench/bytescheduler.py",
     "bench/bytescheduler_soak.py",
     "bench/syndicate_runs.py",
+    "bench/syndicate_soak.py",
     "bench/lab/cli.py",
     "bench/late_issues.py",
     "bench/one_rank.py",
