@@ -20,28 +20,25 @@ import mcr_dl
 import script
 from mcr_dl.base.documents import write_rows
 from mcr_dl.planner import capture
-from mcr_dl.schedule import Syndicate, step
+from mcr_dl.schedule import step
+from mcr_dl.schedule.execution import Document
 from mcr_dl.schedule.measured import Iteration
+from mcr_dl.testing.plans import Planned
 
 CALLS = 40  # of an iteration
 SIZES = (1, 1024)  # elements, in turns
 FOUND = 10  # iterations after which a plan is in force
 
 
-class Fixed(Syndicate):
-    """With a plan for each call as it is, or with none."""
+def unchanged(iteration: Iteration, _most: int) -> list[Document]:
+    """A plan that does each call as it is."""
+    calls = [["whole", [record.backend], [0]] for record in iteration.calls if capture.call_of(record)]
+    return [{"name": "as it is", "calls": calls, "order": [[index, 0, 0] for index in range(len(calls))]}]
 
-    def __init__(self, planned: bool) -> None:
-        super().__init__(rounds=1)
-        self._replanner.settings.gain = -1e9
 
-        def search(iteration: Iteration, *_: Any) -> dict[str, Any]:
-            calls = [["whole", [record.backend], [0]] for record in iteration.calls if capture.call_of(record)]
-            plan = {"name": "as it is", "calls": calls, "order": [[index, 0, 0] for index in range(len(calls))]}
-            return {"plans": [plan] if planned else [], "before": 1, "after": 1}
-
-        self._replanner._search = search  # type: ignore[method-assign]
-        self._replanner._slower = lambda _window: "go"  # type: ignore[method-assign]
+def nothing(_iteration: Iteration, _most: int) -> list[Document]:
+    """No plan is better."""
+    return []
 
 
 class Log:
@@ -57,9 +54,9 @@ class Log:
 WAYS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], int]] = {
     "no passes": (nullcontext, 0),
     "the log": (Log, 0),
-    "watching": (lambda: Fixed(False), 0),
-    "no plan is better": (lambda: Fixed(False), FOUND),
-    "a plan": (lambda: Fixed(True), FOUND + 12),
+    "watching": (lambda: Planned(nothing), 0),
+    "no plan is better": (lambda: Planned(nothing), FOUND),
+    "a plan": (lambda: Planned(unchanged, rounds=1), FOUND + 12),
 }
 """How each way begins, and iterations before it is measured."""
 
@@ -87,7 +84,7 @@ def measure(backend: str, rounds: int, iterations: int) -> dict[str, dict[str, f
                 with way() as found:
                     for _ in range(before or 1):
                         iterate(backend, tensors, kind == "blocking")
-                    if isinstance(found, Fixed) and before:
+                    if isinstance(found, Planned) and before:
                         assert found.phase == "steady", found.events
                     mcr_dl.barrier(backend=backend)
                     for _ in range(iterations):

@@ -12,6 +12,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
@@ -52,42 +53,39 @@ NAMES = {
 }
 
 
-def job(lab: Lab, model: str, rounds: int, steps: int, *more: str) -> dict[str, Any]:
-    """The report of the example program."""
-    with tempfile.TemporaryDirectory() as folder:
+def run(cluster: Cluster, model: str, steps: int, *more: str, meanwhile: Callable[[Lab], None] | None = None) -> Any:
+    """The report of the example program on a cluster. ``meanwhile``: what happens to the cluster while it runs."""
+    with Lab(cluster.hosts, cluster.ranks, cluster.rates) as lab, tempfile.TemporaryDirectory() as folder:
         chart = Path(folder) / "found.png"
-        given = ["--model", model, "--steps", str(steps), "--rounds", str(rounds), "--chart", str(chart), "--no-chart"]
-        command = [sys.executable, "-m", "mcr_dl.examples.syndicate", *given, *more]
-        result = lab.start(command, sink=lambda *_: None).wait(LIMIT)
+        given = ["--model", model, "--steps", str(steps), "--chart", str(chart), "--no-chart", *more]
+        running = lab.start([sys.executable, "-m", "mcr_dl.examples.syndicate", *given], sink=lambda *_: None)
+        if meanwhile is not None:
+            meanwhile(lab)
+        result = running.wait(LIMIT)
         path = chart.with_suffix(".json")
         if not result.ok or not path.exists():
             raise SystemExit(f"{model}: {result.text()}")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        return {"text": cluster.text, **json.loads(path.read_text())}
 
 
 def compared(cluster: Cluster, model: str, rounds: int, steps: int) -> dict[str, Any]:
     """Turns of all plans of a model on a cluster."""
-    with Lab(cluster.hosts, cluster.ranks, cluster.rates) as lab:
-        found = job(lab, model, rounds, steps, "--compare")
-    return {"cluster": list(cluster), "text": cluster.text, **found}
+    return {"cluster": list(cluster), **run(cluster, model, steps, "--compare", "--rounds", str(rounds))}
 
 
 def changed(cluster: Cluster, model: str, rate: int, after: float, steps: int) -> dict[str, Any]:
     """A program during which the first NIC of every host gets another rate."""
-    with Lab(cluster.hosts, cluster.ranks, cluster.rates) as lab, tempfile.TemporaryDirectory() as folder:
-        chart = Path(folder) / "found.png"
-        given = ["--model", model, "--steps", str(steps), "--chart", str(chart), "--no-chart"]
-        running = lab.start([sys.executable, "-m", "mcr_dl.examples.syndicate", *given], sink=lambda *_: None)
+    moment = 0.0
+
+    def change(lab: Lab) -> None:
+        nonlocal moment
         time.sleep(after)
         for host in range(cluster.hosts):
             lab.set_rate(host, 0, rate)
         moment = time.time()
-        result = running.wait(LIMIT)
-        if not result.ok:
-            raise SystemExit(f"{model}: {result.text()}")
-        found = json.loads(chart.with_suffix(".json").read_text())
-    return {"text": cluster.text, "model": model, "rate": rate, "moment": round(moment, 3), **found}
+
+    found = run(cluster, model, steps, meanwhile=change)
+    return {"rate": rate, "moment": round(moment, 3), **found}
 
 
 def turns_of(row: dict[str, Any], name: str) -> list[list[float]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +21,8 @@ import torch
 import mcr_dl
 import script
 from mcr_dl.commands.console import Console, bars
-from mcr_dl.planner import capture, lanes, motifs, options
-from mcr_dl.schedule import Syndicate, step
-from mcr_dl.schedule.measured import Iteration
+from mcr_dl.schedule import step
+from mcr_dl.testing.plans import Planned, random_plan
 
 LIFE = 500  # iterations of one Syndicate
 BACKENDS = ("mpi", "gloo", "shm")
@@ -155,72 +153,16 @@ class Program:
 # ---- plans
 
 
-Place = tuple[int, int, int]
-Document = dict[str, Any]
-
-
-def drawn_calls(iteration: Iteration, rng: random.Random, left_out: float) -> list[Any]:
-    """Any form and candidates for each call; None for those that a plan leaves as they are."""
-    calls: list[Any] = []
-    for index, record in enumerate(iteration.calls):
-        call = capture.call_of(record)
-        if call is None or rng.random() < left_out:
-            calls.append(None)
-            continue
-        name, form = rng.choice([each for each in options.expressions(call) if options.is_executed(each[0])])
-        channels = iteration.channels(iteration.of_call[index])
-        calls.append([name, [rng.choice(channels) for _ in motifs.steps(form)], []])
-    return calls
-
-
-def shuffled(order: list[Place], rng: random.Random, may: Callable[[int, int], bool]) -> list[Place]:
-    """An order in which neighbours have changed places, motifs of one call never; ``may``: two calls, if allowed."""
-    order = list(order)
-    for _ in range(rng.randrange(2 * len(order) + 1) if len(order) > 1 else 0):
-        at = rng.randrange(len(order) - 1)
-        one, other = order[at][0], order[at + 1][0]
-        if one > other or (one < other and may(one, other)):
-            order[at], order[at + 1] = order[at + 1], order[at]
-    return order
-
-
-def plan(iteration: Iteration, rng: random.Random, most: int, program: list[Call] | None) -> Document:
-    """A random plan; with a program, one that it can follow without a break."""
-    calls = drawn_calls(iteration, rng, 0.0 if program else 0.1)
-    order = [(call, motif, 0) for call, row in enumerate(calls) if row for motif in range(len(row[1]))]
-    groups = dict(enumerate(iteration.of_call))
+def planned(seed: int, program: list[Call] | None) -> Planned:
+    """Random plans; with a program, such as it can follow without a break."""
+    rng = random.Random(seed)
+    if program is None:
+        return Planned(lambda iteration, most: [random_plan(iteration, rng, most)])
 
     def may(call: int, later: int) -> bool:
-        return program is None or later <= program[call].last_before_wait(call)
+        return later <= program[call].last_before_wait(call)
 
-    found, wanted = None, shuffled(order, rng, may)
-    while found is None:
-        if program is None:
-            wanted = [
-                (call, motif, rng.randrange(2) if motif == 0 and calls[call][0] == "whole" else 0)
-                for call, motif, _ in wanted
-            ]
-        found = lanes.assign(wanted, groups, most)
-        if found is None:
-            wanted = shuffled(order, rng, may)
-    for (call, _), lane in sorted(found.items()):
-        calls[call][2].append(lane)
-    return {"name": "random", "calls": calls, "order": [list(place) for place in wanted]}
-
-
-class Planned(Syndicate):
-    """With random plans, which stay."""
-
-    def __init__(self, rng: random.Random, program: list[Call] | None) -> None:
-        super().__init__()
-        replanner: Any = self._replanner
-        replanner.settings.gain = -1e9
-
-        def search(iteration: Iteration, *_: Any) -> Document:
-            return {"plans": [plan(iteration, rng, replanner.settings.lanes, program)], "before": 2, "after": 1}
-
-        replanner._search = search
-        replanner._slower = lambda _: "go"
+    return Planned(lambda iteration, most: [random_plan(iteration, rng, most, left_out=0.0, may=may)])
 
 
 # ---- lives
@@ -242,15 +184,15 @@ def life(number: int, iterations: int, groups: list[Any], seed: int) -> Life:
     ordered = number % 2 == 0
     calls = draw(seed, simple=ordered)
     program = Program(calls, groups, random.Random(seed * 64 + mcr_dl.get_rank()))
-    with Planned(random.Random(seed), calls if ordered else None) as planned:
+    with planned(seed, calls if ordered else None) as syndicate:
         for index in range(iterations):
             program.iterate(index)
             if ordered:
                 step()
             elif index % EXTRA == EXTRA - 1:
                 mcr_dl.barrier(group=groups[index % 2])
-        found = planned.statistics()
-        phase = planned.phase
+        found = syndicate.statistics()
+        phase = syndicate.phase
     every: list[Any] = [None] * mcr_dl.get_world_size()
     mcr_dl.all_gather_object(every, {**found, "phase": phase, "wrong": program.wrong})
     breaks, wrong = (sum(each[name] for each in every) for name in ("breaks", "wrong"))

@@ -330,14 +330,20 @@ ExecutorStatistics Executor::statistics() const {
   return now;
 }
 
-bool Executor::synchronize(std::chrono::nanoseconds limit) {
+bool Driver::repeat(std::chrono::nanoseconds limit, const std::function<bool()>& step) {
   const auto deadline = Clock::now() + limit;
-  for (;;) {
-    hurry();
-    if (statistics().queued == 0) return true;
+  while (!step()) {
     if (Clock::now() >= deadline) return false;
     std::this_thread::yield();
   }
+  return true;
+}
+
+bool Executor::synchronize(std::chrono::nanoseconds limit) {
+  return repeat(limit, [this] {
+    hurry();
+    return statistics().queued == 0;
+  });
 }
 
 void Executor::finish(std::chrono::milliseconds limit, Interrupt interrupt) {

@@ -104,6 +104,10 @@ class Driver {
   virtual ~Driver() = default;
   /// Does everything possible now; returns at once if another thread is doing so.
   virtual void drive() = 0;
+
+ protected:
+  /// Repeats a step until it returns true; false if the time runs out first.
+  static bool repeat(std::chrono::nanoseconds limit, const std::function<bool()>& step);
 };
 
 /// Runs schedules whose late Issues have communicators of their own, the stages: the k-th late Issue of a schedule goes

@@ -8,16 +8,11 @@
 
 namespace mcr {
 
-namespace {
-
-// A copy keeps the communicator, which the group may remove meanwhile.
-Slot slot_on(Group& stage, const Passage& passage) {
-  const auto* slot = stage.find(passage.slot->name);
+Slot& slot_of(Group& group, std::string_view name) {
+  auto* slot = group.find(name);
   if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
   return *slot;
 }
-
-}  // namespace
 
 std::shared_ptr<Work> start_on(Group& stage, Slot slot, Call call, std::shared_ptr<void> memory) {
   Plan plan;
@@ -35,7 +30,7 @@ bool Stages::serves(const Slot& slot) const {
 
 Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const {
   std::vector<Slot> slots;
-  for (const auto& stage : groups_) slots.push_back(slot_on(*stage, passage));
+  for (const auto& stage : groups_) slots.push_back(slot_of(*stage, passage.slot->name));
   // The schedule outlives the run that calls this.
   return [slots = std::move(slots), groups = groups_, memory = std::weak_ptr(schedule)](const Task& task,
                                                                                         Requests& requests) {
@@ -58,7 +53,7 @@ Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>&
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
   auto& stage = *groups_.front();
-  start_on(stage, slot_on(stage, passage), call, std::move(memory));
+  start_on(stage, slot_of(stage, passage.slot->name), call, std::move(memory));
 }
 
 // A message depends only on its peer, so no other call waits for it.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,10 @@ class Stages {
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
 };
+
+/// The candidate with that name; throws NotInitialized if the group has removed it. A copy keeps its communicator,
+/// which the group may remove later.
+Slot& slot_of(Group& group, std::string_view name);
 
 /// Starts a call on a group without passes that serves another one. `memory` is kept until the call is complete; its
 /// Work does not keep the group: a library's thread that releases the last reference must not destroy a group.

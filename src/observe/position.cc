@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/digest.h"
+
 namespace mcr {
 
 namespace {
@@ -29,14 +31,13 @@ Living& living() {
   return list;
 }
 
-uint64_t digest(uint64_t before, const Entered& entered) {
+uint64_t history_after(uint64_t before, const Entered& entered) {
   const auto form = static_cast<uint64_t>(entered.op) | static_cast<uint64_t>(entered.dtype) << 8 |
                     static_cast<uint64_t>(entered.red) << 16 | static_cast<uint64_t>(entered.vectored) << 24 |
                     static_cast<uint64_t>(static_cast<uint32_t>(entered.root)) << 32;
   const auto sizes = std::rotl(static_cast<uint64_t>(entered.bytes), 40) ^
                      static_cast<uint64_t>(static_cast<uint32_t>(entered.priority)) << 25;
-  const auto mixed = (before ^ form ^ sizes) * 0x9e3779b97f4a7c15u;
-  return mixed ^ (mixed >> 29);
+  return digest(before, form ^ sizes);
 }
 
 }  // namespace
@@ -139,7 +140,7 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
   entered.red = op.is(kReduces) ? call.red : RedOp::SUM;
   entered.vectored = call.vectored;
   entered.asynchronous = call.asynchronous;
-  entered.history = history_ = digest(history_, entered);
+  entered.history = history_ = history_after(history_, entered);
   return entered.seq;
 }
 

@@ -25,7 +25,7 @@ constexpr int kMostRanks = 9;
 constexpr int64_t kCounts[] = {1, 2, 5, 7, 64, 1000};
 constexpr DType kTypes[] = {DType::Bool, DType::Byte, DType::Half, DType::Long};
 
-// What planner/motifs.py says, written down a second time.
+// The number of motifs by the rules of planner/motifs.py.
 int expected_count(const std::string& form, Op op, int64_t count, int size) {
   const auto parts = [&] { return std::stoi(form.substr(form.find(' '))); };
   if (form == "whole") return 1;

@@ -5,72 +5,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.planner import capture, lanes, motifs, options
 from mcr_dl.schedule import Syndicate, replanning, step
-from mcr_dl.schedule.measured import Iteration
+from mcr_dl.testing.plans import Make, Planned, random_plan
 from ranks import session
 
 ROUNDS = 60  # iterations: enough to find them, to try a plan, and for some with it
 
-Document = dict[str, Any]
 
-
-def random_plan(iteration: Iteration, seed: int, most: int) -> Document:
-    """Any forms, candidates and order; not one that a program needs to allow."""
-    chosen = random.Random(seed)
-    calls: list[Any] = []
-    for index, record in enumerate(iteration.calls):
-        call = capture.call_of(record)
-        if call is None or chosen.random() < 0.1:
-            calls.append(None)
-            continue
-        forms = [(name, form) for name, form in options.expressions(call) if options.is_executed(name)]
-        name, form = chosen.choice(forms)
-        count = len(motifs.steps(form))
-        channels = iteration.channels(iteration.of_call[index])
-        calls.append([name, [chosen.choice(channels) for _ in range(count)], []])
-    order = [(call, motif, 0) for call, row in enumerate(calls) if row for motif in range(len(row[1]))]
-    groups = dict(enumerate(iteration.of_call))
-    found = None
-    while found is None:
-        for _ in range(chosen.randrange(len(order) + 1)):  # neighbours change places, except motifs of one call
-            at = chosen.randrange(len(order) - 1) if len(order) > 1 else 0
-            if len(order) > 1 and order[at][0] != order[at + 1][0]:
-                order[at], order[at + 1] = order[at + 1], order[at]
-        ahead = [(call, motif, chosen.randrange(2) if motif == 0 and calls[call][0] == "whole" else 0)
-                 for call, motif, _ in order]  # fmt: skip
-        found = lanes.assign(ahead, groups, most)
-        order = sorted(order) if found is None else ahead
-    for (call, motif), lane in sorted(found.items()):
-        calls[call][2].append(lane)
-        assert len(calls[call][2]) == motif + 1
-    return {"name": "random", "calls": calls, "order": [list(place) for place in order]}
-
-
-class Planned(Syndicate):
-    """With plans that a test makes, in a job on the backends of the tests; they stay, unless ``again``."""
-
-    def __init__(self, make: Callable[[Iteration, int, int], Document], seed: int = 0, again: bool = False) -> None:
-        session.start()
-        super().__init__()
-        self._replanner.settings.gain = -1e9
-        if not again:
-            self._replanner._slower = lambda _window: "go"  # type: ignore[method-assign]
-        made = iter(range(seed, seed + 1000))
-        lanes = self._replanner.settings.lanes
-
-        def search(iteration: Iteration, *_: Any) -> dict[str, Any]:
-            return {"plans": [make(iteration, next(made), lanes)], "before": 2, "after": 1}
-
-        self._replanner._search = search  # type: ignore[method-assign]
+def random_plans_of(seed: int) -> Make:
+    """One random plan after another; the order need not be one that the program allows."""
+    rng = random.Random(seed)
+    return lambda iteration, most: [random_plan(iteration, rng, most)]
 
 
 class Program:
@@ -127,7 +78,8 @@ class Program:
 
 def random_plans(seed: int) -> tuple[int, int]:
     """Random plans give right results; (planned calls, digest)."""
-    with Planned(random_plan, seed) as planned:
+    session.start()
+    with Planned(random_plans_of(seed)) as planned:
         program = Program(random.Random(mcr_dl.get_rank()))
         for _ in range(ROUNDS):
             program.iterate()
@@ -143,7 +95,8 @@ def random_plans(seed: int) -> tuple[int, int]:
 
 def other_calls(seed: int) -> None:
     """Calls that a plan does not expect end it; later iterations are planned again, by the plan that is known."""
-    with Planned(random_plan, seed) as planned:
+    session.start()
+    with Planned(random_plans_of(seed)) as planned:
         program = Program()
         for _ in range(2):
             for _ in range(ROUNDS):
@@ -159,7 +112,8 @@ def other_calls(seed: int) -> None:
 
 def different_programs() -> None:
     """Ranks whose calls differ get no plan, and their programs go on."""
-    with Planned(random_plan) as planned:
+    session.start()
+    with Planned(random_plans_of(0)) as planned:
         part = mcr_dl.new_group([0, 1])
         value = torch.ones(4)
         for _ in range(200):
@@ -182,14 +136,15 @@ def without_gain() -> None:
         last = found.events[-1].what if found.events else "none"
         assert last in ("none", "kept", "dropped"), found.events
         if mcr_dl.get_rank() == 0:
-            assert found._replanner.graph is not None
-            assert len(found._replanner.graph.calls) == 7
+            assert found.graph is not None
+            assert len(found.graph.calls) == 7
     assert (found.plan is None) == (last != "kept")
 
 
 def slower_iterations() -> list[str]:
     """Iterations that take longer for a while lead to a new plan."""
-    with Planned(random_plan, again=True) as planned:
+    session.start()
+    with Planned(random_plans_of(0), again=True) as planned:
         program = Program()
         for _ in range(ROUNDS):
             program.iterate()
@@ -201,7 +156,8 @@ def slower_iterations() -> list[str]:
 
 def marked() -> None:
     """Iterations of equal calls are known by the program's marks."""
-    with Planned(random_plan) as planned:
+    session.start()
+    with Planned(random_plans_of(0)) as planned:
         value = torch.ones(3)
         for _ in range(ROUNDS):
             works = [mcr_dl.all_reduce(value.clone(), async_op=True) for _ in range(3)]
@@ -209,7 +165,7 @@ def marked() -> None:
                 work.wait()
             step()
         assert planned.phase == "steady"
-        assert len(planned._replanner._seen) == 3
+        assert len(planned.plan["calls"]) == 3
 
 
 def refused() -> None:

@@ -176,8 +176,11 @@ def _put(group: _C.Group, specifications: list[Specification]) -> None:
     _C.set_passes(group, _made(group, specifications))
 
 
-def add(group: _C.Group, specifications: list[Specification]) -> None:
-    """Add passes behind those of a group, and the log, if it is among them, before these. As ``set_passes``."""
+def add(group: _C.Group, specifications: list[Specification]) -> set[str]:
+    """Add passes behind those of a group, and the log, if it is among them, before these. As ``set_passes``.
+
+    Returns the names of those that the group did not have.
+    """
     names = [station.name for station in _C.passes(group)]
     wanted = [entry for entry in _agree(group, specifications) if entry.name not in names]
     require_plannable([*names, *(entry.name for entry in wanted)])
@@ -185,6 +188,7 @@ def add(group: _C.Group, specifications: list[Specification]) -> None:
     first = [entry for entry in wanted if entry.name == Log.name]
     last = [entry for entry in wanted if entry.name != Log.name]
     _C.set_passes(group, [*_made(group, first), *_C.passes(group), *_made(group, last)])
+    return {entry.name for entry in wanted}
 
 
 def withdraw(group: _C.Group, names: set[str]) -> None:
@@ -194,17 +198,22 @@ def withdraw(group: _C.Group, names: set[str]) -> None:
     _C.set_passes(group, [station for station in _C.passes(group) if station.name not in names])
 
 
+def with_log(specifications: list[Specification]) -> list[Specification]:
+    """These passes, with the log first if it is not among them."""
+    return specifications if any(each.name == Log.name for each in specifications) else [Log(), *specifications]
+
+
 SCHEDULE = "schedule"  # the name of the passes of schedulers, of which a group has one at most
-_schedulers: dict[str, Callable[[], list[Specification]]] = {}
+_schedulers: dict[str, Callable[[], Specification]] = {}
 
 
-def register_scheduler(name: str, make: Callable[[], list[Specification]]) -> None:
-    """Let ``MCR_DL_SCHEDULE`` name a scheduler of all groups. ``make``: its passes, in order."""
+def register_scheduler(name: str, make: Callable[[], Specification]) -> None:
+    """Let ``MCR_DL_SCHEDULE`` name a scheduler of all groups. ``make``: its pass, which reads the log."""
     _schedulers[name] = make
 
 
 def with_scheduler(specifications: list[Specification]) -> list[Specification]:
-    """The passes of a new job: with those of the scheduler that ``MCR_DL_SCHEDULE`` names, if it names one.
+    """The passes of a new job: with the log and a scheduler's pass, if ``MCR_DL_SCHEDULE`` names one.
 
     Raises InvalidArgumentError for an unknown name, UnsupportedError if a pass holds or changes calls.
     """
@@ -213,10 +222,8 @@ def with_scheduler(specifications: list[Specification]) -> list[Specification]:
         return specifications
     if name not in _schedulers:
         raise InvalidArgumentError(f"MCR_DL_SCHEDULE: expected {', '.join(_schedulers)} or none, got {name!r}")
-    own = [entry.name for entry in specifications]
-    require_plannable([*own, SCHEDULE])
-    made = [entry for entry in _schedulers[name]() if entry.name not in own]
-    return [*made[:-1], *specifications, made[-1]]
+    require_plannable([*(entry.name for entry in specifications), SCHEDULE])
+    return [*with_log(specifications), _schedulers[name]()]
 
 
 def require_plannable(names: Iterable[str]) -> None:

@@ -15,7 +15,6 @@ from mcr_dl.planner.motifs import Expression, Motif
 
 _SEGMENTS = (2, 4)
 _FAN_IN = (2, 4)
-_EXECUTED = ("whole", "segment", "ring", "spline")  # forms that the core has (src/algorithms/motifs.h)
 
 
 def expressions(call: Call) -> Iterator[tuple[str, Expression]]:
@@ -68,11 +67,6 @@ def _assignments(count: int, channels: Sequence[str]) -> Iterator[tuple[str, lis
             yield f"{one} {first}, {other} {count - first}", [one] * first + [other] * (count - first)
 
 
-def is_executed(form: str) -> bool:
-    """Whether the core can do calls in this form, by its name."""
-    return "," not in form and form.split(" ", maxsplit=1)[0] in _EXECUTED
-
-
 def of_call(
     call: Call, channels: Sequence[Channel], model: _C.CostModel, *, executed: bool = False
 ) -> tuple[Option, ...]:
@@ -80,7 +74,7 @@ def of_call(
     by_name = {channel.name: channel for channel in channels}
     found = []
     for name, expression in expressions(call):
-        if executed and not is_executed(name):
+        if executed and not _C.is_motif_form(name):
             continue
         steps = motifs.steps(expression)
         for place, assigned in _assignments(len(steps), list(by_name)):

@@ -152,7 +152,7 @@ class Planner:
     def priority(self) -> Plan:
         """Calls on their first channels, in four segments if possible; of ready ones the longest remaining path first.
 
-        What ByteScheduler (SOSP'19) does with gradients: partitions and priorities, and no choice of channels.
+        ByteScheduler (SOSP'19) treats gradients so: it partitions and orders them, and does not choose channels.
         """
         chosen = []
         for found in self.options:

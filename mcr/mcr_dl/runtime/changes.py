@@ -8,7 +8,6 @@ last rank to arrive decides for all, so that either all ranks make the change or
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,9 @@ from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
 from mcr_dl.runtime import state
-from mcr_dl.runtime.rounds import Round
+from mcr_dl.runtime.rounds import Round, poll
 
-_SHORTEST, _LONGEST = 0.0001, 0.1  # seconds between two checks for the answer: a tenth of the elapsed time
+_LONGEST = 0.1  # seconds between two checks for the answer
 _PATIENCE = 15.0  # seconds for the rank that writes the answer, which may ask the others where they are
 _ERRORS = {kind.__name__: kind for kind in (InvalidArgumentError, InvalidTypeError, CollectiveTimeoutError)}
 
@@ -156,14 +155,8 @@ class _Meeting:
         self._round.answer(agreement.encode(answer))
 
     def _appears(self, limit: float) -> bool:
-        """Whether an answer appears within ``limit`` seconds. Polls: a wait in the store would block other threads."""
-        begin = time.monotonic()
-        while not self._round.answered():
-            passed = time.monotonic() - begin
-            if passed > limit:
-                return False
-            time.sleep(min(max(passed / 10, _SHORTEST), _LONGEST))
-        return True
+        """Whether an answer appears within ``limit`` seconds."""
+        return poll(self._round.answered, limit, _LONGEST)
 
     def _values(self) -> list[Any]:
         """The values by rank; None for a rank that has not arrived at this change."""

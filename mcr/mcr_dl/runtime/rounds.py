@@ -3,11 +3,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as torch_dist
 
+_SHORTEST = 0.0001  # seconds between two looks
 _CLOSED = 1 << 40  # added to the counter of arrived ranks: it is too late
+
+
+def poll(condition: Callable[[], bool], limit: float, longest: float, check: Callable[[], None] | None = None) -> bool:
+    """Whether a condition becomes true within ``limit`` seconds. Polls: a wait in the store would block other threads.
+
+    Between two looks it sleeps for a tenth of the elapsed time, at most ``longest`` seconds; ``check`` may raise.
+    """
+    begin = time.monotonic()
+    while not condition():
+        passed = time.monotonic() - begin
+        if check is not None:
+            check()
+        if passed > limit:
+            return False
+        time.sleep(min(max(passed / 10, _SHORTEST), longest))
+    return True
 
 
 class Round:

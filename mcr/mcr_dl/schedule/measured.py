@@ -152,7 +152,7 @@ def medians(values: list[Any]) -> dict[str, Any]:
 
 def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> Graph:
     """The graph of an iteration. ``times``: ns of each call as it is; ``costs``: what the ranks have measured."""
-    models = [_model(costs["rows"], group) for group in range(len(iteration.groups))]
+    models = [_model(iteration, group, costs["rows"]) for group in range(len(iteration.groups))]
     channels = [_channels(iteration, group, costs["shared"]) for group in range(len(iteration.groups))]
 
     def node(index: int, key: str, after: tuple[str, ...]) -> Node:
@@ -161,7 +161,7 @@ def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> 
         allowed = [each for each in channels[group] if not named or each.name == _name(iteration, group, named)]
         used = _name(iteration, group, record.backend or "")
         allowed.sort(key=lambda each: each.name != used)
-        found = () if call is None else options.of_call(call, allowed, models[group](iteration), executed=True)
+        found = () if call is None else options.of_call(call, allowed, models[group], executed=True)
         return Node(key, after, options=found or (capture.as_it_is(record, times[index], used),))
 
     nodes = capture.graph_nodes(iteration.found, node)
@@ -188,20 +188,16 @@ def _channels(iteration: Iteration, group: int, shared: Sequence[Row]) -> list[C
     return found
 
 
-def _model(rows: Sequence[Row], group: int) -> Any:
-    """Makes the cost model of a group's calls, with the names of its channels."""
-
-    def make(iteration: Iteration) -> _C.CostModel:
-        points: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for of_group, op, _, channel, nbytes, taken in rows:
-            if of_group == group:
-                points.setdefault((channel, op), []).append((nbytes, taken))
-        model = _C.CostModel()
-        for (channel, op), each in points.items():
-            model.add_cost("issue", _name(iteration, group, channel), op, points=_growing(each))
-        return model
-
-    return make
+def _model(iteration: Iteration, group: int, rows: Sequence[Row]) -> _C.CostModel:
+    """The costs of a group's calls, by the names of its channels."""
+    points: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for of_group, op, _, channel, nbytes, taken in rows:
+        if of_group == group:
+            points.setdefault((channel, op), []).append((nbytes, taken))
+    model = _C.CostModel()
+    for (channel, op), each in points.items():
+        model.add_cost("issue", _name(iteration, group, channel), op, points=_growing(each))
+    return model
 
 
 def _growing(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,10 @@ from mcr_dl import watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import CollectiveTimeoutError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
-from mcr_dl.runtime.rounds import Round
+from mcr_dl.runtime.rounds import Round, poll
 
 _log = logging.getLogger("mcr_dl")
-_SHORTEST, _LONGEST = 0.0001, 0.01  # seconds between two looks at the store: a tenth of the elapsed time
+_LONGEST = 0.01  # seconds between two looks at the store
 _ANSWER = 15.0  # seconds for the answer of the last rank to come
 
 Decide = Callable[[list[Any]], Any]
@@ -84,13 +83,10 @@ class Meetings:
 
     @staticmethod
     def _until(condition: Callable[[], bool], patience: float) -> bool:
-        begin = time.monotonic()
-        while not condition():
-            passed = time.monotonic() - begin
-            lost = watch.lost()
-            if lost:
-                raise PeerLostError("; ".join(lost.values()))
-            if passed > patience:
-                return False
-            time.sleep(min(max(passed / 10, _SHORTEST), _LONGEST))
-        return True
+        return poll(condition, patience, _LONGEST, _require_all_ranks)
+
+
+def _require_all_ranks() -> None:
+    lost = watch.lost()
+    if lost:
+        raise PeerLostError("; ".join(lost.values()))

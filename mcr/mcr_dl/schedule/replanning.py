@@ -125,6 +125,8 @@ class Replanner:
         self._total = 0  # iterations so far
         self._seen: list[tuple[str, int, str]] = []
         self._known: dict[str, _Known] = {}
+        self._key = self._epoch = ""  # of the iterations that are known, and of their phase
+        self._turns: list[list[int]] = []
         self._planning = 0  # ns that it took
         self._begin_count()
 
@@ -170,18 +172,21 @@ class Replanner:
 
     def _prepare(self, period: int) -> None:
         self._seen = self.control.newest(period + 1)[:-1]
-        iteration = self._captured(period)
-        agreed = self._agree_on(iteration)
-        key = hash_of({"calls": None if agreed is None else agreed["calls"]})
-        known = self._known.get(key)
-        if known is None and agreed is not None:
-            known = self._make(iteration, agreed["times"])
+        known = self._agreed()
         if known is None:
             self._fail()
             return
         self._failures = 0
-        self._key = key
         self._follow(known)
+
+    def _agreed(self) -> _Known | None:
+        """What is known of the iterations of the last calls, perhaps after making plans; None if the ranks differ."""
+        iteration = self._captured(len(self._seen))
+        agreed = self._agree_on(iteration)
+        if agreed is None:
+            return None
+        self._key = hash_of({"calls": agreed["calls"]})
+        return self._known.get(self._key) or self._make(iteration, agreed["times"])
 
     def _captured(self, period: int) -> measured.Iteration | None:
         """The last iterations on this rank; None if the log has other calls."""
@@ -229,7 +234,7 @@ class Replanner:
         result: Any = None
         if self._rank == 0:
             try:
-                result = self._search(iteration, times, costs)
+                result = self.search(iteration, times, costs)
             except McrError as error:
                 result = {"problem": str(error)}
         answer = self._meet(result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
@@ -240,7 +245,7 @@ class Replanner:
         self._note("planned" if answer["plans"] else "none", answer["before"], answer["after"])
         return self._commit(answer["plans"], iteration)
 
-    def _search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
+    def search(self, iteration: measured.Iteration, times: list[int], costs: Any) -> dict[str, Any]:
         """Plans that are worth a try, the fastest by simulation first; simulated ns without and with that one."""
         self.graph = measured.graph(iteration, times, costs)
         planner = Planner(self.graph)
@@ -305,7 +310,7 @@ class Replanner:
         self.phase = phase
         self._begin_count()
         self._epoch = hash_of({"key": self._key, "total": len(self.events), "phase": phase.value})[:16]
-        self._turns: list[list[int]] = []
+        self._turns = []
         self._next_turn() if phase is Phase.TRYING else self._install(self.plan)
         self._iteration()
 
@@ -363,14 +368,15 @@ class Replanner:
         window, self._times = self._times, []
         decision = self._decision
         if self._rank == 0:
-            self._decision = self._slower(window)
+            self._decision = self.slower(window)
             self._post(str(number + 1), self._decision)
         elif number > 1:
             decision = self._read([str(number), "ended"])
         if number > 1 and decision == "slower":
             self._plan_again()
 
-    def _slower(self, window: list[int]) -> str:
+    def slower(self, window: list[int]) -> str:
+        """Rank 0's decision after some iterations, from their times in ns: "slower" for a new plan, else "go"."""
         middle = statistics.median(window)
         self._reference = self._reference or middle
         slow = middle > SLOWER * self._reference
@@ -387,9 +393,7 @@ class Replanner:
         self._known.pop(self._key, None)
         cool_down = self._cool_down
         self._install(None)
-        iteration = self._captured(len(self._seen))
-        agreed = self._agree_on(iteration)
-        known = None if agreed is None else self._make(iteration, agreed["times"])
+        known = self._agreed()
         if known is None:
             self._fail()
             return
@@ -397,8 +401,8 @@ class Replanner:
         self._cool_down = 2 * cool_down if before is not None and before in known.plans else COOL_DOWN
 
     def _post(self, key: str, value: str) -> None:
-        if self._meetings is not None and hasattr(self, "_epoch"):
-            self._meetings.post(f"{self._epoch}/{key}", value)
+        assert self._meetings is not None
+        self._meetings.post(f"{self._epoch}/{key}", value)
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None

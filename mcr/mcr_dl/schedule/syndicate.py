@@ -33,11 +33,6 @@ def step() -> None:
         each._replanner.control.mark()
 
 
-def with_log(passes: list[Any]) -> list[Any]:
-    """Passes with the log before them, from which iterations are captured."""
-    return passes if any(each.name == Log.name for each in passes) else [Log(), *passes]
-
-
 class Syndicate:
     """Plans how, where and when the calls of each training iteration are made, while the program runs unchanged.
 
@@ -56,6 +51,8 @@ class Syndicate:
     """
 
     name: ClassVar[str] = chain.SCHEDULE
+    replanner: Callable[[Settings], Replanner] = Replanner
+    """Makes what decides on plans; for subclasses with plans of their own."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class Syndicate:
             )
             got = f"{budget!r}, {lanes!r}, {tries!r}, {rounds!r} and {gain!r}"
             raise InvalidArgumentError(f"{message} to below 1, got {got}")
-        self._replanner = Replanner(Settings(budget, lanes, tries, rounds, promising, gain, seed))
+        self._replanner = self.replanner(Settings(budget, lanes, tries, rounds, promising, gain, seed))
         _all.add(self)
         self._groups: list[_C.Group] = []
         self._added: dict[str, set[str]] = {}  # by group that existed before: the passes that it did not have
@@ -116,9 +113,8 @@ class Syndicate:
         self._before = current.passes
         chain.require_plannable([each.name for each in (*current.passes, self)])
         for group in [group for group in state.living() if not state.is_shadow(group.name())]:
-            self._added[group.name()] = {self.name, *({Log.name} - {each.name for each in _C.passes(group)})}
-            chain.add(group, [Log(), self])
-        current.passes = [*with_log(current.passes), self]
+            self._added[group.name()] = chain.add(group, [Log(), self])
+        current.passes = [*chain.with_log(current.passes), self]
         return self
 
     def __exit__(
@@ -172,4 +168,4 @@ class Syndicate:
         documents.write_rows(path, self._replanner.graph.document())
 
 
-chain.register_scheduler("syndicate", lambda: [Log(), Syndicate()])
+chain.register_scheduler("syndicate", Syndicate)

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.passes.log import Log
+from mcr_dl.passes import chain
 from mcr_dl.records import log, printer
 from mcr_dl.runtime import state
 from mcr_dl.trace import _clock, _files, _regions
@@ -29,9 +29,7 @@ def folder() -> str | None:
 
 def with_log(specifications: list[Any]) -> list[Any]:
     """The passes of a new job: with the log first, if the environment asks for traces."""
-    if folder() is None or any(each.name == log.PASS for each in specifications):
-        return specifications
-    return [Log(), *specifications]
+    return specifications if folder() is None else chain.with_log(specifications)
 
 
 def _clock_of(current: state.State, patience: timedelta | None) -> _clock.Clock:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "algorithms/fuse.h"
+#include "base/digest.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
 
@@ -31,11 +32,6 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
       part->fulfil(carrier);
     }
   }
-}
-
-uint64_t mix(uint64_t digest, int64_t value) {
-  constexpr uint64_t kPrime = 0x9E3779B97F4A7C15ULL;
-  return (digest ^ static_cast<uint64_t>(value)) * kPrime + (digest >> 29);
 }
 
 }  // namespace
@@ -220,7 +216,9 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
       statistics_.bytes += fuse_bytes(part->call);
       bytes_.find(part->kind)->second -= fuse_bytes(part->call);
     }
-    statistics_.digest = mix(mix(statistics_.digest, parts.front()->kind.number), parts.back()->number);
+    for (const int64_t value : {parts.front()->kind.number, parts.back()->number}) {
+      statistics_.digest = digest(statistics_.digest, static_cast<uint64_t>(value));
+    }
   }
   held_.erase(held_.begin(), end);
   flushed_ = agreed;

@@ -2,26 +2,21 @@
 #include "passes/schedule/enforcer.h"
 
 #include <algorithm>
-#include <limits>
-#include <thread>
 
+#include "algorithms/motifs.h"
+#include "base/digest.h"
 #include "runtime/progress.h"
 
 namespace mcr {
 
 namespace {
 
-constexpr uint32_t kMotifs = 64;
+constexpr uint32_t kMotifs = MotifForm::kMost;
 // How long the order waits for a call that the program has not made: while a thread waits, another one may be about to
 // make it; otherwise the program may ask from time to time whether a call is complete, or be at its end.
 constexpr std::chrono::nanoseconds kAwaited = std::chrono::milliseconds(1), kIdle = std::chrono::seconds(1);
 
 uint64_t bit(uint32_t motif) { return uint64_t{1} << motif; }
-
-uint64_t mix(uint64_t digest, uint64_t value) {
-  digest ^= value + 0x9e3779b97f4a7c15ULL + (digest << 6U) + (digest >> 2U);
-  return digest * 0xff51afd7ed558ccdULL;
-}
 
 }  // namespace
 
@@ -93,7 +88,7 @@ bool Enforcer::step(Lock& lock) {
   if (next && next->call != nullptr && issue(lock, next->call, next->motif)) {
     const auto& place = next->call->call;
     const auto where = static_cast<uint64_t>(place.iteration - first_) * made_.size() + place.call;
-    statistics_.digest = mix(statistics_.digest, where * kMotifs + next->motif);
+    statistics_.digest = digest(statistics_.digest, where * kMotifs + next->motif);
     end_hold();
     return true;
   }
@@ -187,18 +182,15 @@ void Enforcer::remove(const Shared& call) {
 }
 
 bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
-  const auto deadline = Clock::now() + limit;
   {
     const std::lock_guard lock(mutex_);
     flush_to_ = numbered_;
     for (const auto& one : calls_) one->call.run->hurry();
   }
-  for (;;) {
+  return repeat(limit, [this] {
     drive();
-    if (!pending()) return true;
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::yield();
-  }
+    return !pending();
+  });
 }
 
 EnforcerStatistics Enforcer::statistics() const {

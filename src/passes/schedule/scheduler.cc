@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/digest.h"
 #include "base/pool.h"
 #include "engine/stages.h"
 #include "engine/wait.h"
@@ -13,16 +14,11 @@ namespace mcr {
 
 namespace {
 
-constexpr std::size_t kSeen = 2 * IterationFinder::kLongest;
-
 // Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
 uint64_t signature_of(const Passage& passage) {
   const Call& call = passage.call;
   uint64_t found = 0;
-  const auto add = [&](uint64_t value) {
-    found = (found ^ value) * 0x9e3779b97f4a7c15ULL;
-    found ^= found >> 29U;
-  };
+  const auto add = [&](uint64_t value) { found = digest(found, value); };
   add(static_cast<uint64_t>(call.op) | static_cast<uint64_t>(call.dtype) << 8U |
       static_cast<uint64_t>(call.red) << 16U | static_cast<uint64_t>(call.vectored) << 24U |
       static_cast<uint64_t>(passage.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
@@ -54,6 +50,11 @@ struct PlanControl::Look {
 
 void PlanControl::watch() {
   const std::lock_guard lock(mutex_);
+  begin_watching();
+}
+
+// Call with the lock held.
+void PlanControl::begin_watching() {
   watching_ = true;
   finder_.reset();
   seen_count_ = 0;
@@ -67,8 +68,8 @@ void PlanControl::mark() {
 std::vector<PlanControl::Seen> PlanControl::newest(std::size_t count) const {
   const std::lock_guard lock(mutex_);
   std::vector<Seen> found;
-  for (auto number = seen_count_ - std::min({count, seen_count_, kSeen}); number < seen_count_; ++number) {
-    found.push_back(seen_[number % kSeen]);
+  for (auto number = seen_count_ - std::min({count, seen_count_, seen_.size()}); number < seen_count_; ++number) {
+    found.push_back(seen_[number % seen_.size()]);
   }
   return found;
 }
@@ -86,8 +87,7 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
 // Call with the lock held. The length of an iteration that the call begins, else 0.
 std::size_t PlanControl::find(const std::string& group, uint64_t signature, const std::string* named) {
   if (!watching_) return 0;
-  seen_.resize(kSeen);
-  seen_[seen_count_++ % kSeen] = {group, signature, named == nullptr ? "" : *named};
+  seen_[seen_count_++ % seen_.size()] = {group, signature, named == nullptr ? "" : *named};
   const auto found = finder_.add(signature, std::hash<std::string>()(group));
   if (found != 0) watching_ = false;
   return found;
@@ -111,9 +111,8 @@ PlanControl::Step PlanControl::step(const std::string& group, uint64_t signature
     Step step{.event = Event::Left, .value = form.call};
     for (const auto& each : *member.forms) step.left.push_back(each.call);
     members_.erase(found);
-    if (!std::exchange(watching_, true)) {
-      finder_.reset();
-      seen_count_ = 0;
+    if (!watching_) {
+      begin_watching();
       look.seen = false;
     }
     return step;
@@ -169,9 +168,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   PlannedCall call;
   for (std::size_t motif = 0; motif < turn.form->channels.size(); ++motif) {
     const auto& lane = lanes_.at(turn.form->lanes.at(motif));
-    const auto* slot = lane.group->find(turn.form->channels[motif]);
-    if (slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
-    targets.push_back({lane.group, *slot});
+    targets.push_back({lane.group, slot_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
   Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
@@ -189,8 +186,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
 Outcome Scheduler::run_planned(Passage& passage, const PlanControl::Turn& turn) {
   std::shared_ptr<Work> work;
   try {
-    passage.slot = passage.group.find(turn.form->channels.front());
-    if (passage.slot == nullptr) throw Error(ErrorCode::NotInitialized, "the group has given up the backend");
+    passage.slot = &slot_of(passage.group, turn.form->channels.front());
     auto call = planned(passage, turn);
     auto requests = requests_of(control_->enforcer(), call.run);
     control_->enforcer()->submit(std::move(call));

@@ -63,8 +63,6 @@ class PlanControl {
   /// Sets the plans of groups, by name, from the present call on, which must begin an iteration, and the order of their
   /// motifs; other groups have none. `calls`: of an iteration.
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
-  /// Ends all plans.
-  void end_plan() { set_plan({}, {}, 0); }
   /// Takes the next turn of a group's plan.
   Turn enter(const std::string& group, uint64_t signature, const std::string* named);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
@@ -79,6 +77,7 @@ class PlanControl {
 
   struct Step;
   struct Look;
+  void begin_watching();
   Step step(const std::string& group, uint64_t signature, const std::string* named, Look& look);
   std::size_t find(const std::string& group, uint64_t signature, const std::string* named);
 
@@ -89,7 +88,7 @@ class PlanControl {
   int64_t iteration_ = -1;
   bool watching_ = true;
   IterationFinder finder_;
-  std::vector<Seen> seen_;  // a ring
+  std::vector<Seen> seen_ = std::vector<Seen>(2 * IterationFinder::kLongest);  // a ring
   std::size_t seen_count_ = 0;
 };
 
