@@ -21,7 +21,7 @@ Make = Callable[[Iteration, int], list[Document]]
 
 
 class _Given(Replanner):
-    """Its plans stay, whatever their times are; unless ``again``, they stay for ever."""
+    """Its plans stay, regardless of their times; unless ``again``, they never change."""
 
     def __init__(self, settings: Settings, make: Make, again: bool) -> None:
         super().__init__(replace(settings, gain=-1e9))
