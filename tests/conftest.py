@@ -26,6 +26,7 @@ TIMED = {
     "test_reports",
     "test_shrinking",
     "test_start",
+    "test_syndicate_faults",
     "test_torch_debug",
     "test_user_code",
     "test_watch",

@@ -199,10 +199,7 @@ void Run::poll_requests(Schedule::Id id) {
 }
 
 // Waiting tasks are never started. Call in a catch block.
-void Run::fail() noexcept {
-  if (!failure_) failure_ = current_error();
-  issued_.store(true, std::memory_order_release);
-}
+void Run::fail() noexcept { stop(current_error()); }
 
 void Run::pass_over_done() {
   while (first_ < steps_.size() && steps_[first_].state == State::Done) ++first_;
@@ -228,6 +225,11 @@ bool Run::finished() {
     running = running || steps_[id].state == State::Running;
   }
   return !running;
+}
+
+void Run::stop(const Error& error) {
+  if (!failure_) failure_ = error;
+  issued_.store(true, std::memory_order_release);
 }
 
 bool Run::block(std::chrono::nanoseconds limit) {

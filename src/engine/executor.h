@@ -54,6 +54,8 @@ class Run {
   bool poll();
   /// No request is running any more; after an error, this may be later than poll() reports.
   bool finished();
+  /// Ends a run that cannot go on, for the thread that drives: nothing more is started, and poll() throws this error.
+  void stop(const Error& error);
   /// A thread waits: hurries the running requests and those still to be started.
   void hurry() { hurried_.store(true, std::memory_order_relaxed); }
   bool hurried() const { return hurried_.load(std::memory_order_relaxed); }

@@ -95,6 +95,9 @@ bool Progress::drain(std::chrono::nanoseconds limit) {
     const auto left = deadline - std::chrono::steady_clock::now();
     if (!oldest->wait_for(std::max<std::chrono::nanoseconds>(left, std::chrono::nanoseconds::zero()))) return false;
     sweep();
+    if (oldest->finished()) continue;  // else it has an error, and a request that is still running
+    if (left <= std::chrono::nanoseconds::zero()) return false;
+    std::this_thread::yield();
   }
 }
 

@@ -30,6 +30,7 @@ struct Calls {
   uint32_t lane = enforcer->new_lane(), other = enforcer->new_lane();
   Issued issued;
   bool complete = true;
+  const std::string* lost = nullptr;
 
   // `serial`: each motif waits for the one before it.
   std::shared_ptr<Run> make(int call, int64_t iteration, int motifs = 1, bool serial = false, uint32_t on = 0) {
@@ -47,7 +48,7 @@ struct Calls {
     });
     run->begin(nullptr);
     std::vector<uint32_t> lanes(static_cast<std::size_t>(motifs), on);
-    enforcer->submit({run, static_cast<uint32_t>(call), iteration, std::move(lanes), nullptr});
+    enforcer->submit({run, static_cast<uint32_t>(call), iteration, std::move(lanes), nullptr, [this] { return lost; }});
     return run;
   }
 };
@@ -160,6 +161,39 @@ TEST(a_lane_keeps_the_order_of_calls_when_the_order_breaks) {
   calls.complete = true;
   CHECK(calls.enforcer->synchronize(10s));
   CHECK((calls.issued == Issued{{0, 0}, {0, 1}, {1, 0}}));
+}
+
+TEST(a_thread_that_waits_for_all_calls_keeps_the_order_if_it_can) {
+  Calls calls;
+  calls.complete = false;
+  calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2, 0);
+  calls.make(0, 0, 2, true);
+  calls.make(1, 0, 1, false, calls.other);
+  CHECK(!calls.enforcer->synchronize(0s));
+  CHECK((calls.issued == Issued{{0, 0}}));
+  calls.complete = true;
+  CHECK(calls.enforcer->synchronize(10s));
+  CHECK((calls.issued == Issued{{0, 0}, {0, 1}, {1, 0}}) && calls.enforcer->statistics().breaks == 0);
+}
+
+TEST(calls_of_a_group_that_lost_a_rank_end_and_the_others_leave_the_order) {
+  const std::string text = "rank 2 has ended";
+  Calls lost, others;
+  others.enforcer = lost.enforcer;
+  lost.complete = false;
+  lost.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2, 0);
+  const auto run = lost.make(0, 0, 2, true);
+  others.make(1, 0, 1, false, others.other);
+  lost.enforcer->drive();
+  CHECK(others.issued.empty() && !run->issued());
+  lost.lost = &text;
+  lost.enforcer->drive();
+  CHECK((others.issued == Issued{{1, 0}}) && run->issued() && !lost.enforcer->pending());
+  const auto error = ranks::failure([&] { run->poll(); });
+  CHECK(error.code == ErrorCode::PeerLost && error.text == text);
+  CHECK(!run->finished());  // its first motif is still running
+  others.make(1, 1, 1, false, others.other);
+  CHECK(others.issued.size() == 2);
 }
 
 TEST(iterations_begin_where_their_signatures_are_least) {

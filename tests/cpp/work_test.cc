@@ -207,6 +207,16 @@ TEST(draining) {
   CHECK(progress.drain(10s));
 }
 
+TEST(draining_waits_no_longer_for_a_request_that_runs_on_after_an_error) {
+  std::atomic<bool> open{false};
+  Progress progress;
+  const auto work = work_of(std::make_unique<Gate>(open));
+  progress.watch(work);
+  CHECK(work->expire(ErrorCode::Timeout, "too late") && !progress.drain(5ms));
+  open = true;
+  CHECK(progress.drain(10s));
+}
+
 TEST(a_work_is_forgotten_at_either_end) {
   Progress progress;
   progress.set_patient();

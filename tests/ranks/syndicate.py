@@ -11,7 +11,7 @@ import torch
 
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
-from mcr_dl.schedule import Syndicate, replanning, step
+from mcr_dl.schedule import Syndicate, step
 from mcr_dl.testing.plans import Make, Planned, random_plan
 from ranks import session
 
@@ -148,8 +148,12 @@ def slower_iterations() -> list[str]:
         program = Program()
         for _ in range(ROUNDS):
             program.iterate()
-        for _ in range(replanning.COOL_DOWN + 10 * replanning.CHECK):
+        longest = 1000  # iterations; a new plan comes sooner, but the busier the machine is, the later
+        while longest > 0 and all(event.what != "slower" for event in planned.events):
+            longest -= 1  # all ranks have the event in one iteration
             time.sleep(0.02)
+            program.iterate()
+        for _ in range(ROUNDS):
             program.iterate()
         return [event.what for event in planned.events]
 

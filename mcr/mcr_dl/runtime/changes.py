@@ -16,7 +16,13 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, McrError
+from mcr_dl.base.errors import (
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    McrError,
+    PeerLostError,
+)
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Round, poll
 
@@ -45,8 +51,8 @@ def agree(
 
     A rank with a problem raises it; the others raise an error that names the rank. Every rank raises
     InvalidArgumentError, with one text, if the ranks do not make the same change, are not at the same point, or
-    ``decide`` raises it; and CollectiveTimeoutError if a rank does not arrive within the group's timeout. Later changes
-    are not affected.
+    ``decide`` raises it; CollectiveTimeoutError if a rank does not arrive within the group's timeout, and PeerLostError
+    if it has ended. Later changes are not affected.
     """
     made, operation = _C.newest_collective(group)
     mine = {
@@ -156,7 +162,13 @@ class _Meeting:
 
     def _appears(self, limit: float) -> bool:
         """Whether an answer appears within ``limit`` seconds."""
-        return poll(self._round.answered, limit, _LONGEST)
+        return poll(self._round.answered, limit, _LONGEST, self._require_all_ranks)
+
+    def _require_all_ranks(self) -> None:
+        lost = watch.lost()
+        missing = next((rank for rank in self.group.ranks if rank in lost), None)
+        if missing is not None:
+            raise PeerLostError(f"{self._name()}: {lost[missing]}")
 
     def _values(self) -> list[Any]:
         """The values by rank; None for a rank that has not arrived at this change."""

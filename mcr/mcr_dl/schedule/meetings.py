@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl import watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import CollectiveTimeoutError, McrError, PeerLostError
+from mcr_dl.base.errors import BackendError, CollectiveTimeoutError, McrError, PeerLostError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime.rounds import Round, poll
 
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
 _ANSWER = 15.0  # seconds for the answer of the last rank to come
+_NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
 Decide = Callable[[list[Any]], Any]
 
@@ -37,10 +39,14 @@ class Meetings:
     def meet(self, value: Any, decide: Decide, patience: float) -> Any:
         """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
 
-        It has none if a rank does not come within ``patience`` seconds after this one, or if ``decide``, which runs on
-        any rank, raises an McrError. Raises PeerLostError if a rank has ended, CollectiveTimeoutError if the last rank
-        to come does not answer.
+        It has none if a rank does not come within ``patience`` seconds after this one, or has ended before it came, or
+        if ``decide``, which runs on any rank, raises an McrError. Raises PeerLostError if the last rank to come has
+        ended without an answer, or the store with its rank; CollectiveTimeoutError if the last rank does not answer.
         """
+        with _explained():
+            return self._meet(value, decide, patience)
+
+    def _meet(self, value: Any, decide: Decide, patience: float) -> Any:
         turn, self._turn = self._turn, self._turn + 1
         if self._size == 1:
             return self._answer(decide, [value]).get("value")
@@ -48,31 +54,39 @@ class Meetings:
         if meeting.arrive(agreement.encode(value)):
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
             meeting.answer(agreement.encode(self._answer(decide, values)))
-        elif not self._until(meeting.answered, patience):
+        elif not self._until(meeting.answered, patience, watch.lost):
             if meeting.close():
-                meeting.answer(agreement.encode({"problem": "some ranks did not come in time"}))
-            elif not self._until(meeting.answered, _ANSWER):
+                missing = "; ".join(watch.lost().values()) or "some ranks did not come in time"
+                meeting.answer(agreement.encode({"problem": missing}))
+            elif not self._until(meeting.answered, _NOTICE if watch.lost() else _ANSWER):
+                _require_all_ranks()
                 raise CollectiveTimeoutError("schedule: the last rank to come to an agreement timed out")
         answer = agreement.decode(meeting.result(), "schedule: the answer")
         if "problem" in answer:
             _log.info("schedule: the ranks have no common plan: %s", answer["problem"])
         return answer.get("value")
 
-    def post(self, key: str, value: Any) -> None:
-        """Leave a value for the other ranks."""
-        self._store.set(f"post/{key}", agreement.encode(value))
+    def post(self, key: str, value: Any) -> Any:
+        """Leave a value for the other ranks; the value that all ranks get, which another one may have left before."""
+        with _explained():
+            found = self._store.compare_set(f"post/{key}", "", agreement.encode(value))
+            return agreement.decode(found, "schedule: a decision")
 
-    def read(self, keys: list[str], patience: float) -> Any:
-        """The value of the first of the keys that a rank posts; None if there is none in time."""
+    def read(self, keys: list[str], patience: float, otherwise: Any) -> Any:
+        """The value of the first of the keys that a rank posts.
+
+        If none is posted in time, or a rank is lost before, that of the first key is ``otherwise``, for all ranks.
+        """
         found: list[str] = []
 
         def posted() -> bool:
             found.extend(key for key in keys if self._store.check([f"post/{key}"]))
             return bool(found)
 
-        if not self._until(posted, patience):
-            return None
-        return agreement.decode(self._store.get(f"post/{found[0]}"), "schedule: a decision")
+        with _explained():
+            if not self._until(posted, patience, watch.lost):
+                return self.post(keys[0], otherwise)
+            return agreement.decode(self._store.get(f"post/{found[0]}"), "schedule: a decision")
 
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
@@ -82,11 +96,34 @@ class Meetings:
             return {"problem": str(error)}
 
     @staticmethod
-    def _until(condition: Callable[[], bool], patience: float) -> bool:
-        return poll(condition, patience, _LONGEST, _require_all_ranks)
+    def _until(condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:
+        """Whether a condition becomes true within so many seconds, and before ``end`` does."""
+        seen = False
+
+        def over() -> bool:
+            nonlocal seen
+            seen = condition()
+            return seen or bool(end())
+
+        poll(over, patience, _LONGEST)
+        return seen
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, McrError):
+            raise
+        poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)
+        _require_all_ranks()
+        raise BackendError(f"schedule: the job's store cannot be reached: {error}") from error
 
 
 def _require_all_ranks() -> None:
+    """Raise PeerLostError if a rank has ended."""
     lost = watch.lost()
     if lost:
         raise PeerLostError("; ".join(lost.values()))

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
@@ -45,6 +45,7 @@ COOL_DOWN = 30  # iterations after a plan before the next one; doubles when a ne
 _PATIENCE = 5.0  # seconds for the other ranks to come to the same point
 _FAILURES = 3  # in a row, after which there are no more plans
 _DECISION = 60.0  # seconds for rank 0's decision, which it made some iterations ago
+_GO, _SLOWER, _OVER = "go", "slower", "over"  # decisions: no new plan now, a new plan, and none any more
 _COMPLETE = timedelta(seconds=1)  # for the calls of the last iteration to be complete
 
 
@@ -135,7 +136,7 @@ class Replanner:
         self._times: list[int] = []
         self._reference, self._slow, self._loss = 0.0, 0, 0.0
         self._cool_down = COOL_DOWN
-        self._decision = "go"
+        self._decision = _GO
 
     def start(self, store: torch_dist.Store, rank: int, size: int) -> None:
         """Begin; ``store`` has keys of its own for this object."""
@@ -147,22 +148,30 @@ class Replanner:
     def _event(self, event: str, value: int) -> None:
         if self.phase is Phase.OFF or self._meetings is None:
             return
-        if event == "found":
-            self._prepare(value)
-        elif event == "iteration":
-            self._iteration()
-        else:
-            self._left(value)
+        try:
+            if event == "found":
+                self._prepare(value)
+            elif event == "iteration":
+                self._iteration()
+            else:
+                self._left(value)
+        except PeerLostError as error:
+            self._end(str(error))
 
     def _note(self, what: str, before: float = 0.0, after: float = 0.0) -> None:
         self.events.append(Event(self._total, what, before / 1e6, after / 1e6))
         times = f": {after / 1e6:.2f} ms an iteration instead of {before / 1e6:.2f}" if before else ""
         _log.info("Syndicate: iteration %d: %s%s", self._total, what, times)
 
+    def _end(self, reason: str) -> None:
+        """No more plans. The calls of groups that are left go on as they are, so that they match on their ranks."""
+        _log.warning("Syndicate: no more plans: %s", reason)
+        self.phase = Phase.OFF
+
     def _left(self, call: int) -> None:
         """A group has left its plan: all ranks of it, before the same call."""
         if self._rank == 0:
-            self._post("ended", "ended")
+            self._post("left", _GO)
         if self.phase is not Phase.WATCHING:
             self._note("left")
             _log.info("Syndicate: the program made another call than call %d of its iterations", call)
@@ -296,9 +305,9 @@ class Replanner:
         self._failures += 1
         self._note("failed")
         self.plan = None
-        if self._failures >= _FAILURES:
-            _log.warning("Syndicate: no more plans: the ranks had no common iterations %d times", self._failures)
-            self.phase = Phase.OFF
+        lost = watch.lost()
+        if lost or self._failures >= _FAILURES:
+            self._end("; ".join(lost.values()) or f"the ranks had no common iterations {self._failures} times")
             return
         self.phase = Phase.WATCHING
         self.control.watch()
@@ -368,23 +377,22 @@ class Replanner:
         window, self._times = self._times, []
         decision = self._decision
         if self._rank == 0:
-            self._decision = self.slower(window)
-            self._post(str(number + 1), self._decision)
+            self._decision = self._post(str(number + 1), _SLOWER if self.slower(window) else _GO)
         elif number > 1:
-            decision = self._read([str(number), "ended"])
-        if number > 1 and decision == "slower":
+            decision = self._read([str(number), "left"])
+        if number > 1 and decision == _SLOWER:
             self._plan_again()
+        elif number > 1 and decision == _OVER:
+            self._end("; ".join(watch.lost().values()) or "rank 0 did not decide in time")
 
-    def slower(self, window: list[int]) -> str:
-        """Rank 0's decision after some iterations, from their times in ns: "slower" for a new plan, else "go"."""
+    def slower(self, window: list[int]) -> bool:
+        """Whether iterations are so much slower that rank 0 wants a new plan; the times in ns of the last ones."""
         middle = statistics.median(window)
         self._reference = self._reference or middle
         slow = middle > SLOWER * self._reference
         self._slow = self._slow + 1 if slow else 0
         self._loss = self._loss + len(window) * (middle - self._reference) if slow else 0.0
-        if self._slow < WINDOWS or self._count < self._cool_down or self._loss < WORTH * self._planning:
-            return "go"
-        return "slower"
+        return self._slow >= WINDOWS and self._count >= self._cool_down and self._loss >= WORTH * self._planning
 
     def _plan_again(self) -> None:
         """The costs have changed: forget the plan, and make another."""
@@ -400,10 +408,10 @@ class Replanner:
         self._follow(known)
         self._cool_down = 2 * cool_down if before is not None and before in known.plans else COOL_DOWN
 
-    def _post(self, key: str, value: str) -> None:
+    def _post(self, key: str, value: str) -> Any:
         assert self._meetings is not None
-        self._meetings.post(f"{self._epoch}/{key}", value)
+        return self._meetings.post(f"{self._epoch}/{key}", value)
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None
-        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION)
+        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION, _OVER)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, ClassVar
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base import documents
-from mcr_dl.base.errors import InvalidArgumentError, McrError
+from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
@@ -21,6 +22,7 @@ from mcr_dl.runtime import state
 from mcr_dl.schedule.replanning import Event, Replanner, Settings, Turn
 
 _all: weakref.WeakSet[Syndicate] = weakref.WeakSet()
+_unfinished: list[Syndicate] = []  # exceptions have ended their blocks, and the groups still have their passes
 
 
 def step() -> None:
@@ -110,8 +112,13 @@ class Syndicate:
     def __enter__(self) -> Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""
         current = state.current()
-        self._before = current.passes
+        if any(each.name == self.name for each in current.passes):
+            message = "Syndicate: expected one at a time, got another one, in whose block this is or which"
+            raise InvalidArgumentError(f"{message} MCR_DL_SCHEDULE has started")
         chain.require_plannable([each.name for each in (*current.passes, self)])
+        while _unfinished:
+            _unfinished.pop()._withdraw()
+        self._current, self._before = current, current.passes
         for group in [group for group in state.living() if not state.is_shadow(group.name())]:
             self._added[group.name()] = chain.add(group, [Log(), self])
         current.passes = [*chain.with_log(current.passes), self]
@@ -120,14 +127,26 @@ class Syndicate:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the plan; the groups get the passes back that they had."""
-        if error is not None or not state.is_initialized():
+        """End the plan; the groups get the passes back that they had.
+
+        After an exception, which other ranks may not have, the groups keep the plan until the next Syndicate begins.
+        """
+        if not state.is_initialized() or state.current() is not self._current:
             return
-        state.current().passes = self._before
-        for group in self._groups:
-            if not group._closed:
+        self._current.passes = self._before
+        if error is None:
+            self._withdraw()
+        else:
+            _unfinished.append(self)
+
+    def _withdraw(self) -> None:
+        """Take the pass out of all groups that can still agree on it."""
+        groups, self._groups = self._groups, []
+        for group in groups:
+            if group._closed or watch.lost().keys() & set(group.ranks):
+                continue
+            with suppress(PeerLostError):
                 chain.withdraw(group, self._added.get(group.name(), {self.name}))
-        self._groups = []
 
     # ---- for reading
 

@@ -12,8 +12,9 @@ namespace mcr {
 namespace {
 
 constexpr uint32_t kMotifs = MotifForm::kMost;
-// How long the order waits for a call that the program has not made: while a thread waits, another one may be about to
-// make it; otherwise the program may ask from time to time whether a call is complete, or be at its end.
+// How long the order waits for a call that the program has not made. While a thread waits, another one may be about to
+// make it. Otherwise the program may compute, or be at its end; but it may also wait in a way that is not seen here (by
+// a future, or by asking whether a call is complete), in each iteration. So each such wait halves the next one.
 constexpr std::chrono::nanoseconds kAwaited = std::chrono::milliseconds(1), kIdle = std::chrono::seconds(1);
 
 uint64_t bit(uint32_t motif) { return uint64_t{1} << motif; }
@@ -36,6 +37,8 @@ void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t f
     first_ = first;
     round_ = first - most;
     next_ = 0;
+    idle_ = kIdle;
+    idled_ = false;
     by_place_.clear();  // earlier calls are in no plan
     flush_to_ = numbered_;
     statistics_.digest = 0;
@@ -80,8 +83,11 @@ void Enforcer::drive() {
   driven_ = false;
 }
 
-// Issues one motif; false if none may be issued now.
-bool Enforcer::step(Lock& lock) {
+// False if nothing more can be done now.
+bool Enforcer::step(Lock& lock) { return issue_next(lock) || end_lost(); }
+
+// Issues one motif, or lets the order break.
+bool Enforcer::issue_next(Lock& lock) {
   const int64_t to = order_.empty() ? numbered_ : flush_to_;
   if (!calls_.empty() && calls_.front()->number < to) return flush(lock, to);
   const auto next = head();
@@ -152,6 +158,7 @@ void Enforcer::advance() {
   if (++next_ < order_.size()) return;
   next_ = 0;
   ++round_;
+  if (!std::exchange(idled_, false)) idle_ = std::min(2 * idle_, kIdle);
 }
 
 // Whether the order has waited too long for a call that may never be made: then the calls made so far leave it.
@@ -160,12 +167,36 @@ bool Enforcer::breaks_order(const std::optional<Head>& head) {
   const auto now = Clock::now();
   if (!held_since_) held_since_ = now;
   if (head->call != nullptr) return false;
-  const bool awaited = std::ranges::any_of(calls_, [](const auto& one) { return one->call.run->hurried(); });
-  if (now - *held_since_ < (awaited ? kAwaited : kIdle)) return false;
+  const auto patience = this->patience();
+  if (now - *held_since_ < patience) return false;
+  if (patience > kAwaited) {
+    idle_ = std::max(idle_ / 2, kAwaited);
+    idled_ = true;
+  }
   flush_to_ = numbered_;
   ++statistics_.breaks;
   end_hold();
   return true;
+}
+
+std::chrono::nanoseconds Enforcer::patience() const {
+  if (synchronizing_ > 0) return std::chrono::nanoseconds(0);
+  const bool awaited = std::ranges::any_of(calls_, [](const auto& one) { return one->call.run->hurried(); });
+  return awaited ? kAwaited : idle_;
+}
+
+// Ends the calls that can never be issued, of which the order may wait for one. Whether there are any.
+bool Enforcer::end_lost() {
+  const auto calls = calls_;
+  for (const auto& call : calls) {
+    const auto* const text = call->call.lost ? call->call.lost() : nullptr;
+    if (text == nullptr) continue;
+    call->call.run->stop(Error(ErrorCode::PeerLost, *text));
+    remove(call);
+    order_.clear();
+    end_hold();
+  }
+  return calls.size() != calls_.size();
 }
 
 void Enforcer::end_hold() {
@@ -184,13 +215,16 @@ void Enforcer::remove(const Shared& call) {
 bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
   {
     const std::lock_guard lock(mutex_);
-    flush_to_ = numbered_;
+    ++synchronizing_;
     for (const auto& one : calls_) one->call.run->hurry();
   }
-  return repeat(limit, [this] {
+  const bool none = repeat(limit, [this] {
     drive();
     return !pending();
   });
+  const std::lock_guard lock(mutex_);
+  --synchronizing_;
+  return none;
 }
 
 EnforcerStatistics Enforcer::statistics() const {

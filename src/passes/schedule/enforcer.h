@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,20 +37,23 @@ struct PlannedCall {
   int64_t iteration = 0;
   std::vector<uint32_t> lanes;   // of each motif
   Progress* progress = nullptr;  // polls often while motifs are to come; may be null
+  /// Why the call's group can make no more calls; null while it can. May be empty. Called with a lock held.
+  std::function<const std::string*()> lost;
 };
 
 struct EnforcerStatistics {
   int64_t calls = 0;
   int64_t issued = 0;                // motifs
-  int64_t breaks = 0;                // waits for a call behind one that the program had not made
+  int64_t breaks = 0;                // of the order, as the program had not made the next call
   std::chrono::nanoseconds held{0};  // that issuing waited for the first motif in the order while others could go
   uint64_t digest = 0;               // of the motifs issued by the plan, in order: equal on ranks without breaks
 };
 
 /// Keeps one order over all groups and lanes of this process: the next motif of the plan is issued when its call has
 /// been made and its predecessors are complete, and none before it. If a thread waits for a call while the next motif's
-/// call has not been made, and may never be, all calls made so far are issued in program order. Thread-safe; no lock is
-/// held while a task runs.
+/// call has not been made, and may never be, all calls made so far are issued in program order. The calls of a group
+/// that has lost a rank end with an error, and the order ends with them. Thread-safe; no lock is held while a task
+/// runs.
 class Enforcer final : public Driver {
  public:
   /// Lanes have numbers, unique in the process.
@@ -62,7 +67,8 @@ class Enforcer final : public Driver {
 
   void submit(PlannedCall call);
   void drive() override;
-  /// Issues all calls made so far in program order; false if the time runs out first.
+  /// Issues all calls made so far: by the order, as long as it goes on without another call, then in program order.
+  /// False if the time runs out first.
   bool synchronize(std::chrono::nanoseconds limit);
   /// Whether motifs are to come; without a lock.
   bool pending() const noexcept { return pending_count_.load(std::memory_order_relaxed) != 0; }
@@ -84,6 +90,7 @@ class Enforcer final : public Driver {
 
   // Call with the lock held; they release it while a task runs.
   bool step(Lock& lock);
+  bool issue_next(Lock& lock);
   bool issue(Lock& lock, const Shared& call, uint32_t motif);
   bool flush(Lock& lock, int64_t to);
 
@@ -91,6 +98,8 @@ class Enforcer final : public Driver {
   bool past(const PlanPlace& place) const;
   void advance();
   bool breaks_order(const std::optional<Head>& head);
+  std::chrono::nanoseconds patience() const;
+  bool end_lost();
   void end_hold();
   void remove(const Shared& call);
 
@@ -106,6 +115,9 @@ class Enforcer final : public Driver {
   int64_t numbered_ = 0;
   int64_t flush_to_ = 0;  // calls below this number are issued in program order
   bool driven_ = false;
+  int synchronizing_ = 0;          // threads
+  std::chrono::nanoseconds idle_;  // how long the order waits while no thread waits
+  bool idled_ = false;             // it has waited so long in this round
   std::optional<Clock::time_point> held_since_;
   EnforcerStatistics statistics_;
   std::atomic<std::size_t> pending_count_{0};

@@ -9,10 +9,15 @@
 #include "base/pool.h"
 #include "engine/stages.h"
 #include "engine/wait.h"
+#include "observe/position.h"
+#include "observe/stop.h"
 
 namespace mcr {
 
 namespace {
+
+// A wait checks for interrupts and lost ranks at this interval.
+constexpr std::chrono::milliseconds kSlice{20};
 
 // Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
 uint64_t signature_of(const Passage& passage) {
@@ -150,11 +155,20 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
   if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
   // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
   // and these may wait for the motifs first.
-  if (!passage.asynchronous && control_->enforcer()->pending() &&
-      !control_->enforcer()->synchronize(passage.call.timeout)) {
-    throw refusal(passage, ErrorCode::Timeout, "timed out: planned calls before it were not issued");
-  }
+  if (!passage.asynchronous && control_->enforcer()->pending()) synchronize_before(passage);
   return next(passage);
+}
+
+void Scheduler::synchronize_before(const Passage& passage) {
+  const auto deadline = std::chrono::steady_clock::now() + passage.call.timeout;
+  while (!control_->enforcer()->synchronize(kSlice)) {
+    Stop::check();
+    if (const auto* lost = passage.group.position().lost()) throw refusal(passage, ErrorCode::PeerLost, *lost);
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw refusal(passage, ErrorCode::Timeout, "timed out: planned calls before it were not issued");
+    }
+    if (passage.interrupt != nullptr) passage.interrupt();
+  }
 }
 
 PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& turn) {
@@ -180,6 +194,7 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   call.call = turn.form->call;
   call.iteration = turn.iteration;
   call.progress = &passage.slot->backend.progress;
+  call.lost = [group = lanes_.front().group] { return group->position().lost(); };
   return call;
 }
 

@@ -107,6 +107,7 @@ class Scheduler : public Pass {
     std::shared_ptr<Group> group;
     uint32_t number;  // of the enforcer
   };
+  void synchronize_before(const Passage& passage);
   Outcome run_planned(Passage& passage, const PlanControl::Turn& turn);
   PlannedCall planned(const Passage& passage, const PlanControl::Turn& turn);
 
