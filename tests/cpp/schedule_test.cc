@@ -236,6 +236,30 @@ TEST(a_program_without_iterations_has_none) {
   CHECK(!found);
 }
 
+TEST(iterations_are_found_after_a_long_time_without_any) {
+  IterationFinder finder;
+  std::minstd_rand random;
+  std::size_t found = 0;
+  for (std::size_t call = 0; found == 0 && call <= IterationFinder::kPatience; ++call) found = finder.add(random(), 1);
+  CHECK(found == 0);
+  for (std::size_t call = 0; found == 0 && call < 2 * IterationFinder::kRest; ++call) found = finder.add(call % 700, 1);
+  CHECK(found == 700);
+}
+
+TEST(marks_are_read_at_any_time) {
+  IterationFinder finder;
+  std::minstd_rand random;
+  std::size_t found = 0;
+  for (std::size_t call = 0; found == 0 && call < 2 * IterationFinder::kPatience; ++call)
+    found = finder.add(random(), 1);
+  CHECK(found == 0);
+  for (std::size_t call = 0; found == 0 && call < 100; ++call) {
+    if (call % 3 == 0) finder.mark();
+    found = finder.add(call % 3, 1);
+  }
+  CHECK(found == 3);
+}
+
 namespace {
 
 // A program of three calls in an iteration, on one group: two all_reduces, started, and an all_gather that waits.

@@ -41,6 +41,7 @@ METHODS = {
     "turn ended": ("_end_turn", 4),  # the last: the ranks agree on the fastest plan
     "decided": ("_follow", 2),
     "check": ("_check", 2),
+    "again": ("_agree_on", 2),  # iterations have become slower
 }
 # Phases in which a fault comes between the calls of an iteration, and the number of the pause in that phase.
 INSIDE = {"turn": ("trying", 8), "turn without a plan": ("trying", 23), "steady": ("steady", 20)}
@@ -118,7 +119,7 @@ def planned_program(phases: list[str], kind: str, rank: int, seed: int) -> None:
     """Many collectives under random plans, with the faults of a rank."""
     mcr_dl.init_process_group(list(session.BACKENDS), timeout=LIMIT)
     here = phases if mcr_dl.get_rank() == rank else []
-    with Planned(random_plans_of(seed)) as planned:
+    with Planned(random_plans_of(seed), again="again" in phases) as planned:
         replanner: Any = planned._replanner
         replanner.search = slow(replanner.search)
         for phase in here:
@@ -126,6 +127,12 @@ def planned_program(phases: list[str], kind: str, rank: int, seed: int) -> None:
         program = Program(Pauses(planned, here, kind))
         for _ in range(ROUNDS):
             program.iterate()
+        while "again" in phases and all(each.what != "slower" for each in planned.events):
+            time.sleep(0.02)
+            program.iterate()
+        for _ in range(2):
+            program.iterate()
+        assert (planned.plan is None) == (planned.events[-1].what == "dropped")
         events = [list(vars(each).values()) for each in planned.events]
     program.iterate()
     assert mcr_dl.get_passes() == []

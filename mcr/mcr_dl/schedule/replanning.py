@@ -182,11 +182,14 @@ class Replanner:
     def _prepare(self, period: int) -> None:
         self._seen = self.control.newest(period + 1)[:-1]
         known = self._agreed()
-        if known is None:
-            self._fail()
+        if known is not None:
+            self._failures = 0
+            self._follow(known)
             return
-        self._failures = 0
-        self._follow(known)
+        self.phase, self.plan = Phase.WATCHING, None
+        self._fail()
+        if self.phase is Phase.WATCHING:
+            self.control.watch()
 
     def _agreed(self) -> _Known | None:
         """What is known of the iterations of the last calls, perhaps after making plans; None if the ranks differ."""
@@ -302,15 +305,12 @@ class Replanner:
         return self._meetings.meet(value, decide, patience)
 
     def _fail(self) -> None:
+        """The ranks have no common plan: perhaps there is no use in looking for more."""
         self._failures += 1
         self._note("failed")
-        self.plan = None
         lost = watch.lost()
         if lost or self._failures >= _FAILURES:
             self._end("; ".join(lost.values()) or f"the ranks had no common iterations {self._failures} times")
-            return
-        self.phase = Phase.WATCHING
-        self.control.watch()
 
     # ---- iterations
 
@@ -395,18 +395,20 @@ class Replanner:
         return self._slow >= WINDOWS and self._count >= self._cool_down and self._loss >= WORTH * self._planning
 
     def _plan_again(self) -> None:
-        """The costs have changed: forget the plan, and make another."""
-        before = self.plan
+        """The costs have changed: make another plan. If not all ranks can have one, they go on with the old one."""
+        key, old, before, cool_down = self._key, self._known.pop(self._key), self.plan, self._cool_down
         self._note("slower")
-        self._known.pop(self._key, None)
-        cool_down = self._cool_down
         self._install(None)
         known = self._agreed()
         if known is None:
+            self._key = key
+            self._follow(old)
             self._fail()
-            return
-        self._follow(known)
-        self._cool_down = 2 * cool_down if before is not None and before in known.plans else COOL_DOWN
+        else:
+            self._failures = 0
+            self._follow(known)
+        if known is None or (before is not None and before in known.plans):
+            self._cool_down = 2 * cool_down
 
     def _post(self, key: str, value: str) -> Any:
         assert self._meetings is not None

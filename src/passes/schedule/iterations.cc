@@ -4,60 +4,72 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/digest.h"
+
 namespace mcr {
 
 std::size_t IterationFinder::add(uint64_t signature, uint64_t group) {
-  for (auto* values : {&signatures_, &groups_}) {
-    if (values->size() == 2 * kLongest) values->erase(values->begin(), values->begin() + kLongest);
+  if (count_ == kPatience && !marks_) newest_.clear();
+  const auto number = count_++;
+  if (number >= kPatience && !marks_) {
+    if (count_ == kPatience + kRest) reset();
+    return 0;
   }
-  signatures_.push_back(signature);
-  groups_.push_back(group);
-  const auto newest = signatures_.size() - 1;
-  for (std::size_t period = 1; period <= std::min(newest, kLongest); ++period) {
-    auto& run = runs_[period];
-    const auto before = newest - period;
-    run = signatures_[before] == signature && groups_[before] == group ? run + 1 : 0;
-  }
+  const auto key = digest(digest(0, signature), group);
+  const auto [place, first] = newest_.try_emplace(key, number);
+  seen(number) = {signature, key, first ? kNone : std::exchange(place->second, number)};
   return marks_ ? marked() : found();
 }
 
-// The first period is not in a run, and this call is the first of the next iteration.
-std::size_t IterationFinder::found() const {
-  for (std::size_t period = 1; period <= std::min(signatures_.size() - 1, kLongest); ++period) {
-    const auto run = runs_[period];
-    if (run > (kRepetitions - 1) * period && run > kLeast) return least_rotation(period) ? period : 0;
+// Continues the runs of all periods after which the newest call comes again. The first period is not in a run, and this
+// call is the first of the next iteration.
+std::size_t IterationFinder::found() {
+  const auto number = count_ - 1;
+  std::size_t shortest = 0;
+  for (auto before = seen(number).before; before != kNone && number - before <= kLongest;
+       before = seen(before).before) {
+    const auto period = number - before;
+    auto& run = runs_[period];
+    run = {number, run.calls > 0 && run.last + 1 == number ? run.calls + 1 : 1};
+    if (shortest == 0 && run.calls > (kRepetitions - 1) * period && run.calls > kLeast) shortest = period;
   }
-  return 0;
+  return shortest != 0 && least_rotation(shortest) ? shortest : 0;
 }
 
 std::size_t IterationFinder::marked() {
+  const auto number = count_ - 1;
   ++since_mark_;
+  if (interval_ > 0 && interval_ <= kLongest && number >= interval_) {
+    auto& run = runs_[interval_];
+    const bool equal = seen(number - interval_).key == seen(number).key;
+    run = {number, !equal ? 0 : run.calls > 0 && run.last + 1 == number ? run.calls + 1 : 1};
+  }
   if (!std::exchange(marked_, false)) return 0;
-  const auto period = std::exchange(since_mark_, 1) - 1;
-  if (period == 0 || period > kLongest) return 0;
-  return runs_[period] > (kRepetitions - 1) * period ? period : 0;
+  interval_ = std::exchange(since_mark_, 1) - 1;
+  if (interval_ == 0 || interval_ > kLongest) return 0;
+  return runs_[interval_].last == number && runs_[interval_].calls > (kRepetitions - 1) * interval_ ? interval_ : 0;
 }
 
 void IterationFinder::mark() { marks_ = marked_ = true; }
 
 // Whether the iteration that ends before the newest call is the least of its rotations.
 bool IterationFinder::least_rotation(std::size_t period) const {
-  const auto last = signatures_.end() - 1;
-  const std::span<const uint64_t> whole(last - static_cast<std::ptrdiff_t>(period), last);
+  const auto begin = count_ - 1 - period;
+  const auto at = [&](std::size_t place) { return seen(begin + place % period).signature; };
   for (std::size_t shift = 1; shift < period; ++shift) {
     for (std::size_t i = 0; i < period; ++i) {
-      const auto other = whole[(shift + i) % period];
-      if (other < whole[i]) return false;
-      if (other > whole[i]) break;
+      if (at(shift + i) < at(i)) return false;
+      if (at(shift + i) > at(i)) break;
     }
   }
   return true;
 }
 
 void IterationFinder::reset() {
-  signatures_.clear();
-  groups_.clear();
-  std::ranges::fill(runs_, 0);
+  count_ = 0;
+  newest_.clear();
+  std::ranges::fill(runs_, Run{});
+  since_mark_ = interval_ = 0;
 }
 
 }  // namespace mcr

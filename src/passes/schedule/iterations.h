@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 namespace mcr {
@@ -16,6 +17,8 @@ class IterationFinder {
   static constexpr std::size_t kRepetitions = 6;  // iterations that must be equal
   static constexpr std::size_t kLeast = 32;       // calls that must repeat themselves, so that equal calls within an
                                                   // iteration are not taken for iterations
+  /// A program that has no iterations for so many calls is left alone for kRest calls, as looking takes time.
+  static constexpr std::size_t kPatience = 16 * kLongest, kRest = 8 * kPatience;
 
   /// Adds a call of a group. Returns the number of calls of an iteration, if it is known and this call begins one; else
   /// 0. Iterations begin where their signatures are the least of all rotations, so that they are found again where they
@@ -26,14 +29,30 @@ class IterationFinder {
   void reset();
 
  private:
-  std::size_t found() const;
+  /// How many calls in a row were equal to those a period before, and the last of them.
+  struct Run {
+    std::size_t last = 0;
+    std::size_t calls = 0;
+  };
+  struct Seen {
+    uint64_t signature;
+    uint64_t key;        // of signature and group
+    std::size_t before;  // the number of the call before with this key; kNone if there is none
+  };
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  Seen& seen(std::size_t number) { return seen_[number % seen_.size()]; }
+  const Seen& seen(std::size_t number) const { return seen_[number % seen_.size()]; }
+  std::size_t found();
   std::size_t marked();
   bool least_rotation(std::size_t period) const;
 
-  std::vector<uint64_t> signatures_, groups_;  // the newest 2 kLongest at most, oldest first
-  bool marks_ = false, marked_ = false;        // the program marks iterations; before the next call
-  std::size_t since_mark_ = 0;                 // calls
-  std::vector<uint32_t> runs_ = std::vector<uint32_t>(kLongest + 1);  // by period: calls equal to those a period before
+  std::size_t count_ = 0;                                     // calls since the last reset; they have numbers from 0
+  std::vector<Seen> seen_ = std::vector<Seen>(2 * kLongest);  // the newest, by number
+  std::unordered_map<uint64_t, std::size_t> newest_;          // by key: the number of the newest call
+  std::vector<Run> runs_ = std::vector<Run>(kLongest + 1);    // by period
+  bool marks_ = false, marked_ = false;                       // the program marks iterations; before the next call
+  std::size_t since_mark_ = 0, interval_ = 0;                 // calls since the last mark, and between the last two
 };
 
 }  // namespace mcr

@@ -92,7 +92,10 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
 // Call with the lock held. The length of an iteration that the call begins, else 0.
 std::size_t PlanControl::find(const std::string& group, uint64_t signature, const std::string* named) {
   if (!watching_) return 0;
-  seen_[seen_count_++ % seen_.size()] = {group, signature, named == nullptr ? "" : *named};
+  auto& seen = seen_[seen_count_++ % seen_.size()];
+  seen.group = group;  // assigned one by one, as that reuses their memory
+  seen.signature = signature;
+  seen.named.assign(named == nullptr ? std::string_view() : *named);
   const auto found = finder_.add(signature, std::hash<std::string>()(group));
   if (found != 0) watching_ = false;
   return found;
