@@ -31,11 +31,6 @@ int64_t block_of(const Call& call, int size) {
   }
 }
 
-bool is_cut(const Call& call) {
-  return row(call.op).is(kCuttable) && !call.vectored && !row(call.op).is(kPeer) &&
-         !(row(call.op).is(kReduces) && call.red == RedOp::PREMUL_SUM);
-}
-
 struct Segment {
   int64_t index, parts;
 };
@@ -107,9 +102,14 @@ MotifForm MotifForm::parse(std::string_view text) {
               "expected the form whole, segment K, ring or spline N, got '" + std::string(text) + "'");
 }
 
+bool has_motifs(const Call& call) {
+  return row(call.op).is(kCuttable) && !call.vectored && !row(call.op).is(kPeer) &&
+         !(row(call.op).is(kReduces) && call.red == RedOp::PREMUL_SUM);
+}
+
 int motif_count(const MotifForm& form, const Call& call, int size) {
   if (form.kind == Kind::Whole) return 1;
-  if (!is_cut(call)) return 0;
+  if (!has_motifs(call)) return 0;
   switch (form.kind) {
     case Kind::Segment: {
       const auto parts = std::min<int64_t>(form.parts, block_of(call, size));

@@ -27,6 +27,9 @@ struct MotifForm {
   static MotifForm parse(std::string_view text);
 };
 
+/// Whether a call has other forms than itself. A function of values that are equal on all ranks.
+bool has_motifs(const Call& call);
+
 /// The number of motifs; 0 if the call has no such form. A function of values that are equal on all ranks.
 int motif_count(const MotifForm& form, const Call& call, int size);
 

@@ -360,8 +360,10 @@ TEST(a_program_follows_a_plan_until_it_makes_another_call) {
       CHECK((program.events == std::vector{PlanControl::Event::Found}));
       const auto planned = program.control().enforcer()->statistics();
       CHECK(planned.calls >= 3 * 20 && planned.issued > planned.calls * 3 / 2 && planned.breaks == 0);
+      for (const auto& seen : program.control().newest(20)) CHECK(!seen.fixed && seen.named.empty());
       program.barrier();
       CHECK((program.events == std::vector{PlanControl::Event::Found, PlanControl::Event::Left}));
+      CHECK(program.control().newest(1).at(0).fixed);
       for (int iteration = 0; iteration < 40; ++iteration) right = right && program.iterate();
       CHECK(right && program.events.size() == 3 && program.events.back() == PlanControl::Event::Found);
     });

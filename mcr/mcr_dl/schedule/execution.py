@@ -51,26 +51,26 @@ def _in_program_order(order: Sequence[Place], call: int) -> bool:
     )
 
 
-def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[tuple[str, int, str]]) -> None:
+def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measured.Seen]) -> None:
     """Let the calls of an iteration follow a plan from the present call on; without one they stay as they are.
 
-    ``seen``: the group, signature and named candidate of each call of an iteration, on this rank.
+    ``seen``: the calls of an iteration on this rank.
     """
     groups: dict[str, list[tuple[int, int, str, list[str], list[int]]]] = {}
-    for call, (group, signature, _) in enumerate(seen):
+    for call, made in enumerate(seen):
         row = None if plan is None else plan["calls"][call]
         form, candidates, lanes = row or ("whole", [], [])
-        groups.setdefault(group, []).append((signature, call, form, candidates, lanes))
+        groups.setdefault(made.group, []).append((made.signature, call, form, candidates, lanes))
     order = [] if plan is None else [(call, motif, ahead) for call, motif, ahead in plan["order"]]
     control.set_plan(groups, order, len(seen))
 
 
-def check(plan: Document, seen: Sequence[tuple[str, int, str]], groups: dict[str, _C.Group]) -> str:
+def check(plan: Document, seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
     """What keeps this rank from executing a plan; empty if nothing does."""
     if len(plan["calls"]) != len(seen):
         return f"expected a plan of {len(seen)} calls, got one of {len(plan['calls'])}"
-    for row, (group, _, _) in zip(plan["calls"], seen, strict=True):
-        missing = [] if row is None else [name for name in row[1] if not groups[group]._has(name)]
+    for row, made in zip(plan["calls"], seen, strict=True):
+        missing = [] if row is None else [name for name in row[1] if not groups[made.group]._has(name)]
         if missing:
-            return f"expected candidates of group {group!r}, got {missing[0]!r}"
+            return f"expected candidates of group {made.group!r}, got {missing[0]!r}"
     return ""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
@@ -20,7 +20,7 @@ from mcr_dl.base.errors import McrError
 from mcr_dl.libraries import registry
 from mcr_dl.measure.cases import Case, Prepared, prepare, require_support
 from mcr_dl.planner import capture, options
-from mcr_dl.planner.graph import Channel, Graph, Node
+from mcr_dl.planner.graph import Call, Channel, Graph, Node
 from mcr_dl.records.log import Record
 
 _REPETITIONS = 3
@@ -30,32 +30,45 @@ _HALVES = ("reduce_scatter", "all_gather")  # of an all_reduce
 Row = list[Any]  # group, operation, dtype, channel, bytes, ns
 
 
+class Seen(NamedTuple):
+    """A call as the core has seen it on this rank."""
+
+    group: str
+    signature: int  # of what makes calls of different iterations equal
+    named: str  # the candidate that the program names; empty: none
+    fixed: bool  # it must stay as it is
+
+
 @dataclass(frozen=True)
 class Iteration:
     """The calls of the last iterations on this rank, oldest iteration first.
 
-    ``groups``: the core group of each group, by first use; ``of_call``: the index of each call's group; ``named``: the
-    candidate that the program names for each call; empty: none.
+    ``seen``: the calls of one iteration; ``groups``: the core group of each group, by first use; ``of_call``: the index
+    of each call's group.
     """
 
     found: Sequence[Sequence[Record]]
+    seen: Sequence[Seen]
     groups: Sequence[_C.Group]
     of_call: Sequence[int]
-    named: Sequence[str]
 
     @property
     def calls(self) -> Sequence[Record]:
         """The calls of the last iteration."""
         return self.found[-1]
 
+    def planned(self, index: int) -> Call | None:
+        """A call as the motif algebra has it; None: a plan leaves it as it is."""
+        return None if self.seen[index].fixed else capture.call_of(self.calls[index])
+
     def terms(self) -> list[Row]:
         """What must be equal on all ranks."""
         rows = []
-        for group, record in zip(self.of_call, self.calls, strict=True):
+        for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
             sizes = [] if record.vectored else [record.in_count, record.out_count]
             op = "message" if record.peer else record.op
             ranks = len(record.group.ranks)
-            rows.append([group, ranks, op, record.vectored, record.dtype, record.asynchronous, *sizes])
+            rows.append([group, ranks, op, record.vectored, record.dtype, record.asynchronous, seen.fixed, *sizes])
         return rows
 
     def channels(self, group: int) -> list[str]:
@@ -69,8 +82,8 @@ class Iteration:
     def needs(self) -> dict[tuple[int, str], tuple[str, list[int]]]:
         """By group and operation: the dtype, and sizes in bytes between which times of motifs are interpolated."""
         sizes: dict[tuple[int, str], list[tuple[int, str]]] = {}
-        for group, record in zip(self.of_call, self.calls, strict=True):
-            if capture.call_of(record) is not None and record.nbytes > 0:
+        for index, (group, record) in enumerate(zip(self.of_call, self.calls, strict=True)):
+            if self.planned(index) is not None and record.nbytes > 0:
                 for op in (record.op, *(_HALVES if record.op == "all_reduce" else ())):
                     sizes.setdefault((group, op), []).append((record.nbytes, record.dtype))
         found = {}
@@ -157,7 +170,7 @@ def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> 
 
     def node(index: int, key: str, after: tuple[str, ...]) -> Node:
         record, group = iteration.calls[index], iteration.of_call[index]
-        call, named = capture.call_of(record), iteration.named[index]
+        call, named = iteration.planned(index), iteration.seen[index].named
         allowed = [each for each in channels[group] if not named or each.name == _name(iteration, group, named)]
         used = _name(iteration, group, record.backend or "")
         allowed.sort(key=lambda each: each.name != used)

@@ -124,7 +124,7 @@ class Replanner:
         self._meetings: Meetings | None = None
         self._failures = 0
         self._total = 0  # iterations so far
-        self._seen: list[tuple[str, int, str]] = []
+        self._seen: list[measured.Seen] = []
         self._known: dict[str, _Known] = {}
         self._key = self._epoch = ""  # of the iterations that are known, and of their phase
         self._turns: list[list[int]] = []
@@ -180,7 +180,7 @@ class Replanner:
     # ---- a plan
 
     def _prepare(self, period: int) -> None:
-        self._seen = self.control.newest(period + 1)[:-1]
+        self._seen = [measured.Seen(*each) for each in self.control.newest(period + 1)[:-1]]
         known = self._agreed()
         if known is not None:
             self._failures = 0
@@ -203,7 +203,7 @@ class Replanner:
     def _captured(self, period: int) -> measured.Iteration | None:
         """The last iterations on this rank; None if the log has other calls."""
         self.control.flush(_COMPLETE)  # calls of groups that still follow an earlier plan
-        names = list(dict.fromkeys(group for group, _, _ in self._seen))
+        names = list(dict.fromkeys(each.group for each in self._seen))
         groups = [state.find(name) for name in names]
         deadline = time.monotonic() + _COMPLETE.total_seconds()
         while True:
@@ -213,13 +213,12 @@ class Replanner:
             if all(each.end is not None for each in mine) or time.monotonic() > deadline:
                 break
             time.sleep(0.0005)
-        made = [each.group.name for each in mine[-period:]] == [group for group, _, _ in self._seen]
+        made = [each.group.name for each in mine[-period:]] == [each.group for each in self._seen]
         if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not made:
             return None
         found = capture.iterations(mine, period)
-        of_call = [names.index(group) for group, _, _ in self._seen]
-        named = [each for _, _, each in self._seen]
-        return measured.Iteration(found, [each for each in groups if each is not None], of_call, named)
+        of_call = [names.index(each.group) for each in self._seen]
+        return measured.Iteration(found, self._seen, [each for each in groups if each is not None], of_call)
 
     def _agree_on(self, iteration: measured.Iteration | None) -> Any:
         """What the calls are, and their shortest times over the ranks, which also wait for the last rank to call."""

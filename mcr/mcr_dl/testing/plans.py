@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mcr_dl import _C
-from mcr_dl.planner import capture, lanes, motifs, options
+from mcr_dl.planner import lanes, motifs, options
 from mcr_dl.planner.plans import Place
 from mcr_dl.schedule import Syndicate
 from mcr_dl.schedule.execution import Document
@@ -78,8 +78,8 @@ def random_plan(
 def _drawn(iteration: Iteration, rng: random.Random, left_out: float) -> list[Any]:
     """Any form and candidates for each call; None for those that stay as they are."""
     calls: list[Any] = []
-    for index, record in enumerate(iteration.calls):
-        call = capture.call_of(record)
+    for index in range(len(iteration.calls)):
+        call = iteration.planned(index)
         if call is None or rng.random() < left_out:
             calls.append(None)
             continue

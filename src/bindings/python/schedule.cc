@@ -70,11 +70,11 @@ void set_plan(PlanControl& control, const std::map<std::string, std::vector<Form
   control.set_plan(std::move(plans), std::move(places), calls);
 }
 
-using SeenRow = std::tuple<std::string, uint64_t, std::string>;
+using SeenRow = std::tuple<std::string, uint64_t, std::string, bool>;
 
 std::vector<SeenRow> newest(const PlanControl& control, std::size_t count) {
   std::vector<SeenRow> rows;
-  for (const auto& one : control.newest(count)) rows.emplace_back(one.group, one.signature, one.named);
+  for (const auto& one : control.newest(count)) rows.emplace_back(one.group, one.signature, one.named, one.fixed);
   return rows;
 }
 
@@ -109,7 +109,8 @@ void add_schedule(py::module_& module) {
           "watch", [](PlanControl& control) { control.watch(); }, "Looks for iterations from the next call on.")
       .def(
           "mark", [](PlanControl& control) { control.mark(); }, "An iteration begins with the next call.")
-      .def("newest", newest, py::arg("count"), "(group, signature, named candidate) of the newest calls.")
+      .def("newest", newest, py::arg("count"),
+           "(group, signature, named candidate, whether it must stay as it is) of the newest calls.")
       .def("set_plan", set_plan, py::arg("groups"), py::arg("order"), py::arg("calls"),
            "Sets (signature, call, form, channels, lanes) of the calls of groups, and their order, from this call on.")
       .def(

@@ -36,6 +36,9 @@ uint64_t signature_of(const Passage& passage) {
   return found;
 }
 
+// Plans know no streams of devices. Of the counts of vectored calls, ranks know only their own.
+bool fixed(const Call& call) { return call.device.type != DeviceType::CPU || !has_motifs(call); }
+
 }  // namespace
 
 // ---- what all groups share
@@ -90,22 +93,22 @@ void PlanControl::set_plan(std::map<std::string, Forms> plans, std::vector<PlanP
 }
 
 // Call with the lock held. The length of an iteration that the call begins, else 0.
-std::size_t PlanControl::find(const std::string& group, uint64_t signature, const std::string* named) {
+std::size_t PlanControl::find(const std::string& group, const What& what) {
   if (!watching_) return 0;
   auto& seen = seen_[seen_count_++ % seen_.size()];
   seen.group = group;  // assigned one by one, as that reuses their memory
-  seen.signature = signature;
-  seen.named.assign(named == nullptr ? std::string_view() : *named);
-  const auto found = finder_.add(signature, std::hash<std::string>()(group));
+  seen.signature = what.signature;
+  seen.named.assign(what.named == nullptr ? std::string_view() : *what.named);
+  seen.fixed = what.fixed;
+  const auto found = finder_.add(what.signature, std::hash<std::string>()(group));
   if (found != 0) watching_ = false;
   return found;
 }
 
-PlanControl::Step PlanControl::step(const std::string& group, uint64_t signature, const std::string* named,
-                                    Look& look) {
+PlanControl::Step PlanControl::step(const std::string& group, const What& what, Look& look) {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(look.seen, true)) {
-    const auto calls = find(group, signature, named);
+    const auto calls = find(group, what);
     if (calls != 0) {
       look.begun = true;
       return {.event = Event::Found, .value = static_cast<int64_t>(calls)};
@@ -115,7 +118,7 @@ PlanControl::Step PlanControl::step(const std::string& group, uint64_t signature
   if (found == members_.end()) return {};
   auto& member = found->second;
   const auto& form = (*member.forms)[member.next];
-  if (form.signature != signature) {
+  if (form.signature != what.signature) {
     Step step{.event = Event::Left, .value = form.call};
     for (const auto& each : *member.forms) step.left.push_back(each.call);
     members_.erase(found);
@@ -134,10 +137,10 @@ PlanControl::Step PlanControl::step(const std::string& group, uint64_t signature
   return {.turn = turn};
 }
 
-PlanControl::Turn PlanControl::enter(const std::string& group, uint64_t signature, const std::string* named) {
+PlanControl::Turn PlanControl::enter(const std::string& group, const What& what) {
   Look look;
   for (;;) {
-    const auto next = step(group, signature, named, look);
+    const auto next = step(group, what, look);
     if (!next.event) return next.turn;
     if (!next.left.empty()) enforcer_->leave_out(next.left);
     handler_(*next.event, next.value);
@@ -154,7 +157,7 @@ Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
 
 Outcome Scheduler::handle(Passage& passage, const Next& next) {
   const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
-  const auto turn = control_->enter(name_, signature_of(passage), named);
+  const auto turn = control_->enter(name_, {signature_of(passage), named, fixed(passage.call)});
   if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
   // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
   // and these may wait for the motifs first.

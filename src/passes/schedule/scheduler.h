@@ -40,11 +40,18 @@ class PlanControl {
   /// Called on the program's thread, before the call that begins an iteration is counted, or before the unexpected one.
   /// No lock is held; it may make calls on other groups, and set a plan that begins with the present call.
   using Handler = std::function<void(Event, int64_t)>;
-  /// A call that was seen: its group, signature, and the candidate that the program named, if any.
+  /// What plans know of a call.
+  struct What {
+    uint64_t signature = 0;              // of what makes calls of different iterations equal
+    const std::string* named = nullptr;  // the candidate that the program named; null: none
+    bool fixed = false;                  // it must stay as it is
+  };
+  /// A call that was seen.
   struct Seen {
     std::string group;
     uint64_t signature;
-    std::string named;
+    std::string named;  // empty: none
+    bool fixed;
   };
   struct Turn {
     const PlannedForm* form = nullptr;  // null: the call is in no plan. Valid while `plan` is
@@ -64,7 +71,7 @@ class PlanControl {
   /// motifs; other groups have none. `calls`: of an iteration.
   void set_plan(std::map<std::string, std::vector<PlannedForm>> plans, std::vector<PlanPlace> order, uint32_t calls);
   /// Takes the next turn of a group's plan.
-  Turn enter(const std::string& group, uint64_t signature, const std::string* named);
+  Turn enter(const std::string& group, const What& what);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
 
  private:
@@ -78,8 +85,8 @@ class PlanControl {
   struct Step;
   struct Look;
   void begin_watching();
-  Step step(const std::string& group, uint64_t signature, const std::string* named, Look& look);
-  std::size_t find(const std::string& group, uint64_t signature, const std::string* named);
+  Step step(const std::string& group, const What& what, Look& look);
+  std::size_t find(const std::string& group, const What& what);
 
   const Handler handler_;
   const std::shared_ptr<Enforcer> enforcer_ = std::make_shared<Enforcer>();
