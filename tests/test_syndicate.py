@@ -67,6 +67,13 @@ def test_random_plans(pools: Pools, world: int, seed: int) -> None:
 
 
 @worlds
+def test_all_forms(pools: Pools, world: int) -> None:
+    """Plans in turns, which together have all forms of all calls, on all backends."""
+    found = pools.get("processes", world).run(syndicate.all_forms, limit=120)
+    assert len(set(found)) == 1
+
+
+@worlds
 def test_other_calls(pools: Pools, world: int) -> None:
     """A call outside of the iterations ends the plan on all ranks, and it comes back."""
     pools.get("processes", world).run(syndicate.other_calls, 7, limit=120)

@@ -106,7 +106,6 @@ _FUNCTIONS = (
     "def split_names(names: str) -> list[str]:",
     "def canonical(name: str) -> str:",
     "def dtype_class(dtype: str) -> str:",
-    "def is_motif_form(text: str) -> bool:",
     "def set_passes(group: Group, passes: list[Pass]) -> None:",
     "def passes(group: Group) -> list[Pass]:",
     "def newest_collective(group: Group) -> tuple[int, str]:",

@@ -5,14 +5,12 @@
 #include <string>
 #include <utility>
 
+#include "algorithms/messages.h"
 #include "base/error.h"
 
 namespace mcr {
 
 namespace {
-
-// The largest message that every library can send in one piece.
-constexpr int64_t kMessageBytes = int64_t{1} << 30;
 
 class Emulation {
  public:
@@ -51,16 +49,8 @@ class Emulation {
   }
 
   void message(Op op, int peer, const Buffer& buffer) {
-    const int64_t length = bytes(buffer.count);
-    for (int64_t offset = 0; offset < length; offset += kMessageBytes) {
-      Call piece;
-      piece.op = op;
-      piece.internal = true;
-      piece.root = peer;
-      piece.out = {static_cast<std::byte*>(buffer.data) + offset, std::min(kMessageBytes, length - offset)};
-      piece.timeout = call_.timeout;
-      pending_.push_back(schedule_.issue(piece));
-    }
+    each_message(op, peer, buffer, call_.dtype, call_.timeout,
+                 [this](const Call& piece) { pending_.push_back(schedule_.issue(piece)); });
   }
   void send(int peer, const Buffer& buffer) { message(Op::send, peer, buffer); }
   void receive(int peer, const Buffer& buffer) { message(Op::recv, peer, buffer); }

@@ -15,7 +15,8 @@ struct MotifForm {
   enum class Kind : uint8_t {
     Whole,    // the call itself
     Segment,  // `parts` calls of a part of the payload each
-    Ring,     // all_reduce = reduce_scatter, then all_gather
+    Ring,     // all_reduce = reduce_scatter, then all_gather; of each of `parts` segments
+    Tree,     // all_reduce by messages, in groups of `parts` ranks: to one of them, level by level, and back
     Spline,   // all_to_all in windows: in each, every rank sends to `parts` ranks
   };
   static constexpr int kMost = 64;  // motifs of a call
@@ -23,7 +24,7 @@ struct MotifForm {
   Kind kind = Kind::Whole;
   int32_t parts = 1;
 
-  /// From "whole", "segment K", "ring", "spline N". Throws InvalidArgument.
+  /// From "whole", "segment K", "ring", "segment K, ring", "tree N", "spline N". Throws InvalidArgument.
   static MotifForm parse(std::string_view text);
 };
 
@@ -33,9 +34,10 @@ bool has_motifs(const Call& call);
 /// The number of motifs; 0 if the call has no such form. A function of values that are equal on all ranks.
 int motif_count(const MotifForm& form, const Call& call, int size);
 
-/// Adds the tasks of a call in this form. Task::part of an Issue is its index among the motifs, and all Issues are
-/// late, so that an executor decides when each one is issued. Throws InvalidArgument if the call has no such form, or
-/// if it has more than kMost motifs.
+/// Adds the tasks of a call in this form. Task::part of an Issue is the index of its motif, and its stage one more. All
+/// Issues are late, so that an executor decides when each motif is issued. A motif of a tree has several messages on
+/// some ranks, and none on others; every other motif is one call. Throws InvalidArgument if the call has no such form,
+/// or if it has more than kMost motifs.
 void motifs(const Call& call, int rank, int size, const MotifForm& form, Schedule& schedule);
 
 }  // namespace mcr

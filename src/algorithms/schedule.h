@@ -33,7 +33,8 @@ struct Task {
 
   Kind kind = Kind::Issue;
   uint8_t part = 0;    // for an Issue: which of the candidate's backends gets it
-  uint32_t stage = 0;  // for an Issue: 0 if it is not late, else 1 + the number of late Issues added before it
+  uint32_t stage = 0;  // for an Issue: 0 if it is not late, else 1 + the number of late Issues added before it, unless
+                       // set_stage() has changed it
   bool late = false;   // it waits for an Issue or a Wait, directly or indirectly
   Call call;           // for Encode and Decode: what they read and write, for the cost model
   uint32_t function = kNone;
@@ -103,6 +104,9 @@ class Schedule {
   /// Predecessors that make an Issue late, as it is on other ranks: these, and if none of them is late, a Wait that
   /// ends at once.
   Ids late_after(Ids after);
+
+  /// Lets a late Issue be started with others, in one stage.
+  void set_stage(Id issue, uint32_t stage) { tasks_[issue].stage = stage; }
 
   /// Sets the call of an Issue that has not been issued, for example to sizes that an earlier task found.
   void set_call(Id issue, const Call& call) { tasks_[issue].call = call; }

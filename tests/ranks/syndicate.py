@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 import torch
 
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
+from mcr_dl.planner import motifs, options
 from mcr_dl.schedule import Syndicate, step
+from mcr_dl.schedule.execution import Document
+from mcr_dl.schedule.measured import Iteration
 from mcr_dl.testing.plans import Make, Planned, random_plan
 from ranks import session
 
@@ -43,6 +47,8 @@ class Program:
         salt = float(self.number % 17)
         large = torch.full((1000,), rank + salt)
         small = torch.full((5,), float(rank))
+        mean = torch.full((6,), rank, dtype=torch.int32)
+        average = mcr_dl.all_reduce(mean, op=mcr_dl.ReduceOp.AVG, async_op=True)
         first = mcr_dl.all_reduce(large, async_op=True)
         self._pause()
         sent, got = torch.arange(3.0 * n) + 100 * rank, torch.empty(3 * n)
@@ -66,6 +72,8 @@ class Program:
         second.wait()
         first.wait()
         third.wait()
+        average.wait()
+        rank_sum = n * (n - 1) // 2
         assert torch.equal(large, torch.full((1000,), n * salt + n * (n - 1) / 2))
         assert torch.equal(small, torch.full((5,), n * (n - 1) / 2))
         expected = torch.cat([torch.arange(3.0) + 3 * rank + 100 * other for other in range(n)])
@@ -74,6 +82,46 @@ class Program:
         assert torch.equal(mine, n * (torch.arange(4.0) + 4 * rank))
         assert torch.equal(gathered, torch.cat([torch.full((c,), float(r)) for r, c in enumerate(counts)]))
         assert torch.equal(root, torch.full((3,), salt))
+        assert torch.equal(mean, torch.full((6,), rank_sum // n, dtype=torch.int32))
+
+
+def all_forms() -> int:
+    """Every form of every call on every backend gives right results, also of averages; the number of planned calls."""
+    names: list[str] = []
+
+    def make(iteration: Iteration, _most: int) -> list[Document]:
+        calls = [iteration.planned(index) for index in range(len(iteration.calls))]
+        ways = [[] if call is None else list(options.expressions(call)) for call in calls]
+        plans: list[Document] = []
+        for place in range(max(map(len, ways))):
+            rows: list[Any] = []
+            for index, forms in enumerate(ways):
+                name, form = forms[place % len(forms)] if forms else ("", None)
+                channels = iteration.channels(iteration.of_call[index])
+                motifs_of = [] if form is None else motifs.steps(form)
+                chosen = [channels[(place + motif) % len(channels)] for motif in range(len(motifs_of))]
+                rows.append([name, chosen, [0] * len(chosen)] if forms else None)
+            order = [[call, motif, 0] for call, row in enumerate(rows) if row for motif in range(len(row[1]))]
+            plans.append({"name": str(place), "calls": rows, "order": order})
+        names.extend(sorted({name for forms in ways for name, _ in forms}))
+        return plans
+
+    session.start()
+    with Planned(make, rounds=1) as planned:
+        program = Program()
+        for _ in range(8):
+            program.iterate()
+        while planned.phase in ("watching", "trying"):
+            program.iterate()
+        assert planned.phase == "steady", planned.events
+        found = planned.statistics()
+    if mcr_dl.get_rank() == 0:
+        n = mcr_dl.get_world_size()
+        wanted = {"whole", "segment 2", "segment 4"}
+        wanted |= {"ring", "tree 2", "segment 2, ring", "segment 4, ring", f"spline {(n + 1) // 2}"} if n > 1 else set()
+        wanted |= {"tree 4"} if n > 2 else set()
+        assert wanted <= set(names), names
+    return found["calls"]
 
 
 def random_plans(seed: int) -> tuple[int, int]:
@@ -137,7 +185,7 @@ def without_gain() -> None:
         assert last in ("none", "kept", "dropped"), found.events
         if mcr_dl.get_rank() == 0:
             assert found.graph is not None
-            assert len(found.graph.calls) == 7
+            assert len(found.graph.calls) == 8
     assert (found.plan is None) == (last != "kept")
 
 

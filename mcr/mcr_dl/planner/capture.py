@@ -20,6 +20,7 @@ from mcr_dl.planner.graph import BACK, Call, Channel, Graph, Node, Option, Piece
 from mcr_dl.records.log import Record
 
 _MOST = 16  # iterations that are looked at, the last ones
+AS_IT_IS = "as it is"  # the only form of a call that a plan leaves unchanged
 
 
 class Event(NamedTuple):
@@ -130,7 +131,7 @@ def call_of(record: Record) -> Call | None:
 def as_it_is(record: Record, time: int, channel: str | None = None) -> Option:
     """The only option of a call that a plan leaves unchanged."""
     assert record.backend is not None
-    return Option("as it is", (Piece(channel or record.backend, time, (), record.op),))
+    return Option(AS_IT_IS, (Piece(channel or record.backend, time, (), record.op),))
 
 
 def _costs(records: Sequence[Record], times: Sequence[int]) -> tuple[dict[str, Any], ...]:

@@ -21,36 +21,32 @@ def expressions(call: Call) -> Iterator[tuple[str, Expression]]:
     """The forms of a call, by name; the unchanged call first."""
     whole = motifs.call(call.op, call.count, call.ranks, call.root)
     yield "whole", whole
-    forms: list[tuple[str, Expression]] = [("whole", whole)]
-    if call.op == "all_reduce" and call.ranks > 1:
-        forms.append(("ring", motifs.rewrite(whole, motifs.ring)))
+    reduces = call.op == "all_reduce" and call.ranks > 1
+    if reduces:
+        yield "ring", motifs.rewrite(whole, motifs.ring)
         for fan_in in _FAN_IN[: 1 if call.ranks <= 2 else 2]:
             yield f"tree {fan_in}", motifs.rewrite(whole, motifs.tree(fan_in))
+    for parts in _SEGMENTS:
+        if call.count >= parts:
+            segments = motifs.rewrite(whole, motifs.segment(parts))
+            yield f"segment {parts}", segments
+            if reduces:
+                yield f"segment {parts}, ring", motifs.rewrite(segments, motifs.ring)
     if call.op == "all_to_all":
-        for parts in (2, 4):
-            peers = -(-call.ranks // parts)
-            if peers < call.ranks and (parts == 2 or peers != -(-call.ranks // 2)):
-                forms.append((f"spline {peers}", motifs.rewrite(whole, motifs.spline(peers))))
-    for name, form in forms:
-        if form is not whole:
-            yield name, form
-        for parts in _SEGMENTS:
-            if call.count >= parts and not name.startswith("spline"):
-                prefix = "" if form is whole else f"{name}, "
-                yield f"{prefix}segment {parts}", motifs.rewrite(form, motifs.segment(parts))
+        for peers in dict.fromkeys(-(-call.ranks // parts) for parts in (2, 4)):
+            if peers < call.ranks:
+                yield f"spline {peers}", motifs.rewrite(whole, motifs.spline(peers))
 
 
 def _time(motif: Motif, call: Call, channel: Channel, model: _C.CostModel) -> int | None:
     """The time of a motif alone; None if the model lacks a cost that it needs.
 
-    The model's costs are of all ranks of the group. On fewer ranks, reduces and broadcasts cost what the root's
-    messages do, one after the other.
+    A tree's reduces and broadcasts cost what the root's messages do, one after the other.
     """
     size = torch.empty(0, dtype=getattr(torch, call.dtype)).element_size()
-    ranks = max(map(len, motif.groups))
     op, messages = motif.op, 1
-    if ranks < call.ranks:
-        op, messages = "send", ranks - 1
+    if call.op == "all_reduce" and motif.root is not None:
+        op, messages = "send", max(map(len, motif.groups)) - 1
     found = model.issue_cost(channel.name, op, _C.dtype_class(call.dtype), motif.elements * size)
     if found is None:
         return None
@@ -67,15 +63,11 @@ def _assignments(count: int, channels: Sequence[str]) -> Iterator[tuple[str, lis
             yield f"{one} {first}, {other} {count - first}", [one] * first + [other] * (count - first)
 
 
-def of_call(
-    call: Call, channels: Sequence[Channel], model: _C.CostModel, *, executed: bool = False
-) -> tuple[Option, ...]:
-    """All options of a call whose costs the model has; with ``executed`` only those that the core can execute."""
+def of_call(call: Call, channels: Sequence[Channel], model: _C.CostModel) -> tuple[Option, ...]:
+    """All options of a call whose costs the model has."""
     by_name = {channel.name: channel for channel in channels}
     found = []
     for name, expression in expressions(call):
-        if executed and not _C.is_motif_form(name):
-            continue
         steps = motifs.steps(expression)
         for place, assigned in _assignments(len(steps), list(by_name)):
             pieces = []

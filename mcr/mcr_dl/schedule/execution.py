@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.planner import capture
 from mcr_dl.planner import lanes as planned_lanes
 from mcr_dl.planner.plans import Place, Plan, Planner
 from mcr_dl.schedule import measured
@@ -24,7 +25,7 @@ def document(planner: Planner, plan: Plan, groups: Sequence[int], most: int) -> 
     places = [place for place, node in enumerate(planner.graph.nodes) if node.time is None]
     number = {place: call for call, place in enumerate(places)}
     chosen = [planner.options[place][plan.chosen[place]] for place in places]
-    done = {call for call, option in enumerate(chosen) if _C.is_motif_form(option.form)}
+    done = {call for call, option in enumerate(chosen) if option.form != capture.AS_IT_IS}
     order: list[Place] = [(number[place], motif, ahead) for place, motif, ahead in plan.order if number[place] in done]
     found = planned_lanes.assign(order, dict(enumerate(groups)), most)
     if found is None:

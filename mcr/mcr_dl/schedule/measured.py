@@ -25,7 +25,7 @@ from mcr_dl.records.log import Record
 
 _REPETITIONS = 3
 _SERIAL = 0.5  # two operations that overlap by less than this share of the shorter one use one resource
-_HALVES = ("reduce_scatter", "all_gather")  # of an all_reduce
+_PARTS = ("reduce_scatter", "all_gather", "send")  # of an all_reduce
 
 Row = list[Any]  # group, operation, dtype, channel, bytes, ns
 
@@ -84,7 +84,7 @@ class Iteration:
         sizes: dict[tuple[int, str], list[tuple[int, str]]] = {}
         for index, (group, record) in enumerate(zip(self.of_call, self.calls, strict=True)):
             if self.planned(index) is not None and record.nbytes > 0:
-                for op in (record.op, *(_HALVES if record.op == "all_reduce" else ())):
+                for op in (record.op, *(_PARTS if record.op == "all_reduce" else ())):
                     sizes.setdefault((group, op), []).append((record.nbytes, record.dtype))
         found = {}
         for key, each in sizes.items():
@@ -174,7 +174,7 @@ def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> 
         allowed = [each for each in channels[group] if not named or each.name == _name(iteration, group, named)]
         used = _name(iteration, group, record.backend or "")
         allowed.sort(key=lambda each: each.name != used)
-        found = () if call is None else options.of_call(call, allowed, models[group], executed=True)
+        found = () if call is None else options.of_call(call, allowed, models[group])
         return Node(key, after, options=found or (capture.as_it_is(record, times[index], used),))
 
     nodes = capture.graph_nodes(iteration.found, node)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mcr_dl import _C
 from mcr_dl.planner import lanes, motifs, options
 from mcr_dl.planner.plans import Place
 from mcr_dl.schedule import Syndicate
@@ -83,7 +82,7 @@ def _drawn(iteration: Iteration, rng: random.Random, left_out: float) -> list[An
         if call is None or rng.random() < left_out:
             calls.append(None)
             continue
-        name, form = rng.choice([each for each in options.expressions(call) if _C.is_motif_form(each[0])])
+        name, form = rng.choice(list(options.expressions(call)))
         channels = iteration.channels(iteration.of_call[index])
         calls.append([name, [rng.choice(channels) for _ in motifs.steps(form)], []])
     return calls

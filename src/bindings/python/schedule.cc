@@ -92,16 +92,6 @@ py::dict statistics_of(const PlanControl& control) {
 }  // namespace
 
 void add_schedule(py::module_& module) {
-  module.def(
-      "is_motif_form",
-      [](const std::string& text) {
-        try {
-          return MotifForm::parse(text), true;
-        } catch (const Error&) {
-          return false;
-        }
-      },
-      py::arg("text"), "Whether the core can do calls in the form of that name.");
   py::class_<PlanControl, std::shared_ptr<PlanControl>>(module, "PlanControl",
                                                         "The plans of this process's groups for their iterations.")
       .def(py::init(&make_control), py::arg("handler"))
