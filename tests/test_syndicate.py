@@ -96,6 +96,12 @@ def test_marks(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(syndicate.marked, limit=60)
 
 
+def test_a_rank_with_another_order(pools: Pools) -> None:
+    """The digests of orders are compared."""
+    found = pools.get("processes", 3).run(syndicate.other_order, limit=60)
+    assert found == 3 * [["off", "planned", "kept"]]
+
+
 def test_slower_iterations(pools: Pools) -> None:
     """All ranks make a new plan at the same point."""
     found = pools.get("processes", 3).run(syndicate.slower_iterations, limit=120)

@@ -247,6 +247,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def watch(self) -> None:",
         "def mark(self) -> None:",
         "def newest(self, count: int) -> list[tuple[str, int, str, bool]]:",
+        "def digests(self) -> dict[int, int]:",
         "def set_plan(self, groups: dict[str, list[tuple[int, int, str, list[str], list[int]]]], "
         "order: list[tuple[int, int, int]], calls: int) -> None:",
         "def flush(self, limit: timedelta) -> bool:",

@@ -76,6 +76,25 @@ TEST(the_order_waits_for_the_call_that_comes_next) {
   CHECK(calls.enforcer->statistics().issued == 6 && calls.enforcer->statistics().breaks == 0);
 }
 
+TEST(ranks_that_keep_an_order_have_equal_digests) {
+  Calls one, other;
+  for (auto* each : {&one, &other}) each->enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);
+  for (int64_t iteration = 0; iteration < 3; ++iteration) {
+    one.make(0, iteration), one.make(1, iteration, 1, false, one.other);
+    other.make(1, iteration, 1, false, other.other), other.make(0, iteration);
+  }
+  const auto found = one.enforcer->digests(), others = other.enforcer->digests();
+  CHECK(found.size() == 3 && found.size() == others.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    CHECK(found[i].round == static_cast<int64_t>(i) && found[i].digest != 0);
+    CHECK(found[i].round == others[i].round && found[i].digest == others[i].digest);
+  }
+  CHECK(found[0].digest != found[1].digest);
+  other.make(0, 3);
+  CHECK(other.enforcer->synchronize(10s) && other.enforcer->statistics().breaks == 1);
+  CHECK(other.enforcer->digests().empty());
+}
+
 TEST(a_motif_of_the_next_iteration_may_come_first) {
   Calls calls;
   // In the round of iteration i: call 1 of iteration i, then call 0 of iteration i + 1.

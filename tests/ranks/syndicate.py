@@ -206,6 +206,26 @@ def slower_iterations() -> list[str]:
         return [event.what for event in planned.events]
 
 
+def other_order() -> list[str]:
+    """A rank that has issued other motifs than rank 0, as far as the guard can tell, ends the plan on all ranks."""
+    session.start()
+    with Planned(random_plans_of(0)) as planned:
+        replanner: Any = planned._replanner
+        read = replanner._read
+
+        def tampered(keys: list[str]) -> Any:
+            decision, kept = read(keys)
+            return decision, kept and [kept[0], kept[1] ^ 1]
+
+        if mcr_dl.get_rank() == 1:
+            replanner._read = tampered
+        program = Program()
+        for _ in range(3 * ROUNDS):
+            program.iterate()
+        assert planned.plan is None, planned.events
+        return [planned.phase, *(event.what for event in planned.events)]
+
+
 def marked() -> None:
     """Iterations of equal calls are known by the program's marks."""
     session.start()

@@ -171,7 +171,7 @@ class Replanner:
     def _left(self, call: int) -> None:
         """A group has left its plan: all ranks of it, before the same call."""
         if self._rank == 0:
-            self._post("left", _GO)
+            self._post("left", [_GO, None])
         if self.phase is not Phase.WATCHING:
             self._note("left")
             _log.info("Syndicate: the program made another call than call %d of its iterations", call)
@@ -376,13 +376,24 @@ class Replanner:
         window, self._times = self._times, []
         decision = self._decision
         if self._rank == 0:
-            self._decision = self._post(str(number + 1), _SLOWER if self.slower(window) else _GO)
+            kept = max(self.control.digests().items(), default=None)
+            self._decision, _ = self._post(str(number + 1), [_SLOWER if self.slower(window) else _GO, kept])
         elif number > 1:
-            decision = self._read([str(number), "left"])
+            decision, kept = self._read([str(number), "left"])
+            self._compare(number, kept)
         if number > 1 and decision == _SLOWER:
             self._plan_again()
         elif number > 1 and decision == _OVER:
-            self._end("; ".join(watch.lost().values()) or "rank 0 did not decide in time")
+            self.plan = None
+            self._install(None)
+            self._end("; ".join(watch.lost().values()) or "a rank did not decide in time, or has not kept the order")
+
+    def _compare(self, number: int, kept: tuple[int, int] | None) -> None:
+        """The guard: whether this rank has issued what rank 0 had, if both have kept the order up to that round."""
+        mine = None if kept is None else self.control.digests().get(kept[0])
+        if kept is not None and mine is not None and mine != kept[1]:
+            _log.error("Syndicate: rank %d has issued other motifs than rank 0 until iteration %d", self._rank, kept[0])
+            self._post(str(number + 2), [_OVER, None])
 
     def slower(self, window: list[int]) -> bool:
         """Whether iterations are so much slower that rank 0 wants a new plan; the times in ns of the last ones."""
@@ -409,10 +420,10 @@ class Replanner:
         if known is None or (before is not None and before in known.plans):
             self._cool_down = 2 * cool_down
 
-    def _post(self, key: str, value: str) -> Any:
+    def _post(self, key: str, value: list[Any]) -> Any:
         assert self._meetings is not None
         return self._meetings.post(f"{self._epoch}/{key}", value)
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None
-        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION, _OVER)
+        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION, [_OVER, None])

@@ -89,6 +89,12 @@ py::dict statistics_of(const PlanControl& control) {
   return result;
 }
 
+std::map<int64_t, uint64_t> digests_of(const PlanControl& control) {
+  std::map<int64_t, uint64_t> rounds;
+  for (const auto& each : control.enforcer()->digests()) rounds[each.round] = each.digest;
+  return rounds;
+}
+
 }  // namespace
 
 void add_schedule(py::module_& module) {
@@ -110,7 +116,8 @@ void add_schedule(py::module_& module) {
             return control.enforcer()->synchronize(limit);
           },
           py::arg("limit"), "Issues all calls made so far; false if the time runs out first.")
-      .def("statistics", statistics_of);
+      .def("statistics", statistics_of)
+      .def("digests", digests_of, "What was issued up to the end of each of the last rounds, while the order was kept.");
   py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
       .def(py::init(
                [](std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes) {

@@ -12,6 +12,7 @@ namespace mcr {
 namespace {
 
 constexpr uint32_t kMotifs = MotifForm::kMost;
+constexpr std::size_t kDigests = 64;  // the rounds by which ranks may be apart
 // How long the order waits for a call that the program has not made. While a thread waits, another one may be about to
 // make it. Otherwise the program may compute, or be at its end; but it may also wait in a way that is not seen here (by
 // a future, or by asking whether a call is complete), in each iteration. So each such wait halves the next one.
@@ -42,6 +43,8 @@ void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t f
     by_place_.clear();  // earlier calls are in no plan
     flush_to_ = numbered_;
     statistics_.digest = 0;
+    digests_.clear();
+    kept_ = !order_.empty();
     end_hold();
   }
   drive();
@@ -51,7 +54,7 @@ void Enforcer::leave_out(const std::vector<uint32_t>& calls) {
   {
     const std::lock_guard lock(mutex_);
     for (const auto call : calls) left_out_.at(call) = true;
-    flush_to_ = numbered_;
+    leave_order();
   }
   drive();
 }
@@ -157,6 +160,8 @@ bool Enforcer::past(const PlanPlace& place) const {
 void Enforcer::advance() {
   if (++next_ < order_.size()) return;
   next_ = 0;
+  if (kept_ && round_ >= first_) digests_.push_back({round_ - first_, statistics_.digest});
+  if (digests_.size() > kDigests) digests_.pop_front();
   ++round_;
   if (!std::exchange(idled_, false)) idle_ = std::min(2 * idle_, kIdle);
 }
@@ -173,10 +178,17 @@ bool Enforcer::breaks_order(const std::optional<Head>& head) {
     idle_ = std::max(idle_ / 2, kAwaited);
     idled_ = true;
   }
-  flush_to_ = numbered_;
+  leave_order();
   ++statistics_.breaks;
   end_hold();
   return true;
+}
+
+// The calls made so far are issued in program order.
+void Enforcer::leave_order() {
+  flush_to_ = numbered_;
+  kept_ = false;
+  digests_.clear();
 }
 
 std::chrono::nanoseconds Enforcer::patience() const {
@@ -194,6 +206,7 @@ bool Enforcer::end_lost() {
     call->call.run->stop(Error(ErrorCode::PeerLost, *text));
     remove(call);
     order_.clear();
+    leave_order();
     end_hold();
   }
   return calls.size() != calls_.size();
@@ -230,6 +243,11 @@ bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
 EnforcerStatistics Enforcer::statistics() const {
   const std::lock_guard lock(mutex_);
   return statistics_;
+}
+
+std::vector<OrderDigest> Enforcer::digests() const {
+  const std::lock_guard lock(mutex_);
+  return {digests_.begin(), digests_.end()};
 }
 
 }  // namespace mcr

@@ -21,6 +21,12 @@ namespace mcr {
 
 class Progress;
 
+/// What the order has issued up to the end of one of its rounds.
+struct OrderDigest {
+  int64_t round = 0;  // counted from the first iteration of the order
+  uint64_t digest = 0;
+};
+
 /// The place of a motif in a plan's order. In round i it stands for the motif of iteration i + `ahead`.
 struct PlanPlace {
   uint32_t call = 0;  // of an iteration
@@ -73,6 +79,8 @@ class Enforcer final : public Driver {
   /// Whether motifs are to come; without a lock.
   bool pending() const noexcept { return pending_count_.load(std::memory_order_relaxed) != 0; }
   EnforcerStatistics statistics() const;
+  /// The digests of the last rounds, oldest first, as long as this process has kept the order; equal on ranks that have.
+  std::vector<OrderDigest> digests() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -101,6 +109,7 @@ class Enforcer final : public Driver {
   std::chrono::nanoseconds patience() const;
   bool end_lost();
   void end_hold();
+  void leave_order();
   void remove(const Shared& call);
 
   mutable std::mutex mutex_;  // guards all members below
@@ -118,6 +127,8 @@ class Enforcer final : public Driver {
   int synchronizing_ = 0;          // threads
   std::chrono::nanoseconds idle_;  // how long the order waits while no thread waits
   bool idled_ = false;             // it has waited so long in this round
+  bool kept_ = false;  // everything since the begin of the order was issued by it
+  std::deque<OrderDigest> digests_;
   std::optional<Clock::time_point> held_since_;
   EnforcerStatistics statistics_;
   std::atomic<std::size_t> pending_count_{0};
