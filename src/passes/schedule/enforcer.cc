@@ -197,19 +197,18 @@ std::chrono::nanoseconds Enforcer::patience() const {
   return awaited ? kAwaited : idle_;
 }
 
-// Ends the calls that can never be issued, of which the order may wait for one. Whether there are any.
+// Ends one of the calls that can never be issued, for which the order may wait; false if there is none.
 bool Enforcer::end_lost() {
-  const auto calls = calls_;
-  for (const auto& call : calls) {
-    const auto* const text = call->call.lost ? call->call.lost() : nullptr;
-    if (text == nullptr) continue;
-    call->call.run->stop(Error(ErrorCode::PeerLost, *text));
-    remove(call);
-    order_.clear();
-    leave_order();
-    end_hold();
-  }
-  return calls.size() != calls_.size();
+  const auto is_lost = [](const Shared& call) { return call->call.lost && call->call.lost() != nullptr; };
+  const auto found = std::ranges::find_if(calls_, is_lost);
+  if (found == calls_.end()) return false;
+  const auto call = *found;
+  call->call.run->stop(Error(ErrorCode::PeerLost, *call->call.lost()));
+  remove(call);
+  order_.clear();
+  leave_order();
+  end_hold();
+  return true;
 }
 
 void Enforcer::end_hold() {

@@ -125,7 +125,7 @@ class Enforcer final : public Driver {
   int64_t flush_to_ = 0;  // calls below this number are issued in program order
   bool driven_ = false;
   int synchronizing_ = 0;          // threads
-  std::chrono::nanoseconds idle_;  // how long the order waits while no thread waits
+  std::chrono::nanoseconds idle_{0};  // how long the order waits while no thread waits
   bool idled_ = false;             // it has waited so long in this round
   bool kept_ = false;  // everything since the begin of the order was issued by it
   std::deque<OrderDigest> digests_;
