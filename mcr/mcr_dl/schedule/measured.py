@@ -154,13 +154,17 @@ def _sharing(
 
 
 def medians(values: list[Any]) -> dict[str, Any]:
-    """The costs on which all ranks agree."""
+    """The costs on which all ranks agree: medians, but of a message the longest time, as most ranks take no part."""
     agreement.require_equal("schedule: measured operations", [[row[:5] for row in each["rows"]] for each in values])
-    agreed: dict[str, Any] = {}
+
+    def agreed(row: Row, times: Sequence[int]) -> Row:
+        return [*row[:-1], max(times) if row[1] == "send" else statistics.median_low(times)]
+
+    found: dict[str, Any] = {}
     for name in ("rows", "shared"):
         columns = zip(*(each[name] for each in values), strict=True)
-        agreed[name] = [[*rows[0][:-1], statistics.median_low(row[-1] for row in rows)] for rows in columns]
-    return agreed
+        found[name] = [agreed(rows[0], [row[-1] for row in rows]) for rows in columns]
+    return found
 
 
 def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> Graph:
