@@ -11,7 +11,7 @@ import pytest
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
-from mcr_dl.schedule import Syndicate
+from mcr_dl.schedule import Syndicate, measured
 from ranks import syndicate
 
 worlds = pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -56,6 +56,16 @@ def test_arguments(name: str, value: float) -> None:
     """A value out of range is refused."""
     with pytest.raises(InvalidArgumentError, match="Syndicate: expected budget above 0, lanes and tries from 1 to 16"):
         Syndicate(**{name: value})  # type: ignore[arg-type]
+
+
+def test_costs_of_all_ranks() -> None:
+    """Medians; of a message, in which most ranks take no part, the longest time."""
+    ranks = [
+        {"rows": [[0, "send", "float32", "mpi", 8, sent], [0, "all_reduce", "float32", "mpi", 8, reduced]], "shared": []}
+        for sent, reduced in ((900, 30), (10, 50), (10, 40))
+    ]
+    costs = measured.medians(ranks)["rows"]
+    assert [row[-1] for row in costs] == [900, 40]
 
 
 @worlds

@@ -100,10 +100,11 @@ class _Part:
         return Layout()
 
     def send(self) -> Layout:
-        """Ranks 0 and 1 send to each other; the others have nothing to do."""
-        if self.rank > 1:
+        """Rank 0 and the root, or rank 1 if that is rank 0, send to each other; the others have nothing to do."""
+        pair = (0, self.root or 1)
+        if self.rank not in pair:
             return Layout()
-        other = 1 - self.rank
+        other = pair[1] if self.rank == 0 else 0
         return Layout(self.count, self.count, (Segment(other, 0, self.count),), peer=other)
 
 

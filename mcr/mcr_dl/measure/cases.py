@@ -210,7 +210,7 @@ class Prepared:
         return (lambda: start().wait()) if self.case.asynchronous else self._partial(self.row.op, False)
 
     def _bind_peer(self) -> Callable[[], object]:
-        """Rank 0 sends and rank 1 sends back; the others do nothing."""
+        """Rank 0 sends and the other rank sends back; ranks without a peer do nothing."""
         if self.part.peer is None:
             return lambda: None
         names = [self.row.op, next(row["name"] for row in _C.ops() if row["peer"] and row["name"] != self.row.op)]

@@ -110,7 +110,9 @@ def measure(iteration: Iteration, lanes: Sequence[_C.Group], others: Sequence[_C
 
 
 def _prepared(op: str, nbytes: int, dtype: str, channel: str, group: _C.Group) -> Prepared | None:
-    case = Case(op, nbytes, dtype, asynchronous=True)
+    # Of messages, those between the first and the last rank count, which are on different hosts if any two are.
+    root = group.size() - 1 if op == "send" else 0
+    case = Case(op, nbytes, dtype, root=root, asynchronous=True)
     try:
         require_support(case, channel, group)
     except McrError:
