@@ -25,7 +25,8 @@ _DEFAULTS = {"None": None, "False": False, "0": 0, "SUM": ReduceOp.SUM, "": None
 
 @dataclass(frozen=True)
 class Case:
-    """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank.
+    """A call, equal on all ranks. `nbytes` is the message's size as nccl-tests counts it; `root` is a group rank:
+    of a message, that with which rank 0 exchanges it, or rank 1 if it is 0.
 
     `codec` names the compression, for which the group needs the pass "compress"; empty: no compression.
     """
