@@ -83,8 +83,8 @@ PAPER = {
     ),
     "all_reduce, all_to_all": (
         "Figure 18",
-        "different libraries on channels that do not overlap are fastest: the all_reduce on NVLink and RDMA (NCCL), the "
-        "all_to_all on PCIe and TCP (UCC)",
+        "different libraries on channels that do not overlap are fastest: the all_reduce on NVLink and RDMA (NCCL), "
+        "the all_to_all on PCIe and TCP (UCC)",
     ),
 }
 
@@ -92,13 +92,14 @@ PAPER = {
 def markdown(document: dict[str, Any]) -> str:
     """The report: a table for each figure, sizes in columns, the fastest form in bold."""
     lines = [
-        "# Forms of calls, beside the paper's figures 16 to 18",
+        "# Forms of calls, next to the paper's figures 16 to 18",
         "",
-        f"`python bench/syndicate_forms.py` on {document['date']}: {platform.machine()}, {os.cpu_count()} cores for all",
-        f"hosts of the [lab](../lab.md): {HOSTS} hosts, one rank each, NICs of {RATES[0]} and {RATES[1]} Mbit/s. gloo uses",
-        "the first, MPI the second; these stand for the paper's NVLink with RDMA, and PCIe with TCP. Times in ms: medians",
-        f"of {4 * document['rounds']} iterations on the slowest rank; the forms take turns of six iterations, of which the",
-        "first two do not count. The paper gives its figures as pictures, so the tables have its findings in words.",
+        f"`python bench/syndicate_forms.py` on {document['date']}: {platform.machine()}, {os.cpu_count()} cores for",
+        f"all hosts of the [lab](../lab.md): {HOSTS} hosts, one rank each, NICs of {RATES[0]} and {RATES[1]} Mbit/s.",
+        "gloo uses the first, MPI the second; these stand for the paper's NVLink with RDMA, and PCIe with TCP. Times",
+        f"in ms: medians of {4 * document['rounds']} iterations on the slowest rank; the forms take turns of six",
+        "iterations, of which the first two do not count. The paper gives its figures as pictures, so the tables have",
+        "its findings in words.",
         "",
     ]
     figures: dict[str, list[dict[str, Any]]] = {}

@@ -153,7 +153,7 @@ def markdown(document: dict[str, Any]) -> str:
     for text in dict.fromkeys(row["text"] for row in document["rows"]):
         rows = [_row(row) for row in document["rows"] if row["text"] == text]
         lines += [f"## {text}", "", *table(header, rows)]
-    lines += [*_beside_the_paper(document["rows"]), *_changes(document["changes"])]
+    lines += [*_of_the_paper(document["rows"]), *_changes(document["changes"])]
     return "\n".join(lines)
 
 
@@ -166,19 +166,19 @@ PAPER = (
 """The paper's models that are most like ours, and their gains over ByteScheduler (figure 11)."""
 
 
-def _beside_the_paper(rows: list[dict[str, Any]]) -> list[str]:
+def _of_the_paper(rows: list[dict[str, Any]]) -> list[str]:
     body = []
     for model, theirs, gain in PAPER:
         found = [row for row in rows if row["model"] == model]
         ours = ", ".join(_ratio(row, best(row), ORDERED).split(" ")[0] for row in found)
         body.append([NAMES[model], ours or "-", theirs, gain])
     return [
-        "## Beside the paper",
+        "## The gains in the paper",
         "",
         "Gains over ByteScheduler's order, on the clusters above in their order. The paper: 16 hosts with 8 V100 each,",
         "NVLink and 8 networks of 100 Gbit/s. Here two slow networks stand for these channels, and small models on the",
-        "CPU for its models. A program for which no plan stays runs in program order: its gain over `priority` says what",
-        "that order costs there.",
+        "CPU for its models. A program for which no plan stays runs in program order: its gain over `priority` says",
+        "what that order costs there.",
         "",
         *table(["ours", "gain", "the paper's", "gain"], body),
     ]

@@ -60,12 +60,11 @@ def test_arguments(name: str, value: float) -> None:
 
 def test_costs_of_all_ranks() -> None:
     """Medians; of a message, in which most ranks take no part, the longest time."""
-    ranks = [
-        {"rows": [[0, "send", "float32", "mpi", 8, sent], [0, "all_reduce", "float32", "mpi", 8, reduced]], "shared": []}
-        for sent, reduced in ((900, 30), (10, 50), (10, 40))
-    ]
-    costs = measured.medians(ranks)["rows"]
-    assert [row[-1] for row in costs] == [900, 40]
+    ranks = []
+    for times in ((900, 30), (10, 50), (10, 40)):
+        rows = [[0, op, "float32", "mpi", 8, time] for op, time in zip(("send", "all_reduce"), times, strict=True)]
+        ranks.append({"rows": rows, "shared": []})
+    assert [row[-1] for row in measured.medians(ranks)["rows"]] == [900, 40]
 
 
 @worlds

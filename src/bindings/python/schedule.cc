@@ -117,7 +117,8 @@ void add_schedule(py::module_& module) {
           },
           py::arg("limit"), "Issues all calls made so far; false if the time runs out first.")
       .def("statistics", statistics_of)
-      .def("digests", digests_of, "What was issued up to the end of each of the last rounds, while the order was kept.");
+      .def("digests", digests_of,
+           "What was issued up to the end of each of the last rounds, while the order was kept.");
   py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
       .def(py::init(
                [](std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes) {

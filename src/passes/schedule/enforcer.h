@@ -79,7 +79,8 @@ class Enforcer final : public Driver {
   /// Whether motifs are to come; without a lock.
   bool pending() const noexcept { return pending_count_.load(std::memory_order_relaxed) != 0; }
   EnforcerStatistics statistics() const;
-  /// The digests of the last rounds, oldest first, as long as this process has kept the order; equal on ranks that have.
+  /// The digests of the last rounds, oldest first, as long as this process has kept the order; equal on ranks that
+  /// have.
   std::vector<OrderDigest> digests() const;
 
  private:
@@ -124,10 +125,10 @@ class Enforcer final : public Driver {
   int64_t numbered_ = 0;
   int64_t flush_to_ = 0;  // calls below this number are issued in program order
   bool driven_ = false;
-  int synchronizing_ = 0;          // threads
+  int synchronizing_ = 0;             // threads
   std::chrono::nanoseconds idle_{0};  // how long the order waits while no thread waits
-  bool idled_ = false;             // it has waited so long in this round
-  bool kept_ = false;  // everything since the begin of the order was issued by it
+  bool idled_ = false;                // it has waited so long in this round
+  bool kept_ = false;                 // everything since the begin of the order was issued by it
   std::deque<OrderDigest> digests_;
   std::optional<Clock::time_point> held_since_;
   EnforcerStatistics statistics_;
