@@ -33,6 +33,7 @@ void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t f
     uint32_t most = 0;
     for (const auto& place : order) most = std::max(most, place.ahead);
     order_ = std::move(order);
+    ++order_number_;
     made_.assign(calls, first);
     left_out_.assign(calls, false);
     first_ = first;
@@ -94,7 +95,9 @@ bool Enforcer::issue_next(Lock& lock) {
   const int64_t to = order_.empty() ? numbered_ : flush_to_;
   if (!calls_.empty() && calls_.front()->number < to) return flush(lock, to);
   const auto next = head();
+  const auto order = order_number_;
   if (next && next->call != nullptr && issue(lock, next->call, next->motif)) {
+    if (order != order_number_) return true;  // another thread has set a new order meanwhile
     const auto& place = next->call->call;
     const auto where = static_cast<uint64_t>(place.iteration - first_) * made_.size() + place.call;
     statistics_.digest = digest(statistics_.digest, where * kMotifs + next->motif);

@@ -116,6 +116,7 @@ class Enforcer final : public Driver {
   mutable std::mutex mutex_;  // guards all members below
   uint32_t lanes_ = 0;
   std::vector<PlanPlace> order_;
+  uint64_t order_number_ = 0;   // of the orders so far
   std::vector<int64_t> made_;   // by call: the iteration that it will be made in next
   std::vector<bool> left_out_;  // by call
   int64_t first_ = 0, round_ = 0;
