@@ -108,15 +108,18 @@ bool Enforcer::issue_next(Lock& lock) {
 }
 
 bool Enforcer::issue(Lock& lock, const Shared& call, uint32_t motif) {
-  lock.unlock();
   const auto run = call->call.run;
-  const auto blocked = run->advance(~bit(motif), kMotifs, nullptr);
-  const bool over = run->issued();  // perhaps with an error
-  lock.lock();
-  const bool issued = over || (blocked & bit(motif)) == 0;
-  if (!issued) return false;
+  // The last motifs of a tree may have no message on this rank; after an error, no motif is issued. They count in the
+  // order all the same, which is equal on all ranks.
+  if (!run->issued()) {
+    lock.unlock();
+    const auto blocked = run->advance(~bit(motif), kMotifs, nullptr);
+    const bool issued = run->issued() || (blocked & bit(motif)) == 0;
+    lock.lock();
+    if (!issued) return false;
+  }
   ++statistics_.issued;
-  call->unissued &= over ? 0 : ~bit(motif);
+  call->unissued &= ~bit(motif);
   if (call->unissued == 0) remove(call);
   return true;
 }
