@@ -38,15 +38,25 @@ def expressions(call: Call) -> Iterator[tuple[str, Expression]]:
                 yield f"spline {peers}", motifs.rewrite(whole, motifs.spline(peers))
 
 
+def _operation(motif: Motif, call: Call) -> str:
+    """What the core does for a motif: the reduces and broadcasts of a tree are messages."""
+    return "send" if call.op == "all_reduce" and motif.root is not None else motif.op
+
+
+def operations(call: Call) -> list[str]:
+    """The operations whose costs the options of a call need."""
+    parts = [motif for _, form in expressions(call) for motif, _ in motifs.steps(form)]
+    return list(dict.fromkeys(_operation(motif, call) for motif in parts))
+
+
 def _time(motif: Motif, call: Call, channel: Channel, model: _C.CostModel) -> int | None:
     """The time of a motif alone; None if the model lacks a cost that it needs.
 
     A tree's reduces and broadcasts cost what the root's messages do, one after the other.
     """
     size = torch.empty(0, dtype=getattr(torch, call.dtype)).element_size()
-    op, messages = motif.op, 1
-    if call.op == "all_reduce" and motif.root is not None:
-        op, messages = "send", max(map(len, motif.groups)) - 1
+    op = _operation(motif, call)
+    messages = 1 if op == motif.op else max(map(len, motif.groups)) - 1
     found = model.issue_cost(channel.name, op, _C.dtype_class(call.dtype), motif.elements * size)
     if found is None:
         return None

@@ -25,7 +25,6 @@ from mcr_dl.records.log import Record
 
 _REPETITIONS = 3
 _SERIAL = 0.5  # two operations that overlap by less than this share of the shorter one use one resource
-_PARTS = ("reduce_scatter", "all_gather", "send")  # of an all_reduce
 
 Row = list[Any]  # group, operation, dtype, channel, bytes, ns
 
@@ -83,8 +82,9 @@ class Iteration:
         """By group and operation: the dtype, and sizes in bytes between which times of motifs are interpolated."""
         sizes: dict[tuple[int, str], list[tuple[int, str]]] = {}
         for index, (group, record) in enumerate(zip(self.of_call, self.calls, strict=True)):
-            if self.planned(index) is not None and record.nbytes > 0:
-                for op in (record.op, *(_PARTS if record.op == "all_reduce" else ())):
+            call = self.planned(index)
+            if call is not None and record.nbytes > 0:
+                for op in options.operations(call):
                     sizes.setdefault((group, op), []).append((record.nbytes, record.dtype))
         found = {}
         for key, each in sizes.items():
