@@ -21,7 +21,7 @@ namespace mcr {
 
 class Progress;
 
-/// What the order has issued up to the end of one of its rounds.
+/// A digest of the motifs that were issued by the order up to the end of a round.
 struct OrderDigest {
   int64_t round = 0;  // counted from the first iteration of the order
   uint64_t digest = 0;

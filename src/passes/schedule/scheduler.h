@@ -40,7 +40,7 @@ class PlanControl {
   /// Called on the program's thread, before the call that begins an iteration is counted, or before the unexpected one.
   /// No lock is held; it may make calls on other groups, and set a plan that begins with the present call.
   using Handler = std::function<void(Event, int64_t)>;
-  /// What plans know of a call.
+  /// A call, as far as plans need to know it.
   struct What {
     uint64_t signature = 0;              // of what makes calls of different iterations equal
     const std::string* named = nullptr;  // the candidate that the program named; null: none
