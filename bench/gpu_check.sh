@@ -4,19 +4,31 @@
 #
 #   bench/gpu_check.sh FOLDER              on a machine with a GPU: torch with CUDA, cmake, ninja, a C++20 compiler
 #   bench/gpu_check.sh --rehearse FOLDER   on any machine after `make build`, on CPU tensors: no result, it says so
+#   --only "STAGE STAGE"                   only these stages, after the build
+#   --quick                                a few seconds for each stage whose number of cases or rounds depends on time
+#   --built                                with the build of an earlier run in build/gpu/install
 #
 # Results and logs go to FOLDER, a table is printed last. The exit status is not 0 if a stage has failed. It needs no
 # network. PYTHON names another python3, MCR_DL_NCCL_LIB another libnccl.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rehearse=
-if [ "${1:-}" = --rehearse ]; then
-  rehearse=yes
+rehearse='' only='' quick='' built=''
+while [[ ${1:-} == --* ]]; do
+  case $1 in
+    --rehearse) rehearse=yes ;;
+    --quick) quick=yes ;;
+    --built) built=yes ;;
+    --only)
+      only=" ${2:-} "
+      shift
+      ;;
+    *) break ;;
+  esac
   shift
-fi
-if [ $# -ne 1 ]; then
-  echo "usage: bench/gpu_check.sh [--rehearse] FOLDER" >&2
+done
+if [ $# -ne 1 ] || [[ $1 == --* ]]; then
+  echo "usage: bench/gpu_check.sh [--rehearse] [--only \"STAGE STAGE\"] [--quick] [--built] FOLDER" >&2
   exit 2
 fi
 mkdir -p "$1"
@@ -29,11 +41,11 @@ if [ -n "$rehearse" ]; then
   python=${PYTHON:-$root/.venv/bin/python}
   device=cpu
   export MCR_DL_NCCL_LIB=${MCR_DL_NCCL_LIB:-$root/build/standin/libnccl.so}
-  export PYTHONPATH=$root/bench
+  export PYTHONPATH=$root/bench${PYTHONPATH:+:$PYTHONPATH}
 else
   python=${PYTHON:-python3}
   device=cuda
-  export PYTHONPATH=$root/build/gpu/install:$root/bench
+  export PYTHONPATH=$root/build/gpu/install:$root/bench${PYTHONPATH:+:$PYTHONPATH}
 fi
 # All ranks are on this host. The build tools may lie in this Python's folder.
 export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
@@ -50,6 +62,10 @@ note() { printf '%s\t%s\t%s\t%s\n' "$@" >>"$folder/stages.tsv"; }
 stage() {
   local name=$1 limit=$2 begin=$SECONDS code=0
   shift 2
+  if [ -n "$only" ] && [[ $only != *" $name "* ]] && [[ " build versions share " != *" $name "* ]]; then
+    note "$name" - 0 "not in --only"
+    return
+  fi
   if [ -n "${unbuilt:-}" ]; then
     note "$name" - 0 "the build has failed"
     last_code=0
@@ -160,7 +176,11 @@ if [ -n "$rehearse" ]; then
   left_out build "the rehearsal takes what make build has made"
   stage versions 60 "$python" -m gpu.versions "$folder" gloo
 else
-  stage build 240 bash -euo pipefail -c build
+  if [ -n "$built" ]; then
+    stage build 20 "$python" -c 'import mcr_dl; print("found", mcr_dl.__version__, "at", mcr_dl.__file__)'
+  else
+    stage build 240 bash -euo pipefail -c build
+  fi
   [ "$(cut -f 2 "$folder/stages.tsv")" = 0 ] || unbuilt=yes
   stage versions 60 "$python" -m gpu.versions "$folder" nccl
 fi
@@ -177,6 +197,8 @@ if [ -n "$rehearse" ] && [ ! -e "$MCR_DL_NCCL_LIB" ]; then
   run overhead-1 60 overhead --backend gloo --no-raw --ranks 1 --seconds 8
   run share 40 share
   run overlap-2 60 overlap --backend gloo --ranks 2
+  run training-1 60 training --ranks 1
+  run training-2 60 training --ranks 2
   run staging 50 overlap --staging --staging-bytes 1048576
   bench_1
   tune_2
@@ -184,19 +206,21 @@ if [ -n "$rehearse" ] && [ ! -e "$MCR_DL_NCCL_LIB" ]; then
   left_out sanitizer "needs a GPU"
 else
   seconds=16 device_seconds=18 few=
-  [ -z "$rehearse" ] || seconds=6 device_seconds=8 few="--staging-bytes 1048576"
+  [ -z "$rehearse$quick" ] || seconds=6 device_seconds=8
+  [ -z "$rehearse" ] || few="--staging-bytes 1048576"
   run suite-nccl-1 45 suite --backend nccl --ranks 1 --seconds "$seconds"
   run streams-1 60 streams --backend nccl --with gloo,mpi --ranks 1
   run listing4-1 40 listing4 --backend nccl --ranks 1
   run overhead-1 60 overhead --backend nccl --ranks 1 --seconds "$device_seconds"
   run overlap-1 40 overlap --backend nccl --ranks 1
+  run training-1 50 training --ranks 1
   bench_1
   run suite-gloo-2 50 suite --backend gloo --ranks 2 --seconds "$((seconds * 3 / 5))"
   run staging 50 overlap --staging $few
   sanitizer
   # With NCCL on one GPU: what torch.distributed cannot do there either is no finding about mcr_dl.
   run share 40 share
-  shared=(suite-nccl-2 streams-2 listing4-2 overhead-2 overlap-2 suite-nccl-4 tune-2)
+  shared=(suite-nccl-2 streams-2 listing4-2 overhead-2 overlap-2 training-2 suite-nccl-4 tune-2)
   if [ "${last_code:-0}" -ne 0 ]; then
     for name in "${shared[@]}"; do
       left_out "$name" "torch.distributed cannot share the GPU either ($(tail -n 1 "$folder/share.log" | tr '\t' ' ' | cut -c 1-200))"
@@ -207,6 +231,7 @@ else
     run listing4-2 40 listing4 --backend nccl --ranks 2
     run overhead-2 60 overhead --backend nccl --ranks 2 --seconds "$device_seconds"
     run overlap-2 50 overlap --backend nccl --ranks 2
+    run training-2 50 training --ranks 2
     run suite-nccl-4 60 suite --backend nccl --ranks 4 --seconds "$seconds"
     tune_2
   fi

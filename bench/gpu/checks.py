@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of streams, events, memory and graphs. Each check gets a Setting; it raises, or returns its measurements, or
 raises NotRun with a reason. All ranks run all checks in one order: the checks of streams in this module, then those of
-checks_memory and checks_types.
+checks_memory, checks_types and checks_passes.
 
 Where one rank must do work, checks use an all_gather into other memory: NCCL does nothing for an in-place all_reduce of
 one rank. In a rehearsal on the host, the same lines run but nothing can be late, so that a rehearsal proves nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks of streams, memory, graphs and types (checks.py, checks_memory.py, checks_types.py).
+"""Runs the checks of streams, memory, graphs, types and passes (checks.py, checks_*.py).
 
 python -m gpu.streams --backend nccl --ranks 1 FOLDER
 """
@@ -40,7 +40,7 @@ def on_rank(backends: list[str], kind: str, folder: str, name: str) -> None:
     from gpu import device
     from gpu.checks import CHECKS, Setting
 
-    for module in ("gpu.checks_memory", "gpu.checks_types"):  # they add their checks
+    for module in ("gpu.checks_memory", "gpu.checks_types", "gpu.checks_passes"):  # they add their checks
         importlib.import_module(module)
     usable = mcr_dl.available_backends()
     started = [each for each in backends if each == backends[0] or usable.get(each, "").startswith("ok")]
