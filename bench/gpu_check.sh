@@ -103,7 +103,7 @@ build() {
   cmake --build build/gpu/cmake --parallel
   rm -rf build/gpu/install
   cmake --install build/gpu/cmake --prefix "$PWD/build/gpu/install"
-  cp -R mcr/mcr_dl/. build/gpu/install/mcr_dl/
+  cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
   cd "$folder"
   "$python" -c 'import mcr_dl; print("built", mcr_dl.__version__, "at", mcr_dl.__file__)'
 }
@@ -177,6 +177,7 @@ if [ -n "$rehearse" ]; then
   stage versions 60 "$python" -m gpu.versions "$folder" gloo
 else
   if [ -n "$built" ]; then
+    cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
     stage build 20 "$python" -c 'import mcr_dl; print("found", mcr_dl.__version__, "at", mcr_dl.__file__)'
   else
     stage build 240 bash -euo pipefail -c build
