@@ -65,7 +65,7 @@ def new_group(
         backend: names as for init_process_group; the default group's by default.
         use_local_synchronization: True: only the members call.
         group_desc: a readable name, which becomes part of the group's name; equal on all ranks.
-        sort_ranks: False: group ranks follow the order of ``ranks``.
+        sort_ranks: False: group ranks follow the order of ``ranks``, if torch's ``new_group`` has this argument.
         mpi_comm: a communicator of mpi4py: its members call, the group takes its ranks and order, and mpi's operations
             run on a duplicate of it.
         pg_options: ``mcr_dl.Options``, whose backends apply where ``backend`` is not given, and whose ``uniform``
@@ -74,7 +74,8 @@ def new_group(
 
     Returns: the group, or torch.distributed.GroupMember.NON_GROUP_MEMBER on ranks that are not members.
 
-    Raises InvalidArgumentError for wrong ranks or backends. Source: torch.distributed.new_group.
+    Raises InvalidArgumentError for wrong ranks or backends, UnsupportedError for an order of ranks that torch cannot
+    make. Source: torch.distributed.new_group.
     """
     del device_id
     _check_description(group_desc)
@@ -88,6 +89,7 @@ def new_group(
     members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
     if sort_ranks:
         members.sort()
+    torch_groups.require_order(members)
     if use_local_synchronization:
         name = _local_name(members)
     else:
@@ -120,6 +122,7 @@ def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta
     group = comm.Get_group()
     everyone = MPI.COMM_WORLD.Get_group()
     members = list(MPI.Group.Translate_ranks(group, list(range(comm.Get_size())), everyone))
+    torch_groups.require_order(members)
     return torch_groups.publish(
         factory.make_group(_local_name(members), members, names, timeout, mpi_comm=comm.handle), options
     )

@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError
+from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from mcr_dl.groups import factory, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import changes, core_groups, lines, state
+
+# Whether torch can make groups whose ranks are in another order than the global ones.
+ANY_ORDER = "sort_ranks" in inspect.signature(torch_dist.new_group).parameters
 
 _expected: _C.Group | None = None  # the group behind the process group that torch is making now
 
@@ -52,7 +57,8 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
         else:
             _check_default()
             ranks = list(group.ranks)
-            unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}  # older torch lacks it
+            require_order(ranks)
+            unsorted: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
             made = torch_dist.new_group(
                 ranks,
                 group.timeout,
@@ -68,6 +74,13 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
     for each in [] if held is None else held.owned:
         publish(each)
     return made
+
+
+def require_order(ranks: Sequence[int]) -> None:
+    """Raise UnsupportedError if torch cannot make a group with its ranks in this order."""
+    if not ANY_ORDER and list(ranks) != sorted(ranks):
+        message = f"ranks: expected increasing ranks, as torch {torch.__version__} sorts them, got {list(ranks)}"
+        raise UnsupportedError(message)
 
 
 def _check_default() -> None:

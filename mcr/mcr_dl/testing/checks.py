@@ -257,7 +257,7 @@ def support(case: Case, *, vectored: bool = False) -> str:
     world = _C.world()
     assert world is not None
     assert case.backend is not None
-    return world._support(case.backend, case.op, case.dtype, case.red, vectored)
+    return world._support(case.backend, case.op, case.dtype, case.red, vectored, case.device)
 
 
 def supported(case: Case) -> bool:

@@ -8,11 +8,12 @@ from collections import Counter
 from torch.distributed import GroupMember
 
 import mcr_dl
+from mcr_dl.groups import torch_groups
 from mcr_dl.runtime import state
 
 __all__ = ["group", "groups", "members", "start", "stop"]
 
-# By world size: overlapping, of one rank, not contiguous, in another order than the global ranks.
+# By world size: overlapping, of one rank, not contiguous, in another order than the global ranks (if torch can).
 SUBGROUPS: dict[int, dict[str, list[int]]] = {
     1: {},
     2: {"reversed": [1, 0], "first": [0], "last": [1]},
@@ -29,6 +30,9 @@ SUBGROUPS: dict[int, dict[str, list[int]]] = {
         for size in range(5, 17)
     },
 }
+
+if not torch_groups.ANY_ORDER:
+    SUBGROUPS = {size: {name: sorted(ranks) for name, ranks in rows.items()} for size, rows in SUBGROUPS.items()}
 
 _groups: dict[str, mcr_dl.ProcessGroup | None] = {}
 _meetings: Counter[str] = Counter()

@@ -144,7 +144,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   void all_reduce(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
     const View view = reduced(call);
-    const Reduction reduction(*library_, call, view.type, turn.comm);
+    const Reduction reduction(*library_, call, view.type, turn.comm, size_);
     library_->all_reduce(call.out.data, call.out.data, elements(call.out.count, view), view.type, reduction.get(),
                          turn.comm, turn.stream);
   }
@@ -152,7 +152,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   void reduce(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
     const View view = reduced(call);
-    const Reduction reduction(*library_, call, view.type, turn.comm);
+    const Reduction reduction(*library_, call, view.type, turn.comm, size_);
     reduce_to(call.root, call.out.data, call.out.data, elements(call.out.count, view), view, reduction, turn);
   }
 
@@ -177,7 +177,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   void reduce_scatter(const Call& call, Lane& lane) {
     const Turn turn = take(lane);
     const View view = reduced(call);
-    const Reduction reduction(*library_, call, view.type, turn.comm);
+    const Reduction reduction(*library_, call, view.type, turn.comm, size_);
     if (!call.vectored) {
       return library_->reduce_scatter(call.in.data, call.out.data, elements(call.out.count, view), view.type,
                                       reduction.get(), turn.comm, turn.stream);

@@ -69,10 +69,11 @@ bool has(const Known& known, DTypeKind kind, RedOp red) {
   return false;
 }
 
-Operator native_operator(RedOp red) {
+// The average of one rank is its sum: NCCL (2.24 to 2.28 at least) cannot average float8 on a single rank.
+Operator native_operator(RedOp red, int ranks) {
   switch (red) {
     case RedOp::AVG:
-      return Operator::Avg;
+      return ranks == 1 ? Operator::Sum : Operator::Avg;
     case RedOp::PRODUCT:
       return Operator::Prod;
     case RedOp::MIN:
@@ -117,8 +118,8 @@ std::optional<View> reduction_view(DType dtype, RedOp red, int version) {
   return View{known.type, known.factor};
 }
 
-Reduction::Reduction(const Library& library, const Call& call, Type type, Comm comm)
-    : library_(library), comm_(comm), operator_(native_operator(call.red)) {
+Reduction::Reduction(const Library& library, const Call& call, Type type, Comm comm, int ranks)
+    : library_(library), comm_(comm), operator_(native_operator(call.red, ranks)) {
   if (call.red != RedOp::PREMUL_SUM) return;
   if (call.factor_data != nullptr) {
     // NCCL reads it when the operation runs; the parameter is not const, but NCCL does not write to it.

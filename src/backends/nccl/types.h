@@ -22,7 +22,7 @@ std::optional<View> reduction_view(DType dtype, RedOp red, int version);
 /// may start after this object is gone.
 class Reduction {
  public:
-  Reduction(const Library& library, const Call& call, Type type, Comm comm);
+  Reduction(const Library& library, const Call& call, Type type, Comm comm, int ranks);
   Reduction(const Reduction&) = delete;
   Reduction& operator=(const Reduction&) = delete;
   ~Reduction();
