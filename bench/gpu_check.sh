@@ -232,7 +232,7 @@ else
     run listing4-2 40 listing4 --backend nccl --ranks 2
     run overhead-2 60 overhead --backend nccl --ranks 2 --seconds "$device_seconds"
     run overlap-2 50 overlap --backend nccl --ranks 2
-    run training-2 50 training --ranks 2
+    run training-2 70 training --ranks 2
     run suite-nccl-4 60 suite --backend nccl --ranks 4 --seconds "$seconds"
     tune_2
   fi

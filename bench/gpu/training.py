@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import statistics
 import sys
 import time
@@ -29,7 +30,8 @@ from gpu import jobs
 Results = list[torch.Tensor]
 PROGRAMS: dict[str, Callable[[torch.device], Results]] = {}
 _STEPS = 4
-_TURNS, _TIMED = 7, 10
+_TURNS, _TURNS_SHARED = 7, 3  # with one rank, and with several that share the device
+_TIMED = 10  # steps of a turn
 # Gradients of several ranks may be added in another order.
 _TOLERANCE = 1e-5
 
@@ -137,8 +139,6 @@ def compiled(device: torch.device) -> Results:
 @contextlib.contextmanager
 def life(backend: str, device: torch.device, store: dist.Store, number: int) -> Iterator[None]:
     """torch's default process group on a backend."""
-    import os
-
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     options = {"device_id": device} if device.type == "cuda" else {}
     dist.init_process_group(
@@ -197,8 +197,6 @@ def _step_ms(device: torch.device) -> float:
 
 def on_rank(kind: str, folder: str, name: str) -> None:
     """One rank: all programs on both backends, then the times."""
-    import os
-
     device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
     rank, theirs = int(os.environ["RANK"]), "nccl" if kind == "cuda" else "gloo"
     store, _, _ = next(iter(dist.rendezvous("env://", rank, int(os.environ["WORLD_SIZE"]))))
@@ -214,7 +212,7 @@ def on_rank(kind: str, folder: str, name: str) -> None:
             problems[title] = difference
     notes.write(ran=sorted(found), problems={key: text for key, text in problems.items() if key not in without})
     taken: dict[str, list[float]] = {theirs: [], "mcr": []}
-    for turn in range(_TURNS):
+    for turn in range(_TURNS if int(os.environ["WORLD_SIZE"]) == 1 else _TURNS_SHARED):
         for offset, backend in enumerate(taken if turn % 2 else reversed(taken)):
             with life(backend, device, store, 2 + 2 * turn + offset):
                 taken[backend].append(_step_ms(device))
