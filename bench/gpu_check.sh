@@ -105,7 +105,7 @@ build() {
   cmake --install build/gpu/cmake --prefix "$PWD/build/gpu/install"
   cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
   cd "$folder"
-  "$python" -c 'import mcr_dl; print("built", mcr_dl.__version__, "at", mcr_dl.__file__)'
+  "$python" -c 'import mcr_dl; print("built", mcr_dl.__version__)'
 }
 export -f build
 export python folder
@@ -178,7 +178,7 @@ if [ -n "$rehearse" ]; then
 else
   if [ -n "$built" ]; then
     cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
-    stage build 20 "$python" -c 'import mcr_dl; print("found", mcr_dl.__version__, "at", mcr_dl.__file__)'
+    stage build 20 "$python" -c 'import mcr_dl; print("found", mcr_dl.__version__)'
   else
     stage build 240 bash -euo pipefail -c build
   fi

@@ -42,6 +42,46 @@ def test_the_overhead_and_torchs_own(tmp_path: Path) -> None:
     assert {"mcr_dl", "torch"} <= set(next(iter(rows["all_reduce blocking"].values()))["host_us"])
 
 
+def test_the_training_and_torchs_own(tmp_path: Path) -> None:
+    """Programs of torch.distributed on both backends end with equal results, and differences are found."""
+    result = _run("gpu.training", "--device", "cpu", "--ranks", "1", "--limit", "110", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "training-1.json").read_text())
+    assert {"data_parallel", "fully_sharded", "collectives", "compiled"} <= set(found["ran"])
+    assert set(found["step_ms"]) == {"gloo", "mcr"}
+    program = (
+        "import torch\n"
+        "from gpu.training import _same\n"
+        "one = [torch.ones(2)]\n"
+        "assert _same(one, one) == '' and '0.5' in _same(one, [torch.ones(2) / 2]) and 'got 0' in _same([], one)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
+    subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=True)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """The last result of a stage counts, unless it did not run."""
+    facts = {"torch": "2", "cuda": "13", "python": "3", "cores": 4, "devices": ["a GPU"], "torch_nccl": "2.28"}
+    for number, state in enumerate(("FAILED", "ok", "not run")):
+        (tmp_path / str(number)).mkdir()
+        stages = [
+            {"stage": "versions", "state": "ok", "text": "", "result": facts},
+            {"stage": "streams-1", "state": state, "text": f"text {number}", "result": {}},
+        ]
+        (tmp_path / str(number) / "gpu_check.json").write_text(json.dumps({"stages": stages}))
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from gpu import page\n"
+        "print(page.page(page.merged([Path(sys.argv[1]) / name for name in '012'])))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert "a GPU, NCCL 2.28" in result.stdout
+    assert "| `streams-1` | ok | text 1 |" in result.stdout
+
+
 def test_the_suite_sees_wrong_values(tmp_path: Path) -> None:
     """A backend that moves nothing fails."""
     arguments = ("--backend", "null", "--device", "cpu", "--ranks", "1", "--seconds", "1", "--limit", "90")

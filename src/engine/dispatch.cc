@@ -15,7 +15,9 @@
 #include "engine/staging.h"
 #include "engine/stream_call.h"
 #include "engine/validate.h"
+#include "engine/wait.h"
 #include "observe/activity.h"
+#include "observe/position.h"
 #include "observe/profile.h"
 #include "observe/recorder.h"
 #include "observe/stop.h"
@@ -142,7 +144,7 @@ class Issue {
       if (decision_.form == Form::Staged) return finish(stage());
       if (polled()) lane = Lane(false);
       if (lane.blocking() && Executor::any() && passage_.slot->communicator->excludes_threads()) [[unlikely]] {
-        Executor::finish(passage_.call.timeout, passage_.interrupt);
+        Executor::finish(passage_.group.position(), passage_.call.timeout, passage_.interrupt);
       }
       issue(lane);
       if (lane.blocking() && !lane.pending()) {
@@ -225,11 +227,8 @@ class Issue {
       if (auto* chosen = group.choose(call, bytes, timing_)) [[likely]]
         return *chosen;
       release(lock_);
-      group.selector().await_trials(call, [&group, interrupt] {
-        Stop::check();
-        if (const auto* lost = group.position().lost()) throw Error(ErrorCode::PeerLost, *lost);
-        if (interrupt != nullptr) interrupt();
-      });
+      group.selector().await_trials(call,
+                                    [&group, interrupt] { check_wait(group.position().lost(), interrupt, peer_lost); });
     }
   }
 

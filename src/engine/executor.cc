@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/wait.h"
+#include "observe/position.h"
 #include "runtime/progress.h"
 
 namespace mcr {
@@ -348,7 +350,7 @@ bool Executor::synchronize(std::chrono::nanoseconds limit) {
   });
 }
 
-void Executor::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
+void Executor::finish(const Position& position, std::chrono::milliseconds limit, Interrupt interrupt) {
   const auto deadline = Clock::now() + limit;
   for (int round = 1; any(); ++round) {
     std::vector<std::shared_ptr<Executor>> all;
@@ -364,7 +366,7 @@ void Executor::finish(std::chrono::milliseconds limit, Interrupt interrupt) {
       throw Error(ErrorCode::Timeout, "timed out: calls held by a pass are still pending after the timeout of " +
                                           std::to_string(limit.count()) + " ms; another rank has not issued them");
     }
-    if (interrupt != nullptr) interrupt();
+    check_wait(position.lost(), interrupt, peer_lost);
   }
 }
 

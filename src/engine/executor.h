@@ -20,6 +20,8 @@
 
 namespace mcr {
 
+class Position;
+
 using Requests = std::vector<std::unique_ptr<Request>>;
 /// Issues the call of a task and adds its requests, even if it throws: the library still uses their memory.
 using Start = std::function<void(const Task&, Requests&)>;
@@ -141,8 +143,8 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
 
   /// Whether an ordered executor has late Issues to come.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
-  /// Waits until none has. Throws Timeout.
-  static void finish(std::chrono::milliseconds limit, Interrupt interrupt);
+  /// Waits until none has. Throws Timeout, and what ends every wait of a call of the group at this position.
+  static void finish(const Position& position, std::chrono::milliseconds limit, Interrupt interrupt);
 
  private:
   void set_pending(bool pending);

@@ -10,6 +10,8 @@
 #include "choose/select.h"
 #include "device/stream_pool.h"
 #include "engine/flatten.h"
+#include "engine/wait.h"
+#include "observe/position.h"
 
 namespace mcr {
 
@@ -150,7 +152,7 @@ void run_on_stream(Passage& passage) {
   while (!met.passed()) {
     passage.slot->communicator->check();
     if (Clock::now() >= deadline) overdue(*passage.slot->communicator, call.timeout);
-    if (passage.interrupt != nullptr) passage.interrupt();
+    check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
     std::this_thread::yield();
   }
 }

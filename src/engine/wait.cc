@@ -7,7 +7,6 @@
 #include "observe/activity.h"
 #include "observe/position.h"
 #include "observe/recorder.h"
-#include "observe/stop.h"
 #include "runtime/progress.h"
 
 namespace mcr {
@@ -128,12 +127,11 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
     if (left.count() <= 0) throw late(work, limit);
-    Stop::check();
-    if (const auto* lost = Position::lost(*call.group)) throw Error(ErrorCode::PeerLost, work.what() + ": " + *lost);
+    check_wait(Position::lost(*call.group), interrupt,
+               [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
     if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
       throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
     }
-    if (interrupt != nullptr) interrupt();
   }
   if (!work.join()) leave(work);
 }

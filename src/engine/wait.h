@@ -2,10 +2,24 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
+#include "observe/stop.h"
 #include "runtime/work.h"
 
 namespace mcr {
+
+/// What ends every wait for other ranks before its time. A waiting thread calls this now and then; it throws the error
+/// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and what
+/// `interrupt` throws.
+template <class Refuse>
+void check_wait(const std::string* lost, Interrupt interrupt, Refuse refuse) {
+  Stop::check();
+  if (lost != nullptr) throw refuse(*lost);
+  if (interrupt != nullptr) interrupt();
+}
+
+inline Error peer_lost(const std::string& text) { return {ErrorCode::PeerLost, text}; }
 
 /// Waits until the work is complete; throws its error, or Timeout with the operation still running.
 void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr);

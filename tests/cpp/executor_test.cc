@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.h"
+#include "observe/position.h"
 #include "ranks.h"
 
 namespace {
@@ -147,6 +148,27 @@ TEST(late_issues_keep_their_order_on_whichever_thread) {
   one.join();
   other.join();
   CHECK(issued == kRuns && executor->synchronize(10s));
+}
+
+TEST(a_wait_for_late_issues_ends_with_what_ends_every_wait) {
+  static const std::string name = "group";
+  const auto position = Position::make(name, name, {0, 1}, 0);
+  Bench bench;
+  const auto executor = std::make_shared<Executor>(true);
+  const auto run = bench.two();
+  executor->submit(run, bench.start());
+  CHECK(Executor::any());
+  CHECK(ranks::failure([&] { Executor::finish(*position, 1ms, nullptr); }).code == ErrorCode::Timeout);
+  CHECK(ranks::failure([&] {
+          Executor::finish(*position, 10s, [] { throw Error(ErrorCode::Backend, "interrupted"); });
+        }).text == "interrupted");
+  Position::lose(1, "rank 1 is gone");
+  const auto lost = ranks::failure([&] { Executor::finish(*position, 10s, nullptr); });
+  Position::forget_losses();
+  CHECK(lost.code == ErrorCode::PeerLost && check::has(lost.text, "rank 1 is gone"));
+  for (const auto& issue : bench.issues) issue->done = true;
+  Executor::finish(*position, 10s, nullptr);
+  CHECK(!Executor::any());
 }
 
 TEST(a_task_may_throw_anything) {

@@ -9,6 +9,7 @@ import warnings
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
 import mcr_dl
-from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError
+from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, UnsupportedError
+from mcr_dl.groups import torch_groups
 from mcr_dl.passes.compress import Compress
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
@@ -160,6 +162,10 @@ def making_groups() -> None:
         assert mcr_dl.get_process_group_ranks(local) == [1, 3]
         errors.good_call("gloo", local)
         errors.good_call("mpi", local)
+    with mock.patch.object(torch_groups, "ANY_ORDER", False):  # torch before its new_group had sort_ranks
+        unsorted = partial(mcr_dl.new_group, [3, 1, 2, 0], sort_ranks=False)
+        expect(UnsupportedError, unsorted, "expected increasing ranks", torch.__version__, "[3, 1, 2, 0]")
+        assert mcr_dl.get_process_group_ranks(mcr_dl.new_group([2, 0, 1, 3])) == [0, 1, 2, 3]
     only = mcr_dl.new_group(backend="gloo", timeout=timedelta(seconds=20), group_desc="only gloo")
     assert mcr_dl.get_backends(only) == ["gloo"]
     assert _C.group_of(only).timeout == timedelta(seconds=20)

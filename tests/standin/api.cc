@@ -133,6 +133,8 @@ int check_type(const char* function, int type) {
 int check(const char* function, const Comm& comm, const Call& call) {
   if (const int result = check_type(function, call.type)) return result;
   if (call.root < -1 || call.root >= comm.size) return wrong(function, "root", call.root);
+  // As NCCL 2.28.
+  if (call.op == Avg && call.type >= Float8e4m3 && comm.size == 1) return wrong(function, "data type", call.type);
   const bool gets = (call.function != Reduce && call.function != Gather) || call.root == comm.rank;
   const bool gives = (call.function != Broadcast && call.function != Scatter) || call.root == comm.rank;
   if (call.count != 0 && gives && call.in == nullptr)

@@ -10,7 +10,6 @@
 #include "engine/stages.h"
 #include "engine/wait.h"
 #include "observe/position.h"
-#include "observe/stop.h"
 
 namespace mcr {
 
@@ -168,12 +167,11 @@ Outcome Scheduler::handle(Passage& passage, const Next& next) {
 void Scheduler::synchronize_before(const Passage& passage) {
   const auto deadline = std::chrono::steady_clock::now() + passage.call.timeout;
   while (!control_->enforcer()->synchronize(kSlice)) {
-    Stop::check();
-    if (const auto* lost = passage.group.position().lost()) throw refusal(passage, ErrorCode::PeerLost, *lost);
+    check_wait(passage.group.position().lost(), passage.interrupt,
+               [&](const std::string& lost) { return refusal(passage, peer_lost(lost)); });
     if (std::chrono::steady_clock::now() >= deadline) {
       throw refusal(passage, ErrorCode::Timeout, "timed out: planned calls before it were not issued");
     }
-    if (passage.interrupt != nullptr) passage.interrupt();
   }
 }
 
