@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Syndicate adds to calls: interleaved rounds without passes, with the log, while it watches, when no plan is
-better, and with a plan that changes nothing; medians.
+"""What Syndicate adds to calls, and to training steps of the example's models: interleaved rounds without passes, with
+the log, while it watches, when no plan is better, and with a plan that changes nothing; medians.
 
     python bench/syndicate_cost.py            # 2 ranks on one host
 """
@@ -19,6 +19,7 @@ import torch
 import mcr_dl
 import script
 from mcr_dl.base.documents import write_rows
+from mcr_dl.examples.syndicate import MODELS
 from mcr_dl.planner import capture
 from mcr_dl.schedule import step
 from mcr_dl.schedule.execution import Document
@@ -28,6 +29,8 @@ from mcr_dl.testing.plans import Planned
 CALLS = 40  # of an iteration
 SIZES = (1, 1024)  # elements, in turns
 FOUND = 10  # iterations after which a plan is in force
+STEPS = 30  # timed in each turn of a model
+FIRST_STEPS = 60  # before them, so that a plan is in force
 
 
 def unchanged(iteration: Iteration, _most: int) -> list[Document]:
@@ -39,6 +42,11 @@ def unchanged(iteration: Iteration, _most: int) -> list[Document]:
 def nothing(_iteration: Iteration, _most: int) -> list[Document]:
     """No plan is better."""
     return []
+
+
+def spread(values: list[float]) -> str:
+    """The lowest and the highest."""
+    return f"{min(values):.3f} to {max(values):.3f}"
 
 
 class Log:
@@ -95,22 +103,54 @@ def measure(backend: str, rounds: int, iterations: int) -> dict[str, dict[str, f
     return {name: {kind: statistics.median(each) for kind, each in both.items()} for name, both in taken.items()}
 
 
+def ratios(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
+    """By way, for each round: the median time of a training step over that without passes."""
+    make, batch = MODELS[model]
+    train = make(batch)
+    for _ in range(FOUND):
+        train()
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    for turn in range(rounds):
+        taken = {}
+        for name, (way, before) in list(WAYS.items())[:: -1 if turn % 2 else 1]:
+            with way() as plan:
+                for _ in range(FIRST_STEPS if before else 10):
+                    train()
+                if isinstance(plan, Planned) and before:
+                    assert plan.phase == "steady", plan.events
+                times = []
+                for _ in range(steps):
+                    begin = time.perf_counter()
+                    train()
+                    times.append(time.perf_counter() - begin)
+            taken[name] = statistics.median(times)
+        for name, seconds in taken.items():
+            found[name].append(seconds / taken["no passes"])
+    return found
+
+
 def main() -> None:
     """Measure on two ranks."""
     parser = script.parser(__doc__)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--rounds", type=int, default=5, help="of all ways (5)")
-    parser.set_defaults(iterations=4)
-    given = script.parse(parser, rounds=1)
+    parser.add_argument("--models", nargs="*", choices=sorted(MODELS), default=sorted(MODELS), help="whose steps (all)")
+    parser.set_defaults(iterations=4, steps=STEPS)
+    given = script.parse(parser, rounds=1, steps=2, models=["ddp"])
     script.with_ranks(2)
     mcr_dl.init_process_group(["mpi", "gloo", "shm"])
     found = {backend: measure(backend, given.rounds, given.iterations) for backend in ("shm", "mpi", "gloo")}
+    models = {model: ratios(model, given.rounds, given.steps) for model in given.models}
     if mcr_dl.get_rank() == 0:
         for backend, ways in found.items():
             for name, both in ways.items():
                 print(f"{backend:5} {name:18} blocking {both['blocking']:8.2f} µs   started {both['started']:8.2f} µs")
+        for model, ways in models.items():
+            for name, values in ways.items():
+                middle = statistics.median(values)
+                print(f"{model:5} {name:18} step {middle:6.3f} of that without passes ({spread(values)})")
         if given.json is not None:
-            write_rows(given.json, {"calls": CALLS, "backends": found})
+            write_rows(given.json, {"calls": CALLS, "backends": found, "models": models})
     mcr_dl.destroy_process_group()
 
 

@@ -105,6 +105,13 @@ def test_marks(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(syndicate.marked, limit=60)
 
 
+def test_what_comes_first(pools: Pools) -> None:
+    """The error of a wait names the motif for which the order waits."""
+    text = pools.get("processes", 2).run(syndicate.what_comes_first, limit=60)[0]
+    assert "it is issued after motif 1 of all_reduce " in text, text
+    assert " of group 'default'" in text, text
+
+
 def test_a_rank_with_another_order(pools: Pools) -> None:
     """The digests of orders are compared."""
     found = pools.get("processes", 3).run(syndicate.other_order, limit=60)

@@ -30,6 +30,9 @@ class RunRequest : public Request {
     run_->hurry();
     if (driver_ != nullptr) driver_->drive();
   }
+  std::string behind() const override {
+    return driver_ == nullptr || run_->issued() ? std::string() : driver_->behind(*run_);
+  }
   int source() const override { return run_->source(); }
 
  protected:
@@ -69,6 +72,7 @@ class WorkRequest final : public Request {
     return true;
   }
   void hurry() override { work_->wait_for(std::chrono::nanoseconds(0)); }
+  std::string behind() const override { return work_->behind(); }
   int source() const override { return work_->source(); }
 
  private:

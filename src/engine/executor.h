@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "algorithms/schedule.h"
@@ -108,6 +109,11 @@ class Driver {
   virtual ~Driver() = default;
   /// Does everything possible now; returns at once if another thread is doing so.
   virtual void drive() = 0;
+  /// What is to be issued before this run, for messages; empty if nothing is, or if the driver does not know.
+  virtual std::string behind(const Run& run) const {
+    static_cast<void>(run);
+    return {};
+  }
 
  protected:
   /// Repeats a step until it returns true; false if the time runs out first.

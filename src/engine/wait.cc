@@ -90,11 +90,13 @@ void leave(Work& work) {
 
 Error late(const Work& work, std::chrono::milliseconds limit) {
   const auto& call = work.context();
+  const auto behind = work.behind();
   const auto kind = row(call.op).is(kPeer) ? "message " : "collective ";
   return {ErrorCode::Timeout,
           work.what() + ": " + kind + std::to_string(call.seq) +
               (call.bytes > 0 ? " of " + std::to_string(call.bytes) + " bytes" : "") +
-              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
+              " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms" +
+              (behind.empty() ? behind : "; it is issued after " + behind),
           work.subject()};
 }
 

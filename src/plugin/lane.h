@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,8 @@ class Request {
   }
   /// A thread waits for this operation: stop batching and issue it now. Cheap; may be called more than once.
   virtual void hurry() {}
+  /// What is to be issued before this operation can be, for messages; empty once it has been issued.
+  virtual std::string behind() const { return {}; }
   /// The group rank that a completed receive got its message from; -1 for other operations.
   virtual int source() const { return -1; }
 };

@@ -121,6 +121,14 @@ bool Work::expire(ErrorCode code, const std::string& text) noexcept {
   return running;
 }
 
+std::string Work::behind() const {
+  while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  std::string found;
+  for (auto next = next_; next < requests_.size() && found.empty(); ++next) found = requests_[next]->behind();
+  busy_.clear(std::memory_order_release);
+  return found;
+}
+
 Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noexcept {
   const auto stamp = std::chrono::duration_cast<Nanoseconds>(now.time_since_epoch()).count();
   int64_t none = 0;

@@ -105,6 +105,8 @@ class Work {
   /// Ends an operation that is not complete with this error. Its requests are still polled, as the library still uses
   /// their memory. False if it was complete.
   bool expire(ErrorCode code, const std::string& text) noexcept;
+  /// What is to be issued before this operation can be, for messages; empty once it has been issued.
+  std::string behind() const;
   /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
 
@@ -159,7 +161,7 @@ class Work {
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};
-  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+  mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text instead of the exception: each thread that asks throws its own.
   struct Failure {
     ErrorCode code;

@@ -111,12 +111,18 @@ TEST(a_motif_waits_for_those_before_it_and_the_order_with_it) {
   Calls calls;
   calls.complete = false;
   calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2, 0);
-  calls.make(0, 0, 2, true);
-  calls.make(1, 0, 1, false, calls.other);
+  const auto first = calls.make(0, 0, 2, true);
+  const auto second = calls.make(1, 0, 1, false, calls.other);
   calls.enforcer->drive();
   CHECK((calls.issued == Issued{{0, 0}}));
+  CHECK(calls.enforcer->first() == "motif 1 of barrier 0" &&
+        calls.enforcer->behind(*second) == calls.enforcer->first());
+  CHECK(calls.enforcer->behind(*first).empty());
+  const auto requests = requests_of(calls.enforcer, second);
+  CHECK(requests.front()->behind() == "motif 1 of barrier 0");
   calls.complete = true;
   calls.enforcer->drive();
+  CHECK(calls.enforcer->first().empty() && requests.front()->behind().empty());
   CHECK((calls.issued == Issued{{0, 0}, {0, 1}, {1, 0}}));
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -122,6 +123,38 @@ def all_forms() -> int:
         wanted |= {"tree 4"} if n > 2 else set()
         assert wanted <= set(names), names
     return found["calls"]
+
+
+def what_comes_first() -> str:
+    """A wait that times out says what the plan issues before the call; afterwards the call still completes."""
+
+    def make(iteration: Iteration, _most: int) -> list[Document]:
+        channel = iteration.channels(iteration.of_call[0])[0]
+        calls = [["ring", [channel, channel], [0, 0]], ["whole", [channel], [1]]]
+        return [{"name": "the ring first", "calls": calls, "order": [[0, 0, 0], [0, 1, 0], [1, 0, 0]]}]
+
+    session.start()
+    rank, text = mcr_dl.get_rank(), ""
+    with Planned(make, rounds=1) as planned:
+        tensors = torch.empty(1000), torch.empty(7)
+        for number in range(ROUNDS):
+            last = number == ROUNDS - 1
+            step()
+            if last and rank > 0:
+                assert planned.phase == "steady", planned.events
+                time.sleep(3.0)
+            for tensor in tensors:
+                tensor.fill_(rank + number)
+            works = [mcr_dl.all_reduce(tensor, async_op=True) for tensor in tensors]
+            if last and rank == 0:
+                with pytest.raises(mcr_dl.CollectiveTimeoutError) as raised:
+                    works[1].wait(timeout=timedelta(seconds=1))
+                text = str(raised.value)
+            for work in works:
+                work.wait()
+            wanted = sum(other + number for other in range(mcr_dl.get_world_size()))
+            assert all(bool((tensor == wanted).all()) for tensor in tensors)
+    return text
 
 
 def random_plans(seed: int) -> tuple[int, int]:

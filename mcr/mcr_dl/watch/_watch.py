@@ -140,6 +140,8 @@ class Watch:
     def _timed_out(self, what: str, call: dict[str, Any]) -> str:
         limit = f"{call['limit'] * 1000:.0f} ms"
         text = f"{what}: {_number(call)} timed out: still running after the timeout of {limit}"
+        if call.get("behind"):
+            text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
         told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout", patience)
         return complete(text, call["label"], told, timeout=True)

@@ -114,6 +114,7 @@ py::tuple with_facts(std::shared_ptr<Work> work, steady_clock::time_point now) {
   known["bytes"] = bytes_or_none(call.bytes);
   known["limit"] = seconds(call.limit);
   known["age"] = seconds(work->observed(now));
+  known["behind"] = unlocked([&] { return work->behind(); });
   return py::make_tuple(std::move(work), known);
 }
 

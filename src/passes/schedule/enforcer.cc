@@ -2,6 +2,7 @@
 #include "passes/schedule/enforcer.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "algorithms/motifs.h"
 #include "base/digest.h"
@@ -243,6 +244,36 @@ bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
   const std::lock_guard lock(mutex_);
   --synchronizing_;
   return none;
+}
+
+std::string Enforcer::described(const Pending& call) {
+  const auto& [run, number, iteration, lanes, progress, lost, op, seq, group] = call.call;
+  auto text = "motif " + std::to_string(std::countr_zero(call.unissued)) + " of ";
+  text += std::string(row(op).name) + " " + std::to_string(seq);
+  return group == nullptr ? text : text + " of group '" + *group + "'";
+}
+
+// Of those that have been made: the order waits only briefly for others.
+const Enforcer::Pending* Enforcer::next_to_issue() const {
+  if (calls_.empty()) return nullptr;
+  if (calls_.front()->number >= flush_to_ && !order_.empty()) {
+    const auto& place = order_[next_];
+    const auto found = by_place_.find({round_ + place.ahead, place.call});
+    if (found != by_place_.end()) return found->second.get();
+  }
+  return calls_.front().get();
+}
+
+std::string Enforcer::first() const {
+  const std::lock_guard lock(mutex_);
+  const auto* call = next_to_issue();
+  return call == nullptr ? std::string() : described(*call);
+}
+
+std::string Enforcer::behind(const Run& run) const {
+  const std::lock_guard lock(mutex_);
+  const auto* call = next_to_issue();
+  return call == nullptr || call->call.run.get() == &run ? std::string() : described(*call);
 }
 
 EnforcerStatistics Enforcer::statistics() const {

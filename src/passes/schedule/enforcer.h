@@ -45,6 +45,10 @@ struct PlannedCall {
   Progress* progress = nullptr;  // polls often while motifs are to come; may be null
   /// Why the call's group can make no more calls; null while it can. May be empty. Called with a lock held.
   std::function<const std::string*()> lost;
+  // For messages: the operation, its number in its group, and the group's name, which is never destroyed.
+  Op op = Op::barrier;
+  int64_t seq = 0;
+  const std::string* group = nullptr;
 };
 
 struct EnforcerStatistics {
@@ -73,6 +77,9 @@ class Enforcer final : public Driver {
 
   void submit(PlannedCall call);
   void drive() override;
+  std::string behind(const Run& run) const override;
+  /// What is to be issued first, for messages; empty if nothing is.
+  std::string first() const;
   /// Issues all calls made so far: by the order, as long as it goes on without another call, then in program order.
   /// False if the time runs out first.
   bool synchronize(std::chrono::nanoseconds limit);
@@ -103,6 +110,8 @@ class Enforcer final : public Driver {
   bool issue(Lock& lock, const Shared& call, uint32_t motif);
   bool flush(Lock& lock, int64_t to);
 
+  static std::string described(const Pending& call);
+  const Pending* next_to_issue() const;
   std::optional<Head> head();
   bool past(const PlanPlace& place) const;
   void advance();

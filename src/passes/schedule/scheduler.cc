@@ -170,7 +170,10 @@ void Scheduler::synchronize_before(const Passage& passage) {
     check_wait(passage.group.position().lost(), passage.interrupt,
                [&](const std::string& lost) { return refusal(passage, peer_lost(lost)); });
     if (std::chrono::steady_clock::now() >= deadline) {
-      throw refusal(passage, ErrorCode::Timeout, "timed out: planned calls before it were not issued");
+      const auto first = control_->enforcer()->first();
+      throw refusal(
+          passage, ErrorCode::Timeout,
+          "timed out: planned calls before it were not issued" + (first.empty() ? first : ", first " + first));
     }
   }
 }
@@ -199,6 +202,9 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
   call.iteration = turn.iteration;
   call.progress = &passage.slot->backend.progress;
   call.lost = [group = lanes_.front().group] { return group->position().lost(); };
+  call.op = passage.call.op;
+  call.seq = passage.trail.seq;
+  call.group = &passage.group.position().group();
   return call;
 }
 
