@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
-from mcr_dl.schedule import Syndicate, measured
+from mcr_dl.planner.plans import Planner
+from mcr_dl.schedule import Syndicate, measured, plan_trace
+from mcr_dl.testing import plan_graphs
 from ranks import syndicate
 
 worlds = pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -110,6 +114,30 @@ def test_what_comes_first(pools: Pools) -> None:
     text = pools.get("processes", 2).run(syndicate.what_comes_first, limit=60)[0]
     assert "it is issued after motif 1 of all_reduce " in text, text
     assert " of group 'default'" in text, text
+
+
+def test_traced(pools: Pools, tmp_path: Path) -> None:
+    """Every rank writes its own timeline."""
+    for rank, events in enumerate(pools.get("processes", 3).run(syndicate.traced, str(tmp_path), limit=60)):
+        names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+        assert names == {f"rank {rank}", "iterations", "waiting for calls"}
+        ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+        assert all(event["ts"] < ends[event["id"]] for event in events if event["ph"] == "b")
+        assert any("all_to_all" in event["name"] and "motif" in event["name"] for event in events if event["ph"] == "b")
+
+
+def test_the_plan_in_a_trace() -> None:
+    """An iteration of the simulated plan, and how long communication is exposed in it."""
+    planner = Planner(plan_graphs.paper())
+    plan = planner.program_order()
+    events, exposed = plan_trace._planned(SimpleNamespace(simulated=(planner, plan)))
+    computed = sum(node.time or 0 for node in planner.graph.nodes)
+    assert exposed == plan.iteration - computed > 0
+    spans = [event for event in events if event["ph"] == "X"]
+    assert sum(event["dur"] for event in spans) * 1000 == pytest.approx(computed)
+    begun = {event["id"] for event in events if event["ph"] == "b"}
+    assert len(begun) >= len(planner.graph.calls)
+    assert plan_trace._planned(SimpleNamespace(simulated=None)) == ([], 0)
 
 
 def test_a_rank_with_another_order(pools: Pools) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from collections import Counter
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +158,37 @@ def what_comes_first() -> str:
             wanted = sum(other + number for other in range(mcr_dl.get_world_size()))
             assert all(bool((tensor == wanted).all()) for tensor in tensors)
     return text
+
+
+def traced(folder: str) -> list[dict[str, Any]]:
+    """What happens in a block is written: every motif of every iteration, and waits; the trace of this rank."""
+    session.start()
+    path = Path(folder) / f"{mcr_dl.get_rank()}.json"
+    with Planned(random_plans_of(3)) as planned:
+        program = Program()
+        with pytest.raises(mcr_dl.McrError, match="'watching'"), planned.traced(path):
+            pass
+        while planned.phase in ("watching", "trying"):
+            program.iterate()
+        assert planned.plan is not None
+        motifs = sum(len(row[1]) for row in planned.plan["calls"] if row)
+        with planned.traced(path) as found:
+            for _ in range(5):
+                program.iterate()
+        program.iterate()
+    trace = json.loads(path.read_text())
+    assert trace["otherData"]["plan"] == "random"
+    assert trace["otherData"]["exposed_ms"] == found.exposed_ms
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    began = [event for event in events if event["ph"] == "b" and "args" in event]
+    iterations = Counter(event["args"]["iteration"] for event in began)
+    most = max(iterations.values())
+    # Some motifs of trees have no message on some ranks.
+    assert most == motifs or (mcr_dl.get_rank() > 0 and 0 < most < motifs), (motifs, iterations)
+    assert sum(count == most for count in iterations.values()) >= 4, (motifs, iterations)
+    assert len(found.exposed_ms) >= 3
+    assert all(value > 0 for value in found.exposed_ms)
+    return events
 
 
 def random_plans(seed: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -34,6 +35,7 @@ from mcr_dl.planner.show import plot
 
 ALL = 10  # plans
 LAST = 30  # steps, of which the median is reported
+TRACED = 6  # steps after the others
 
 
 Step = Callable[[], object]
@@ -83,6 +85,7 @@ class Options(program.Options):
     budget: float = 2.0
     compare: bool = False
     rounds: int = 6
+    timeline: Path | None = None
 
 
 @dataclass
@@ -93,6 +96,7 @@ class Training:
     began: float = field(default_factory=time.time)
     times: list[float] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
+    traced: dist.schedule.Traced | None = None
 
     def step_of(self, event: int) -> int:
         """The step in which an event has happened."""
@@ -119,6 +123,11 @@ def train(options: Options, console: Console) -> Training:
             training.times.append(1e3 * (time.perf_counter() - begin))
             training.events.append(len(syndicate.events))
             progress.update(task, advance=1)
+        if options.timeline is not None and syndicate.phase == "steady":  # alike on all ranks
+            options.timeline.mkdir(parents=True, exist_ok=True)
+            with syndicate.traced(options.timeline / f"rank-{dist.get_rank()}.json") as training.traced:
+                for _ in range(TRACED):
+                    step()
     return training
 
 
@@ -173,6 +182,15 @@ def run(options: Options) -> int:
     return 0
 
 
+def _traced(training: Training, folder: Path) -> str:
+    """What the trace shows, on this rank."""
+    found = training.traced
+    if found is None:
+        return f"No trace: expected a plan that stays, or that none is better, got {training.syndicate.phase!r}"
+    planned = f", {found.planned_ms:.1f} by simulation" if training.syndicate.plan else ""
+    return f"Timelines: {folder}, for Perfetto; {found.median_ms:.1f} ms of each step wait for calls{planned}"
+
+
 def _show(console: Console, training: Training, options: Options) -> None:
     syndicate = training.syndicate
     for index, event in enumerate(syndicate.events):
@@ -182,6 +200,8 @@ def _show(console: Console, training: Training, options: Options) -> None:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     write_rows(options.json, report_of(training, options))
     console.say(f"Figures: {options.json}")
+    if options.timeline is not None:
+        console.say(_traced(training, options.timeline))
     graph = syndicate.graph
     if graph is None or options.chart is None:
         return
@@ -200,8 +220,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     text = "try all plans, also those that are slower by simulation"
     parser.add_argument("--compare", action="store_true", help=text)
     parser.add_argument("--rounds", type=int, default=6, help="with --compare: turns of each plan (default: 6)")
+    text = "write a timeline of each rank: the plan, and what has run"
+    parser.add_argument("--timeline", type=Path, metavar="FOLDER", help=text)
     given = program.parse(parser, argv, positive=("budget", "rounds"))
-    own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds")}
+    own = {name: getattr(given, name) for name in ("model", "batch", "budget", "compare", "rounds", "timeline")}
     return Options(**program.common(given), **own)
 
 

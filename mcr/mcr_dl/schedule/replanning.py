@@ -24,6 +24,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
+from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
@@ -110,6 +111,8 @@ class Replanner:
     phase: Phase = Phase.WATCHING
     plan: execution.Document | None = None
     graph: Graph | None = None  # on rank 0
+    begins: list[int] | None = None  # a list gets the ns at which iterations begin
+    labels: list[str] = field(default_factory=list)  # of an iteration's calls
 
     def __post_init__(self) -> None:
         handle = weakref.WeakMethod(self._event)
@@ -126,6 +129,7 @@ class Replanner:
         self._total = 0  # iterations so far
         self._seen: list[measured.Seen] = []
         self._known: dict[str, _Known] = {}
+        self._simulated: list[tuple[execution.Document, Planner, Plan]] = []  # on rank 0, of the last search
         self._key = self._epoch = ""  # of the iterations that are known, and of their phase
         self._turns: list[list[int]] = []
         self._planning = 0  # ns that it took
@@ -195,8 +199,9 @@ class Replanner:
         """What is known of the iterations of the last calls, perhaps after making plans; None if the ranks differ."""
         iteration = self._captured(len(self._seen))
         agreed = self._agree_on(iteration)
-        if agreed is None:
+        if agreed is None or iteration is None:
             return None
+        self.labels = [f"{record.name} {short_size_text(record.nbytes)}" for record in iteration.calls]
         self._key = hash_of({"calls": agreed["calls"]})
         return self._known.get(self._key) or self._make(iteration, agreed["times"])
 
@@ -233,9 +238,8 @@ class Replanner:
 
         return self._meet(mine, decide)
 
-    def _make(self, iteration: measured.Iteration | None, times: list[int]) -> _Known | None:
+    def _make(self, iteration: measured.Iteration, times: list[int]) -> _Known | None:
         """The best plan by simulation, on rank 0; the other ranks get it."""
-        assert iteration is not None
         begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
         mine = measured.measure(iteration, [each[0] for each in lanes], [each[-1] for each in lanes])
@@ -264,6 +268,7 @@ class Replanner:
         search = planner.search(seed=settings.seed, budget=settings.budget).plan
         before = planner.program_order().iteration
         plans: list[execution.Document] = []
+        self._simulated = []
         after = before
         for plan in sorted([search, *self._others(planner)], key=lambda each: each.iteration):
             document = execution.document(planner, plan, iteration.of_call, settings.lanes)
@@ -272,8 +277,14 @@ class Replanner:
                 continue
             if (document["calls"], document["order"]) not in known:
                 plans.append(document)
+                self._simulated.append((document, planner, plan))
                 after = min(after, plan.iteration)
         return {"plans": plans, "before": before, "after": after}
+
+    @property
+    def simulated(self) -> tuple[Planner, Plan] | None:
+        """The present plan as it was simulated, on rank 0; None if there is no plan, or it comes from elsewhere."""
+        return next(((planner, plan) for document, planner, plan in self._simulated if document == self.plan), None)
 
     def _others(self, planner: Planner) -> list[Plan]:
         """Simpler plans, of which one may be faster than it is by simulation."""
@@ -328,6 +339,8 @@ class Replanner:
     def _iteration(self) -> None:
         """An iteration begins."""
         now = time.perf_counter_ns()
+        if self.begins is not None:
+            self.begins.append(now)
         if self._count >= 0:
             self._times.append(now - self._clock)
             self._total += 1

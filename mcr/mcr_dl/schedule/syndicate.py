@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -19,7 +19,9 @@ from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
 from mcr_dl.runtime import state
+from mcr_dl.schedule import plan_trace
 from mcr_dl.schedule.replanning import Event, Replanner, Settings, Turn
+from mcr_dl.schedule.timeline import Traced
 
 _all: weakref.WeakSet[Syndicate] = weakref.WeakSet()
 _unfinished: list[Syndicate] = []  # exceptions have ended their blocks, and the groups still have their passes
@@ -179,6 +181,23 @@ class Syndicate:
     def graph(self) -> Graph | None:
         """The last captured iteration, on rank 0."""
         return self._replanner.graph
+
+    @contextmanager
+    def traced(self, path: str | os.PathLike[str]) -> Iterator[Traced]:
+        """Write what was planned and what happens in the block to a timeline for Perfetto or chrome://tracing.
+
+        >>> with syndicate.traced(f"plan-{rank}.json") as found:
+        ...     for _ in range(5):
+        ...         train_step()
+
+        The file has an iteration as it was simulated (on rank 0), the calls and their motifs as they ran, and when the
+        program waited for calls. At the end of the block, which waits for all calls, ``found`` has the exposed
+        communication. Each rank that wants it makes the block; other ranks need not.
+
+        Raises McrError while plans are still made or tried, or after they have ended.
+        """
+        with plan_trace.traced(self._replanner, state.current().launch.rank, path) as found:
+            yield found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last captured iteration, on rank 0, for ``mcr-trace plan``. Raises McrError if there is none."""

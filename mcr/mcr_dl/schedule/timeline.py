@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was planned for a training step and what happened, in one timeline for Perfetto or chrome://tracing."""
+"""What ByteScheduler planned for a training step and what happened, in one timeline for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from torch import nn
 from mcr_dl.base.documents import write_rows
 from mcr_dl.base.errors import McrError
 from mcr_dl.schedule import credit, planning
+from mcr_dl.schedule.events import named, operation, span
 from mcr_dl.schedule.issue import Issuer, Partition
 
 _PLAN, _RANK = 0, 1  # processes in the trace
-_COMPUTATION, _WAITING = 1, 2  # threads
+_COMPUTATION, _WAITING = 1, 2
+_THREADS = {_COMPUTATION: "computation", _WAITING: "waiting for gradients"}
 
 Span = tuple[int, int]  # nanoseconds
 
 
 @dataclass
 class Traced:
-    """The steps in a block of ``ByteScheduler.traced``.
+    """The steps in a block of ``ByteScheduler.traced``, or the iterations in one of ``Syndicate.traced``.
 
-    ``exposed_ms``: how long the program waited for gradients in each step, milliseconds on this rank: communication
-    that computation does not hide. ``planned_ms``: the same by simulation.
+    ``exposed_ms``: how long the program waited for gradients, or for calls, in each of them, milliseconds on this rank:
+    communication that computation does not hide. ``planned_ms``: the same by simulation (of Syndicate: on rank 0).
     """
 
     planned_ms: float = 0.0
@@ -86,44 +88,26 @@ def traced(
     write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
 
-def _named(process: int, name: str) -> list[dict[str, Any]]:
-    threads = {_COMPUTATION: "computation", _WAITING: "waiting for gradients"}
-    rows: list[dict[str, Any]] = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
-    for thread, text in threads.items():
-        rows.append({"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": text}})
-    return rows
-
-
-def _span(process: int, thread: int, name: str, begin: int, end: int) -> dict[str, Any]:
-    return {"ph": "X", "pid": process, "tid": thread, "name": name, "ts": begin / 1000, "dur": (end - begin) / 1000}
-
-
-def _operation(process: int, index: int, name: str, begin: int, end: int) -> list[dict[str, Any]]:
-    """Operations overlap, so they are asynchronous events."""
-    common = {"cat": "operation", "pid": process, "id": index, "name": name}
-    return [{"ph": "b", **common, "ts": begin / 1000}, {"ph": "e", **common, "ts": end / 1000}]
-
-
 def _planned(known: planning.Costs, timeline: credit.Timeline, runs: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    events = [*_named(_PLAN, "the plan"), _span(_PLAN, _COMPUTATION, "backward", 0, known.backward)]
+    events = [*named(_PLAN, "the plan", _THREADS), span(_PLAN, _COMPUTATION, "backward", 0, known.backward)]
     for index, ((run, part), (begin, end)) in enumerate(zip(timeline.order, timeline.spans, strict=True)):
-        events += _operation(_PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
+        events += operation(_PLAN, index, f"gradient {runs[run][0]}[{part}]", begin, end)
     now = known.backward
     for index, (members, complete) in enumerate(zip(runs, timeline.complete, strict=True)):
         begin = max(now, complete)
         if begin > now:
-            events.append(_span(_PLAN, _WAITING, f"for gradient {members[0]}", now, begin))
+            events.append(span(_PLAN, _WAITING, f"for gradient {members[0]}", now, begin))
         now = begin + sum(known.forward[each] for each in members)
-        events.append(_span(_PLAN, _COMPUTATION, f"forward {index}", begin, now))
+        events.append(span(_PLAN, _COMPUTATION, f"forward {index}", begin, now))
     return events
 
 
 def _measured(record: _Record, waits: Sequence[Span], origin: int, rank: int) -> list[dict[str, Any]]:
-    events = _named(_RANK, f"rank {rank}")
+    events = named(_RANK, f"rank {rank}", _THREADS)
     for name, spans in (("forward", record.forward), ("backward", record.backward)):
-        events += [_span(_RANK, _COMPUTATION, name, begin - origin, end - origin) for begin, end in spans]
-    events += [_span(_RANK, _WAITING, "gradients", begin - origin, end - origin) for begin, end in waits]
+        events += [span(_RANK, _COMPUTATION, name, begin - origin, end - origin) for begin, end in spans]
+    events += [span(_RANK, _WAITING, "gradients", begin - origin, end - origin) for begin, end in waits]
     for index, (name, ready, issued, ended) in enumerate(record.operations):
-        first, last = _operation(_RANK, index, name, issued - origin, ended - origin)
+        first, last = operation(_RANK, index, name, issued - origin, ended - origin)
         events += [{**first, "args": {"ready_ms": (ready - origin) / 1e6}}, last]
     return events

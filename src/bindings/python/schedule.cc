@@ -78,6 +78,16 @@ std::vector<SeenRow> newest(const PlanControl& control, std::size_t count) {
   return rows;
 }
 
+using TracedRow = std::tuple<int64_t, uint32_t, uint32_t, std::string, int64_t, int64_t>;
+
+std::vector<TracedRow> traced(PlanControl& control) {
+  std::vector<TracedRow> rows;
+  for (const auto& one : control.trace()->end()) {
+    rows.emplace_back(one.iteration, one.call, one.motif, *one.candidate, one.issued, one.ended);
+  }
+  return rows;
+}
+
 py::dict statistics_of(const PlanControl& control) {
   const auto values = unlocked([&] { return control.enforcer()->statistics(); });
   py::dict result;
@@ -116,6 +126,11 @@ void add_schedule(py::module_& module) {
             return control.enforcer()->synchronize(limit);
           },
           py::arg("limit"), "Issues all calls made so far; false if the time runs out first.")
+      .def(
+          "trace", [](PlanControl& control) { control.trace()->begin(); },
+          "Keeps what is issued from now on, until traced().")
+      .def("traced", traced,
+           "(iteration, call, motif, candidate, issued, ended) of what was issued since trace(); ns, ended 0: not yet.")
       .def("statistics", statistics_of)
       .def("digests", digests_of,
            "What was issued up to the end of each of the last rounds, while the order was kept.");

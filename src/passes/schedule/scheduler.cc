@@ -10,6 +10,7 @@
 #include "engine/stages.h"
 #include "engine/wait.h"
 #include "observe/position.h"
+#include "observe/recorder.h"
 
 namespace mcr {
 
@@ -192,9 +193,15 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
     targets.push_back({lane.group, slot_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
-  Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
+  const TracedMotif place{turn.iteration, turn.form->call};
+  Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule), trace = control_->trace(), place](
+                    const Task& task, Requests& requests) {
     const auto& [group, slot] = targets.at(task.part);
-    requests.push_back(request_of(start_on(*group, slot, task.call, memory.lock())));
+    const auto issued = trace->on() ? Recorder::now() : 0;
+    auto work = start_on(*group, slot, task.call, memory.lock());
+    if (issued != 0) [[unlikely]]
+      trace->follow(*work, {place.iteration, place.call, task.part, &slot.name, issued});
+    requests.push_back(request_of(std::move(work)));
   };
   call.run = make_pooled<Run>(schedule, std::move(start));
   call.run->begin(nullptr);  // no Issue is ready: all of them are late

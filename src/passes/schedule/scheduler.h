@@ -15,6 +15,7 @@
 #include "engine/pass.h"
 #include "passes/schedule/enforcer.h"
 #include "passes/schedule/iterations.h"
+#include "passes/schedule/motif_trace.h"
 
 namespace mcr {
 
@@ -73,6 +74,7 @@ class PlanControl {
   /// Takes the next turn of a group's plan.
   Turn enter(const std::string& group, const What& what);
   const std::shared_ptr<Enforcer>& enforcer() const { return enforcer_; }
+  const std::shared_ptr<MotifTrace>& trace() const { return trace_; }
 
  private:
   using Forms = std::vector<PlannedForm>;
@@ -90,6 +92,7 @@ class PlanControl {
 
   const Handler handler_;
   const std::shared_ptr<Enforcer> enforcer_ = std::make_shared<Enforcer>();
+  const std::shared_ptr<MotifTrace> trace_ = std::make_shared<MotifTrace>();
   mutable std::mutex mutex_;               // guards all members below
   std::map<std::string, Member> members_;  // groups that follow a plan
   int64_t iteration_ = -1;

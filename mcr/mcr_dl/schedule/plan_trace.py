@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Syndicate planned for an iteration and what happened, in one timeline for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mcr_dl import _C
+from mcr_dl.base.documents import write_rows
+from mcr_dl.base.errors import McrError
+from mcr_dl.commands.sizes import short_size_text
+from mcr_dl.groups import default_group
+from mcr_dl.planner import capture
+from mcr_dl.records import log as records
+from mcr_dl.records.log import Record
+from mcr_dl.schedule.events import Event, named, operation, span
+from mcr_dl.schedule.replanning import Phase, Replanner
+from mcr_dl.schedule.timeline import Traced
+
+_PLAN, _RANK = 0, 1  # processes in the trace
+_ITERATIONS, _COMPUTATION, _WAITING = 1, 2, 3  # threads
+
+Span = tuple[int, int]  # nanoseconds
+
+
+@dataclass(frozen=True)
+class _Motif:
+    name: str
+    iteration: int
+    begin: int
+    end: int
+
+
+@contextmanager
+def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Iterator[Traced]:
+    """Record the iterations in the block, and write them to ``path`` at its end; as ``Syndicate.traced``."""
+    if replanner.phase is not Phase.STEADY:
+        message = "Syndicate: traced(): expected a plan that stays, or that none is better"
+        raise McrError(f"{message}, got {replanner.phase.value!r}")
+    result, first = Traced(), _C.log_made()
+    replanner.control.trace()
+    replanner.begins = []
+    try:
+        yield result
+    finally:
+        default_group.synchronize()
+        rows, begins = replanner.control.traced(), replanner.begins or []
+        replanner.begins = None
+    motifs = _motifs(rows, replanner.labels)
+    made = records.records(since=first)
+    waits = [found for record in made if (found := _wait(record)) is not None]
+    for begin, end in pairwise(begins):
+        inside = [(max(start, begin), min(last, end)) for start, last in waits]
+        result.exposed_ms.append(sum(max(0, last - start) for start, last in inside) / 1e6)
+    planned, exposed = _planned(replanner)
+    result.planned_ms = exposed / 1e6
+    origin = begins[0] if begins else min((motif.begin for motif in motifs), default=0)
+    events = [*planned, *_measured(motifs, made, waits, begins, origin, rank)]
+    name = "" if replanner.plan is None else replanner.plan["name"]
+    other = {"plan": name, "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
+    write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+
+
+def _wait(record: Record) -> Span | None:
+    """When the program waited for a call; None if it did not."""
+    if not record.asynchronous:
+        return None if record.end is None else (record.issue, record.end)
+    return None if record.wait_begin is None else (record.wait_begin, record.wait_begin + record.waited)
+
+
+def _motifs(rows: Sequence[tuple[int, int, int, str, int, int]], labels: Sequence[str]) -> list[_Motif]:
+    """The motifs that have ended; of several messages, from the begin of the first to the end of the last."""
+    parts: dict[tuple[int, int, int, str], list[Span]] = defaultdict(list)
+    for iteration, call, motif, candidate, issued, ended in rows:
+        if ended:
+            parts[iteration, call, motif, candidate].append((issued, ended))
+    found = []
+    for (iteration, call, motif, candidate), spans in parts.items():
+        name = f"{labels[call]}, motif {motif} [{candidate}]"
+        found.append(_Motif(name, iteration, min(begin for begin, _ in spans), max(end for _, end in spans)))
+    return found
+
+
+def _planned(replanner: Replanner) -> tuple[list[Event], int]:
+    """An iteration as it was simulated, and the ns that its communication is exposed; nothing on other ranks than 0."""
+    if replanner.simulated is None:
+        return [], 0
+    planner, plan = replanner.simulated
+    events = named(_PLAN, f"the plan: {plan.name}", {_COMPUTATION: "computation"})
+    index = computed = 0
+    nodes = planner.play(plan)[-1]
+    origin = min((start for node in nodes for _, start, _ in node), default=0)
+    for place, node in enumerate(planner.graph.nodes):
+        for motif, (_, start, end) in enumerate(nodes[place]):
+            begin, last = start - origin, end - origin
+            if node.time is not None:
+                computed += end - start
+                events.append(span(_PLAN, _COMPUTATION, node.key, begin, last))
+                continue
+            option = planner.options[place][plan.chosen[place]]
+            label = "" if option.form == capture.AS_IT_IS else f", motif {motif}"
+            events += operation(_PLAN, index, f"{node.key}{label} [{option.pieces[motif].channel}]", begin, last)
+            index += 1
+    return events, max(0, round(plan.iteration) - computed)
+
+
+def _measured(
+    motifs: Sequence[_Motif],
+    made: Sequence[Record],
+    waits: Sequence[Span],
+    begins: Sequence[int],
+    origin: int,
+    rank: int,
+) -> list[Event]:
+    events = named(_RANK, f"rank {rank}", {_ITERATIONS: "iterations", _WAITING: "waiting for calls"})
+    for index, (begin, end) in enumerate(pairwise(begins)):
+        events.append(span(_RANK, _ITERATIONS, f"iteration {index}", begin - origin, end - origin))
+    events += [span(_RANK, _WAITING, "calls", begin - origin, end - origin) for begin, end in waits]
+    for index, record in enumerate(made, start=len(motifs)):
+        if record.end is not None:
+            name = f"{record.name} {short_size_text(record.nbytes)} [{record.backend or '-'}]"
+            events += operation(_RANK, index, name, record.issue - origin, record.end - origin)
+    for index, motif in enumerate(motifs):
+        first, last = operation(_RANK, index, motif.name, motif.begin - origin, motif.end - origin)
+        events += [{**first, "args": {"iteration": motif.iteration}}, last]
+    return events

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// When the motifs of planned calls were issued and ended.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/work.h"
+
+namespace mcr {
+
+/// What has run of a motif: one operation, or one of the messages of a tree. Times are nanoseconds of steady_clock.
+struct TracedMotif {
+  int64_t iteration = 0;
+  uint32_t call = 0;  // of the iteration
+  uint32_t motif = 0;
+  const std::string* candidate = nullptr;  // owned by the registry, which is never destroyed
+  int64_t issued = 0;
+  int64_t ended = 0;  // 0: not yet
+};
+
+/// Keeps what is issued while it is on. Thread-safe.
+class MotifTrace : public std::enable_shared_from_this<MotifTrace> {
+ public:
+  bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+  /// Forgets what it has, and keeps what is issued from now on.
+  void begin();
+  /// What was issued since begin(), in this order; from now on it keeps nothing.
+  std::vector<TracedMotif> end();
+  /// Adds a motif that ends with the Work.
+  void follow(Work& work, const TracedMotif& motif);
+
+ private:
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;
+  std::vector<TracedMotif> motifs_;  // guarded by mutex_
+  uint64_t turn_ = 0;                // calls of begin(); guarded by mutex_
+};
+
+}  // namespace mcr
