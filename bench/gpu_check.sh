@@ -99,16 +99,18 @@ stage() {
 left_out() { note "$1" - 0 "$2"; }
 
 build() {
-  cmake -S . -B build/gpu/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")"
-  cmake --build build/gpu/cmake --parallel
-  rm -rf build/gpu/install
-  cmake --install build/gpu/cmake --prefix "$PWD/build/gpu/install"
+  if [ -z "$built" ]; then
+    cmake -S . -B build/gpu/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")"
+    cmake --build build/gpu/cmake --parallel
+    rm -rf build/gpu/install
+    cmake --install build/gpu/cmake --prefix "$PWD/build/gpu/install"
+  fi
   cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
   cd "$folder"
   "$python" -c 'import mcr_dl; print("built", mcr_dl.__version__)'
 }
 export -f build
-export python folder
+export python folder built
 
 sanitize() {
   local tool=$1 status=0 exclude=()
@@ -176,12 +178,7 @@ if [ -n "$rehearse" ]; then
   left_out build "the rehearsal takes what make build has made"
   stage versions 60 "$python" -m gpu.versions "$folder" gloo
 else
-  if [ -n "$built" ]; then
-    cp -R mcr/mcr_dl mcr/mcr_dl_autoload build/gpu/install/
-    stage build 20 "$python" -c 'import mcr_dl; print("found", mcr_dl.__version__)'
-  else
-    stage build 240 bash -euo pipefail -c build
-  fi
+  stage build 240 bash -euo pipefail -c build
   [ "$(cut -f 2 "$folder/stages.tsv")" = 0 ] || unbuilt=yes
   stage versions 60 "$python" -m gpu.versions "$folder" nccl
 fi

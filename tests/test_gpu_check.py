@@ -22,6 +22,15 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+def _python(program: str, *arguments: str, **more: str) -> str:
+    """What a program prints that imports the scripts; it must end with 0."""
+    environment = {**os.environ, "PYTHONPATH": str(BENCH), **more}
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
 def test_the_suite_runs(tmp_path: Path) -> None:
     """On two ranks, for a moment."""
     arguments = ("--backend", "gloo", "--device", "cpu", "--ranks", "2", "--seconds", "1", "--limit", "90")
@@ -55,8 +64,7 @@ def test_the_training_and_torchs_own(tmp_path: Path) -> None:
         "one = [torch.ones(2)]\n"
         "assert _same(one, one) == '' and '0.5' in _same(one, [torch.ones(2) / 2]) and 'got 0' in _same([], one)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
-    subprocess.run([sys.executable, "-c", program], env=environment, timeout=60, check=True)
+    _python(program)
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -75,11 +83,9 @@ def test_the_page(tmp_path: Path) -> None:
         "from gpu import page\n"
         "print(page.page(page.merged([Path(sys.argv[1]) / name for name in '012'])))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert "a GPU, NCCL 2.28" in result.stdout
-    assert "| `streams-1` | ok | text 1 |" in result.stdout
+    shown = _python(program, str(tmp_path))
+    assert "a GPU, NCCL 2.28" in shown
+    assert "| `streams-1` | ok | text 1 |" in shown
 
 
 def test_the_suite_sees_wrong_values(tmp_path: Path) -> None:
@@ -101,20 +107,16 @@ def test_a_rank_that_hangs_is_shown(tmp_path: Path) -> None:
         "problem = jobs.run('time:sleep', (600,), ranks=1, kind='cpu', limit=8, log=folder)\n"
         "print('problem:', problem)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert "problem: not at its end after 8 s" in result.stdout, result.stdout + result.stderr
-    assert "jobs.py" in result.stdout
+    shown = _python(program, str(tmp_path))
+    assert "problem: not at its end after 8 s" in shown
+    assert "jobs.py" in shown
 
 
 def test_the_clock_of_a_stage_runs_before_its_ranks_start() -> None:
     """Time since the stage's start counts, so that stacks are shown before the stage itself is ended."""
     program = "from gpu import jobs\nprint(jobs.left(50), jobs.working_seconds(30, 50))\n"
-    environment = {**os.environ, "PYTHONPATH": str(BENCH), "STAGE_BEGIN": f"{time.time() - 20:.6f}".replace(".", ",")}
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    left, working = map(float, result.stdout.split())
+    begin = f"{time.time() - 20:.6f}".replace(".", ",")
+    left, working = map(float, _python(program, STAGE_BEGIN=begin).split())
     assert 0 < left <= 30
     assert 1 <= working <= 12
 
@@ -147,12 +149,7 @@ def test_functions_and_types_take_turns() -> None:
         "assert len(set(mine[: len(types) + 1])) >= len(types) - 1, mine[:30]\n"
         "assert not may_lack('nccl', True, 'complex64', 'SUM') and may_lack('nccl', True, 'complex64', 'PRODUCT')\n"
     )
-    path = str(BENCH)
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    _python(program)
 
 
 def _stages(folder: Path, *lines: tuple[str, str, str]) -> None:

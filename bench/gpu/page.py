@@ -17,7 +17,7 @@ from mcr_dl.base import documents
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 _SHOWN = ("4", "1024", "65536", "1048576", "16777216", "268435456")
 # Long lists that say nothing about a device.
-_LEFT_OUT = ("env", "packages", "trace", "missing")
+_LEFT_OUT = ("packages", "missing")
 
 
 def merged(folders: list[Path]) -> dict[str, dict[str, Any]]:

@@ -249,7 +249,7 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def newest(self, count: int) -> list[tuple[str, int, str, bool]]:",
         "def digests(self) -> dict[int, int]:",
         "def trace(self) -> None:",
-        "def traced(self) -> list[tuple[int, int, int, str, int, int]]:",
+        "def traced(self) -> list[tuple[int, int, str, int, int, str, int, int]]:",
         "def set_plan(self, groups: dict[str, list[tuple[int, int, str, list[str], list[int]]]], "
         "order: list[tuple[int, int, int]], calls: int) -> None:",
         "def flush(self, limit: timedelta) -> bool:",

@@ -109,7 +109,8 @@ class Driver {
   virtual ~Driver() = default;
   /// Does everything possible now; returns at once if another thread is doing so.
   virtual void drive() = 0;
-  /// What is to be issued before this run, for messages; empty if nothing is, or if the driver does not know.
+  /// Names the operation that must be issued before this run, for error messages; empty if there is none, or if the
+  /// driver does not know it.
   virtual std::string behind(const Run& run) const {
     static_cast<void>(run);
     return {};

@@ -9,9 +9,9 @@
 
 namespace mcr {
 
-/// What ends every wait for other ranks before its time. A waiting thread calls this now and then; it throws the error
-/// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and what
-/// `interrupt` throws.
+/// Ends a wait for other ranks early if there is a reason. A waiting thread calls this regularly. It throws the error
+/// with which communication has ended in this process, `refuse(*lost)` if the group has lost a rank, and the exceptions
+/// of `interrupt`.
 template <class Refuse>
 void check_wait(const std::string* lost, Interrupt interrupt, Refuse refuse) {
   Stop::check();

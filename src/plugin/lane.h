@@ -26,7 +26,7 @@ class Request {
   }
   /// A thread waits for this operation: stop batching and issue it now. Cheap; may be called more than once.
   virtual void hurry() {}
-  /// What is to be issued before this operation can be, for messages; empty once it has been issued.
+  /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
   virtual std::string behind() const { return {}; }
   /// The group rank that a completed receive got its message from; -1 for other operations.
   virtual int source() const { return -1; }

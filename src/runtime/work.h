@@ -105,7 +105,7 @@ class Work {
   /// Ends an operation that is not complete with this error. Its requests are still polled, as the library still uses
   /// their memory. False if it was complete.
   bool expire(ErrorCode code, const std::string& text) noexcept;
-  /// What is to be issued before this operation can be, for messages; empty once it has been issued.
+  /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
   std::string behind() const;
   /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;

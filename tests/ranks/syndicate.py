@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import PrefixStore
 
 import mcr_dl
 from mcr_dl.base.errors import UnsupportedError
 from mcr_dl.planner import motifs, options
+from mcr_dl.runtime import state
 from mcr_dl.schedule import Syndicate, step
 from mcr_dl.schedule.execution import Document
 from mcr_dl.schedule.measured import Iteration
@@ -138,6 +140,7 @@ def what_comes_first() -> str:
 
     session.start()
     rank, text = mcr_dl.get_rank(), ""
+    store = PrefixStore("what comes first", state.current().store)
     with Planned(make, rounds=1) as planned:
         tensors = torch.empty(1000), torch.empty(7)
         for number in range(ROUNDS):
@@ -145,7 +148,7 @@ def what_comes_first() -> str:
             step()
             if last and rank > 0:
                 assert planned.phase == "steady", planned.events
-                time.sleep(3.0)
+                store.get("rank 0 has timed out")
             for tensor in tensors:
                 tensor.fill_(rank + number)
             works = [mcr_dl.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -153,6 +156,7 @@ def what_comes_first() -> str:
                 with pytest.raises(mcr_dl.CollectiveTimeoutError) as raised:
                     works[1].wait(timeout=timedelta(seconds=1))
                 text = str(raised.value)
+                store.set("rank 0 has timed out", "")
             for work in works:
                 work.wait()
             wanted = sum(other + number for other in range(mcr_dl.get_world_size()))

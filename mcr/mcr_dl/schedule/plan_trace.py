@@ -47,11 +47,11 @@ def traced(replanner: Replanner, rank: int, path: str | os.PathLike[str]) -> Ite
     replanner.begins = []
     try:
         yield result
-    finally:
         default_group.synchronize()
+    finally:
         rows, begins = replanner.control.traced(), replanner.begins or []
         replanner.begins = None
-    motifs = _motifs(rows, replanner.labels)
+    motifs = _motifs(rows)
     made = records.records(since=first)
     waits = [found for record in made if (found := _wait(record)) is not None]
     for begin, end in pairwise(begins):
@@ -73,15 +73,15 @@ def _wait(record: Record) -> Span | None:
     return None if record.wait_begin is None else (record.wait_begin, record.wait_begin + record.waited)
 
 
-def _motifs(rows: Sequence[tuple[int, int, int, str, int, int]], labels: Sequence[str]) -> list[_Motif]:
+def _motifs(rows: Sequence[tuple[int, int, str, int, int, str, int, int]]) -> list[_Motif]:
     """The motifs that have ended; of several messages, from the begin of the first to the end of the last."""
-    parts: dict[tuple[int, int, int, str], list[Span]] = defaultdict(list)
-    for iteration, call, motif, candidate, issued, ended in rows:
+    parts: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
+    for iteration, call, op, nbytes, motif, candidate, issued, ended in rows:
         if ended:
-            parts[iteration, call, motif, candidate].append((issued, ended))
+            name = f"{op} {short_size_text(nbytes)}, motif {motif} [{candidate}]"
+            parts[iteration, call, name].append((issued, ended))
     found = []
-    for (iteration, call, motif, candidate), spans in parts.items():
-        name = f"{labels[call]}, motif {motif} [{candidate}]"
+    for (iteration, _, name), spans in parts.items():
         found.append(_Motif(name, iteration, min(begin for begin, _ in spans), max(end for _, end in spans)))
     return found
 

@@ -24,7 +24,6 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
-from mcr_dl.commands.sizes import short_size_text
 from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
@@ -112,7 +111,6 @@ class Replanner:
     plan: execution.Document | None = None
     graph: Graph | None = None  # on rank 0
     begins: list[int] | None = None  # a list gets the ns at which iterations begin
-    labels: list[str] = field(default_factory=list)  # of an iteration's calls
 
     def __post_init__(self) -> None:
         handle = weakref.WeakMethod(self._event)
@@ -201,7 +199,6 @@ class Replanner:
         agreed = self._agree_on(iteration)
         if agreed is None or iteration is None:
             return None
-        self.labels = [f"{record.name} {short_size_text(record.nbytes)}" for record in iteration.calls]
         self._key = hash_of({"calls": agreed["calls"]})
         return self._known.get(self._key) or self._make(iteration, agreed["times"])
 

@@ -78,12 +78,13 @@ std::vector<SeenRow> newest(const PlanControl& control, std::size_t count) {
   return rows;
 }
 
-using TracedRow = std::tuple<int64_t, uint32_t, uint32_t, std::string, int64_t, int64_t>;
+using TracedRow = std::tuple<int64_t, uint32_t, std::string, int64_t, uint32_t, std::string, int64_t, int64_t>;
 
 std::vector<TracedRow> traced(PlanControl& control) {
   std::vector<TracedRow> rows;
   for (const auto& one : control.trace()->end()) {
-    rows.emplace_back(one.iteration, one.call, one.motif, *one.candidate, one.issued, one.ended);
+    rows.emplace_back(one.iteration, one.call, row(one.op).name, one.bytes, one.motif, *one.candidate, one.issued,
+                      one.ended);
   }
   return rows;
 }
@@ -130,7 +131,9 @@ void add_schedule(py::module_& module) {
           "trace", [](PlanControl& control) { control.trace()->begin(); },
           "Keeps what is issued from now on, until traced().")
       .def("traced", traced,
-           "(iteration, call, motif, candidate, issued, ended) of what was issued since trace(); ns, ended 0: not yet.")
+           "(iteration, call, operation, bytes, motif, candidate, issued, ended) of the operations issued since "
+           "trace(); "
+           "ns, ended 0: not yet.")
       .def("statistics", statistics_of)
       .def("digests", digests_of,
            "What was issued up to the end of each of the last rounds, while the order was kept.");

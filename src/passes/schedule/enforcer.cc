@@ -150,8 +150,7 @@ std::optional<Enforcer::Head> Enforcer::head() {
       advance();
       continue;
     }
-    const auto found = by_place_.find({round_ + place.ahead, place.call});
-    return Head{found == by_place_.end() ? nullptr : found->second, place.motif};
+    return Head{pending_at(place), place.motif};
   }
   return std::nullopt;
 }
@@ -160,8 +159,14 @@ bool Enforcer::past(const PlanPlace& place) const {
   const auto iteration = round_ + place.ahead;
   if (iteration < first_ || left_out_[place.call]) return true;
   if (iteration >= made_[place.call]) return false;  // it has not been made
-  const auto found = by_place_.find({iteration, place.call});
-  return found == by_place_.end() || (found->second->unissued & bit(place.motif)) == 0;
+  const auto call = pending_at(place);
+  return call == nullptr || (call->unissued & bit(place.motif)) == 0;
+}
+
+// The call of this place in the present round; null if it has not been made, or has no motif to come.
+Enforcer::Shared Enforcer::pending_at(const PlanPlace& place) const {
+  const auto found = by_place_.find({round_ + place.ahead, place.call});
+  return found == by_place_.end() ? nullptr : found->second;
 }
 
 void Enforcer::advance() {
@@ -247,32 +252,30 @@ bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
 }
 
 std::string Enforcer::described(const Pending& call) {
-  const auto& [run, number, iteration, lanes, progress, lost, op, seq, group] = call.call;
+  const auto& what = call.call;
   auto text = "motif " + std::to_string(std::countr_zero(call.unissued)) + " of ";
-  text += std::string(row(op).name) + " " + std::to_string(seq);
-  return group == nullptr ? text : text + " of group '" + *group + "'";
+  text += std::string(row(what.op).name) + " " + std::to_string(what.seq);
+  return what.group == nullptr ? text : text + " of group '" + *what.group + "'";
 }
 
 // Of those that have been made: the order waits only briefly for others.
-const Enforcer::Pending* Enforcer::next_to_issue() const {
+Enforcer::Shared Enforcer::next_to_issue() const {
   if (calls_.empty()) return nullptr;
   if (calls_.front()->number >= flush_to_ && !order_.empty()) {
-    const auto& place = order_[next_];
-    const auto found = by_place_.find({round_ + place.ahead, place.call});
-    if (found != by_place_.end()) return found->second.get();
+    if (auto call = pending_at(order_[next_])) return call;
   }
-  return calls_.front().get();
+  return calls_.front();
 }
 
 std::string Enforcer::first() const {
   const std::lock_guard lock(mutex_);
-  const auto* call = next_to_issue();
+  const auto call = next_to_issue();
   return call == nullptr ? std::string() : described(*call);
 }
 
 std::string Enforcer::behind(const Run& run) const {
   const std::lock_guard lock(mutex_);
-  const auto* call = next_to_issue();
+  const auto call = next_to_issue();
   return call == nullptr || call->call.run.get() == &run ? std::string() : described(*call);
 }
 

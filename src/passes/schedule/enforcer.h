@@ -78,7 +78,7 @@ class Enforcer final : public Driver {
   void submit(PlannedCall call);
   void drive() override;
   std::string behind(const Run& run) const override;
-  /// What is to be issued first, for messages; empty if nothing is.
+  /// Names the motif that is issued next, for error messages; empty if none is pending.
   std::string first() const;
   /// Issues all calls made so far: by the order, as long as it goes on without another call, then in program order.
   /// False if the time runs out first.
@@ -111,7 +111,8 @@ class Enforcer final : public Driver {
   bool flush(Lock& lock, int64_t to);
 
   static std::string described(const Pending& call);
-  const Pending* next_to_issue() const;
+  Shared next_to_issue() const;
+  Shared pending_at(const PlanPlace& place) const;
   std::optional<Head> head();
   bool past(const PlanPlace& place) const;
   void advance();

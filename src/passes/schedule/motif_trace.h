@@ -13,25 +13,28 @@
 
 namespace mcr {
 
-/// What has run of a motif: one operation, or one of the messages of a tree. Times are nanoseconds of steady_clock.
+/// An operation that was issued for a motif; a motif of a tree may have several, its messages. Times are nanoseconds of
+/// steady_clock.
 struct TracedMotif {
   int64_t iteration = 0;
-  uint32_t call = 0;  // of the iteration
+  uint32_t call = 0;    // of the iteration
+  Op op = Op::barrier;  // the call's
+  int64_t bytes = 0;    // the call's
   uint32_t motif = 0;
   const std::string* candidate = nullptr;  // owned by the registry, which is never destroyed
   int64_t issued = 0;
   int64_t ended = 0;  // 0: not yet
 };
 
-/// Keeps what is issued while it is on. Thread-safe.
+/// Keeps the operations of planned calls while it is on. Thread-safe.
 class MotifTrace : public std::enable_shared_from_this<MotifTrace> {
  public:
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
-  /// Forgets what it has, and keeps what is issued from now on.
+  /// Keeps the operations that are issued from now on; forgets all earlier ones.
   void begin();
-  /// What was issued since begin(), in this order; from now on it keeps nothing.
+  /// Returns the operations issued since begin(), in the order of issue, and keeps no more.
   std::vector<TracedMotif> end();
-  /// Adds a motif that ends with the Work.
+  /// Adds an operation, which ends with the Work.
   void follow(Work& work, const TracedMotif& motif);
 
  private:

@@ -193,14 +193,14 @@ PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& 
     targets.push_back({lane.group, slot_of(*lane.group, turn.form->channels[motif])});
     call.lanes.push_back(lane.number);
   }
-  const TracedMotif place{turn.iteration, turn.form->call};
-  Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule), trace = control_->trace(), place](
+  const TracedMotif traced{turn.iteration, turn.form->call, passage.call.op, passage.trail.bytes};
+  Start start = [targets = std::move(targets), memory = std::weak_ptr(schedule), trace = control_->trace(), traced](
                     const Task& task, Requests& requests) {
     const auto& [group, slot] = targets.at(task.part);
     const auto issued = trace->on() ? Recorder::now() : 0;
     auto work = start_on(*group, slot, task.call, memory.lock());
     if (issued != 0) [[unlikely]]
-      trace->follow(*work, {place.iteration, place.call, task.part, &slot.name, issued});
+      trace->follow(*work, {traced.iteration, traced.call, traced.op, traced.bytes, task.part, &slot.name, issued});
     requests.push_back(request_of(std::move(work)));
   };
   call.run = make_pooled<Run>(schedule, std::move(start));
