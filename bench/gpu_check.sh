@@ -83,6 +83,7 @@ stage() {
   timeout -k 5 "$limit" "$@" >"$folder/$name.log" 2>&1 || code=$?
   local words=
   [ -e "$folder/$name.json" ] || words=$(tail -n 1 "$folder/$name.log" | tr '\t' ' ' | cut -c 1-200)
+  words=${words//"$folder/"/}
   note "$name" "$code" $((SECONDS - begin)) "$words"
   last_code=$code
   if [ "$code" -eq 77 ]; then

@@ -61,4 +61,11 @@ std::shared_ptr<T> make_pooled(Arguments&&... arguments) {
   return std::allocate_shared<T>(PoolAllocator<T>(), std::forward<Arguments>(arguments)...);
 }
 
+/// Gives the objects of a final class that `new` makes memory from a pool: `class T final : public Base, Pooled<T>`.
+template <class T>
+struct Pooled {
+  static void* operator new(std::size_t) { return PoolAllocator<T>().allocate(1); }
+  static void operator delete(void* piece) noexcept { PoolAllocator<T>().deallocate(static_cast<T*>(piece), 1); }
+};
+
 }  // namespace mcr

@@ -23,9 +23,10 @@ struct Stream {
 class Event {
  public:
   virtual ~Event() = default;
-  /// Moves the event to the end of the work enqueued on the stream so far.
+  /// Moves the event to the end of the work enqueued on the stream so far. The stream's device must be current.
   virtual void record(const Stream& stream) = 0;
-  /// Makes work enqueued on the stream from now on wait for the event. The host does not wait.
+  /// Makes work enqueued on the stream from now on wait for the event. The host does not wait. The stream's device must
+  /// be current.
   virtual void join(const Stream& stream) = 0;
   /// Whether the stream has passed the event. Never waits.
   virtual bool ready() = 0;

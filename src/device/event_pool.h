@@ -30,6 +30,12 @@ class StreamPoint {
         caller_(caller),
         captured_(DeviceRuntime::of(caller.device.type).capturing(caller)) {}
 
+  /// Makes a stream wait for the work that the caller's stream has so far. Before record(), with the device current.
+  void follow(const Stream& stream) {
+    event_->record(caller_);
+    event_->join(stream);
+  }
+  /// With the stream's device current.
   void record(const Stream& stream) {
     stream_ = stream;
     event_->record(stream);
@@ -39,7 +45,8 @@ class StreamPoint {
   bool recorded() const { return recorded_.load(std::memory_order_acquire); }
   /// Whether the device has passed it.
   bool passed() { return recorded() && event_->ready(); }
-  /// Makes work enqueued on the stream from now on run after the operation. The point must be recorded.
+  /// Makes work enqueued on the stream from now on run after the operation. The point must be recorded, and the
+  /// stream's device current.
   void join(const Stream& stream) { event_->join(stream); }
 
   Event& event() { return *event_; }

@@ -38,7 +38,7 @@ Direction of_output(const Call& call, int rank) {
   }
 }
 
-// The present end of a stream's work.
+// The present end of a stream's work. With the stream's device current.
 PooledEvent mark(const Stream& stream) {
   auto event = take_event(stream.device);
   event->record(stream);
@@ -167,6 +167,7 @@ class Behind final : public Request {
     try {
       if (!staged_->poll()) return false;
     } catch (...) {
+      const DeviceGuard guard(inward_.device);
       *after_error_ = mark(inward_);
       throw;
     }

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/pool.h"
 #include "choose/select.h"
 #include "device/stream_pool.h"
 #include "engine/flatten.h"
@@ -39,7 +40,7 @@ int lane_of(const Passage& passage) {
 }
 
 // Detects the library's failures, and the timeout, for an operation that no host thread waits for.
-class Watch final : public Request {
+class Watch final : public Request, public Pooled<Watch> {
  public:
   Watch(std::shared_ptr<StreamPoint> point, std::shared_ptr<Communicator> communicator, std::chrono::milliseconds limit)
       : point_(std::move(point)),
@@ -61,7 +62,7 @@ class Watch final : public Request {
   Clock::time_point deadline_;
 };
 
-class Passed final : public Request {
+class Passed final : public Request, public Pooled<Passed> {
  public:
   explicit Passed(std::shared_ptr<StreamPoint> point) : point_(std::move(point)) {}
   bool poll() override { return point_->passed(); }
@@ -111,6 +112,7 @@ class Launch {
 std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const std::shared_ptr<StreamPoint>& point) {
   std::vector<std::unique_ptr<Request>> requests;
   if (point->captured()) return requests;  // complete when the graph is replayed, which is not visible here
+  requests.reserve(2);
   requests.push_back(std::make_unique<Watch>(point, passage.slot->communicator, passage.call.timeout));
   requests.push_back(passed(point));  // even after a failure the device may use the memory until then
   return requests;
@@ -118,13 +120,6 @@ std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const 
 
 Stream stream_of(const Passage& passage, int lane) {
   return passage.slot->backend.streams.lane(passage.call.device, lane);
-}
-
-// Makes a lane's stream wait for the caller's.
-void follow(const Stream& caller, const Stream& stream) {
-  const auto here = take_event(caller.device);
-  here->record(caller);
-  here->join(stream);
 }
 
 }  // namespace
@@ -147,7 +142,10 @@ void run_on_stream(Passage& passage) {
   if (call.op != Op::barrier) return;
   StreamPoint met(stream);
   if (met.captured()) return;
-  met.record(stream);
+  {
+    const DeviceGuard guard(call.device);
+    met.record(stream);
+  }
   const auto deadline = Clock::now() + call.timeout;
   while (!met.passed()) {
     passage.slot->communicator->check();
@@ -166,8 +164,8 @@ class Batch::Member {
         caller_(DeviceRuntime::of(passage.call.device.type).current(passage.call.device)),
         lane_(stream_of(passage, 0)),
         launch_(passage, caller_, lane_.stream()),
-        point_(std::make_shared<StreamPoint>(caller_)) {
-    follow(caller_, lane_.stream());
+        point_(make_pooled<StreamPoint>(caller_)) {
+    point_->follow(lane_.stream());
     communicator_->begin_batch();
   }
 
@@ -227,6 +225,7 @@ Batch::Member& Batch::member(const Passage& passage) {
   for (const auto& member : members_) {
     if (member->communicator() == passage.slot->communicator.get()) return *member;
   }
+  const DeviceGuard guard(passage.call.device);
   return *members_.emplace_back(std::make_unique<Member>(passage));
 }
 
@@ -251,16 +250,17 @@ Enqueued start_on_stream(Passage& passage) {
   if (batch != nullptr) return batch->member(passage).add(passage);
   auto& call = passage.call;
   const Stream caller = DeviceRuntime::of(call.device.type).current(call.device);
-  const auto point = std::make_shared<StreamPoint>(caller);
+  const auto point = make_pooled<StreamPoint>(caller);
   const int index = lane_of(passage);
   Lane lane(stream_of(passage, index), index);
+  const StreamGuard guard(lane.stream());
   Launch launch(passage, caller, lane.stream());
-  follow(caller, lane.stream());
+  point->follow(lane.stream());
   try {
-    const StreamGuard guard(lane.stream());
     enqueue(passage, lane);
   } catch (...) {
-    follow(lane.stream(), caller);  // the caller's stream protects memory that copies may still use
+    point->record(lane.stream());
+    point->join(caller);  // the caller's stream protects memory that copies may still use
     throw;
   }
   launch.done(lane.stream());

@@ -141,6 +141,7 @@ bool Work::join() {
   if (point == nullptr) return false;
   rethrow();
   if (completed() && !point->captured()) return true;
+  const DeviceGuard guard(point->caller().device);
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
   point->join(current);
   if (point->foreign() && !(current == point->caller())) point->join(point->caller());

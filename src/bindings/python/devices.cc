@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
@@ -28,15 +29,29 @@ auto guarded(Action action) {
   }
 }
 
+// libc10_cuda depends on the CUDA runtime that this torch uses, so its symbols are found through it. Null: not found.
+template <class Function>
+Function* of_cuda(const char* name) {
+  void* library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
+  return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+// torch looks up and sets the device around each use of an event, which takes longer than the use. Callers have made
+// the device current, so the CUDA runtime is called instead, once torch has made the event, unless torch traces events
+// (torch.cuda._sanitizer) or the runtime is not found. If the runtime fails, torch is called too, and reports it.
 class TorchEvent final : public Event {
  public:
   explicit TorchEvent(bool timing)
       : event_(c10::DeviceType::CUDA, timing ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {}
 
   void record(const Stream& stream) override {
+    static auto* const direct = of_cuda<int(void*, void*)>("cudaEventRecord");
+    if (direct_for(direct) && direct(event_.eventId(), stream.handle) == 0) return;
     guarded([&] { event_.record(torch_stream(stream)); });
   }
   void join(const Stream& stream) override {
+    static auto* const direct = of_cuda<int(void*, void*, unsigned)>("cudaStreamWaitEvent");
+    if (direct_for(direct) && direct(stream.handle, event_.eventId(), 0) == 0) return;
     guarded([&] { event_.block(torch_stream(stream)); });
   }
   bool ready() override {
@@ -50,6 +65,11 @@ class TorchEvent final : public Event {
   }
 
  private:
+  template <class Function>
+  bool direct_for(Function* function) const {
+    return function != nullptr && event_.eventId() != nullptr && c10::impl::GPUTrace::get_trace() == nullptr;
+  }
+
   c10::Event event_;
 };
 
@@ -137,13 +157,6 @@ class TorchRuntime final : public DeviceRuntime {
       if (capture_status_ == nullptr) return false;
       return capture_status_(handle_of(guard_, stream), &status) == 0 && status != 0;
     }
-  }
-
-  // libc10_cuda depends on the CUDA runtime that this torch uses, so its symbols are found through it.
-  template <class Function>
-  static Function* of_cuda(const char* name) {
-    void* library = dlopen("libc10_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-    return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
   }
 
   c10::impl::VirtualGuardImpl guard_{c10::DeviceType::CUDA};
