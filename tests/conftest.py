@@ -23,6 +23,7 @@ os.environ["MCR_DL_TUNING_TABLE"] = "none"
 TIMED = {
     "test_exit",
     "test_faults",
+    "test_growing",
     "test_reports",
     "test_shrinking",
     "test_start",

@@ -37,6 +37,16 @@ def test_the_others_end_with_the_loss_of_an_undisturbed_run(
     assert "The losses agree" in text
 
 
+@pytest.mark.parametrize(("ranks", "lost"), [(4, [1]), (4, [0, 2]), (2, [0])])
+def test_new_processes_take_the_places_of_lost_ranks(ranks: int, lost: list[int]) -> None:
+    """They end with the loss of an undisturbed run on all ranks."""
+    names = [str(rank) for rank in lost]
+    code, text = _run("--nproc", str(ranks), "--lose", *names, "--at", "20", "--steps", "40", "--rejoin")
+    assert code == 0, text
+    assert re.search(rf"Step \d+: all ranks are there.* {ranks}, then {ranks - len(lost)}, then", text, re.S), text
+    assert "The losses agree" in text
+
+
 def test_a_shard_and_its_copy_are_lost() -> None:
     """All that are left say so."""
     code, text = _run("--lose", "3", "0", "--steps", "10")
@@ -57,6 +67,7 @@ def test_mpi_alone_cannot_go_on() -> None:
     [
         (["--nproc", "1"], {}, "argument --nproc: expected a whole number from 2 on, got '1'"),
         (["--at", "0"], {}, "--at: expected a step from 1 to 199, got 0"),
+        (["--rejoin", "--at", "195"], {}, "--at: expected at most 190 with --rejoin, got 195"),
         (["--lose", "4"], {}, "--lose: expected some of the ranks 0 to 3, got rank 4"),
         (["--nproc", "2", "--lose", "0", "1"], {}, "--lose: expected some of the ranks 0 to 1, got ranks 0, 1"),
         ([], {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "expected no launcher"),

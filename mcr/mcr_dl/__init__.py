@@ -48,6 +48,7 @@ from mcr_dl.groups import torch_groups
 from mcr_dl.groups.batches import P2POp, batch_isend_irecv
 from mcr_dl.groups.batches import coalescing_manager as _coalescing_manager
 from mcr_dl.groups.default_group import destroy_process_group, finalize, init_process_group, synchronize
+from mcr_dl.groups.growing import grow, rejoin
 from mcr_dl.groups.making import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
 from mcr_dl.groups.objects import (
     all_gather_object,
@@ -160,6 +161,7 @@ __all__ = [
     "get_size",
     "get_world_size",
     "group",
+    "grow",
     "include_path",
     "init",
     "init_distributed",
@@ -179,6 +181,7 @@ __all__ = [
     "refine",
     "refine_step",
     "register_pass",
+    "rejoin",
     "reset_log",
     "scatter_object_list",
     "send_object_list",

@@ -124,6 +124,7 @@ _FUNCTIONS = (
     "def overdue(grace: float) -> list[tuple[Work, dict[str, Any]]]:",
     "def expire(work: Work, text: str, lost: bool = ...) -> bool:",
     "def lose(rank: int, text: str) -> None:",
+    "def regain(rank: int) -> None:",
     "def lost(label: str) -> str | None:",
     "def stop_desync(text: str) -> None:",
     "def stop_forked(text: str) -> None:",

@@ -2,10 +2,12 @@
 #include "group/group.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/candidate.h"
 #include "observe/activity.h"
+#include "observe/stop.h"
 
 namespace mcr {
 
@@ -49,6 +51,11 @@ void Group::connect(Registry::Entry& backend, uintptr_t foreign, Store* store) {
   GroupSpec spec = spec_;
   spec.foreign = foreign;
   spec.store = store;
+  const std::function<void()> check = [this] {
+    Stop::check();
+    if (const auto* lost = position_->lost()) throw Error(ErrorCode::PeerLost, *lost);
+  };
+  spec.check = &check;
   const Activity activity(
       {.label = &position_->label(), .backend = &backend.name, .limit = spec.timeout, .connects = true});
   const auto* pair = dynamic_cast<const StripedBackend*>(backend.backend.get());

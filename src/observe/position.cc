@@ -84,8 +84,16 @@ void Position::lose(int rank, const std::string& text) {
   }
 }
 
+// The texts stay, as old groups refer to them.
+void Position::regain(int rank) {
+  const std::lock_guard lock(living().mutex);
+  for (auto& [lost, text] : living().lost) {
+    if (lost == rank) lost = -1;
+  }
+}
+
 void Position::forget_losses() {
-  // A job that starts anew in this process has other processes. The texts stay, as old groups refer to them.
+  // A job that starts anew in this process has other processes.
   const std::lock_guard lock(living().mutex);
   for (auto& [rank, text] : living().lost) rank = -1;
 }

@@ -61,6 +61,8 @@ class Position {
   /// The process of this global rank has ended: no group with it can complete new calls. The first text of a group is
   /// kept. From any thread.
   static void lose(int rank, const std::string& text);
+  /// Another process has taken this rank's place: groups made from now on can have it. From any thread.
+  static void regain(int rank);
   /// Why the group can make no more calls; null while it can. Never destroyed.
   const std::string* lost() const noexcept { return lost_.load(std::memory_order_acquire); }
   /// The same for the newest group with this label.

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,7 +39,9 @@ struct GroupSpec {
   /// A communicator made elsewhere that this one uses, 0 if none: an MPI_Comm, or the address of a c10d::Backend. The
   /// caller keeps it alive during connect().
   uintptr_t foreign = 0;
-  Store* store = nullptr;                 // only during connect()
+  Store* store = nullptr;  // only during connect()
+  /// Throws if the group has lost a rank. Waits in connect() call it often. Null: they need not. Only during connect().
+  const std::function<void()>* check = nullptr;
   Device device = {DeviceType::CUDA, 0};  // this rank's, for libraries whose communicators belong to a device
 
   int size() const { return static_cast<int>(ranks.size()); }

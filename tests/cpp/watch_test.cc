@@ -104,6 +104,19 @@ TEST(a_group_with_the_name_of_a_lost_one_is_not_lost) {
   CHECK(old->lost() != nullptr && made->lost() == nullptr && Position::lost(kLabel) == nullptr);
 }
 
+TEST(new_groups_can_have_a_rank_whose_place_another_process_has_taken) {
+  const auto old = Position::make(kGroup, kLabel, {0, 7}, 0);
+  Position::lose(7, "gone");
+  Position::lose(8, "gone too");
+  Position::regain(7);
+  const auto made = Position::make(kGroup, kLabel, {0, 7}, 0);
+  const auto other = Position::make(kGroup, kLabel, {0, 8}, 0);
+  CHECK(old->lost() != nullptr && made->lost() == nullptr && other->lost() != nullptr);
+  Position::lose(7, "gone again");
+  CHECK(*old->lost() == "gone" && *made->lost() == "gone again");
+  Position::forget_losses();
+}
+
 TEST(positions_may_be_read_while_threads_enter) {
   const auto position = Position::make(kGroup, kLabel, {0, 1}, 0);
   std::atomic<bool> stop{false};

@@ -2,8 +2,8 @@
 """Ranks that go on without lost ones: shrinking.py BACKENDS LOSSES, with backends as "mpi,gloo".
 
 LOSSES names the ranks that end at each stage, as "1/3": rank 1, and after the first shrink rank 3. "2!" ends inside
-shrink(), before the ranks have agreed, "2?" does not call it. A survivor prints its new rank and the backends of each
-group.
+shrink(), before the ranks have agreed, "2*" when it has left its address for the new group, "2?" does not call it. A
+survivor prints its new rank and the backends of each group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 import mcr_dl as dist
 from mcr_dl.groups import survivors
+from mcr_dl.runtime import watched_store
 
 LIMIT = timedelta(seconds=float(os.environ.get("SHRINKING_LIMIT", "1800")))
 REPORTED = 3
@@ -62,7 +63,9 @@ def main(backends: str, losses: str) -> None:
             return
         if f"{me}!" in lost:
             survivors._Meeting._conclude = die  # type: ignore[method-assign]
-        elif not any(each.endswith("!") for each in lost):
+        elif f"{me}*" in lost:
+            watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
+        elif not any(each.endswith(("!", "*")) for each in lost):
             try:
                 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]
                 for work in works:

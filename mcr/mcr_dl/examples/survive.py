@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train, lose a rank, and go on without it from the other ranks' memory.
 
-    python -m mcr_dl.examples.survive --nproc 4 --lose 1
+    python -m mcr_dl.examples.survive --nproc 4 --lose 1 [--rejoin]
 
 One rank is killed in the middle of a step. The others catch PeerLostError, make a group of those that are left with
-``mcr_dl.shrink``, restore the last step that all of them have completed, and train to the end. They then train from the
-start on the smaller group, undisturbed: both must end with the same loss. Nothing is written to a disk.
+``mcr_dl.shrink``, restore the last step that all of them have completed, and train to the end. With ``--rejoin``, a new
+process takes the rank's place by ``mcr_dl.rejoin``: the others call ``mcr_dl.grow`` after every tenth step, and give it
+the state. The ranks then train from the start, undisturbed: both must end with the same loss. Nothing is written to a
+disk.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from mcr_dl.examples.survive_model import BATCH, Trainer, UnrecoverableError
 
 TOLERANCE = 1e-3  # relative: sums over other numbers of ranks round differently, and training enlarges that
 _KILLED = "killed at"
+_EVERY = 10  # steps between two calls of grow()
+_PAUSE = 0.05  # seconds
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Options:
     lose: tuple[int, ...]
     at: int
     backend: str
+    rejoin: bool
 
     @property
     def reporter(self) -> int:
@@ -63,6 +68,8 @@ class _Story:
     restored: float = 0.0
     step: int = 0  # restored
     again: int = 0  # steps that this rank has done twice
+    back: float = 0.0  # from the loss to the first step with all ranks
+    back_at: int = -1  # that step
     ranks: list[int] = field(default_factory=list)  # in the groups
 
 
@@ -98,14 +105,37 @@ def _recover(trainer: Trainer, story: _Story) -> None:
     story.ranks.append(trainer.size)
 
 
-def train(options: Options, store: Any, progress: Any) -> tuple[Trainer, _Story]:
-    """Train to the last step, whichever ranks are lost."""
-    doomed = dist.get_rank() in options.lose
-    trainer = _Doomed(dist.group.WORLD, store, options.at) if doomed else Trainer(dist.group.WORLD)
+def _grow(options: Options, store: Any, trainer: Trainer, story: _Story) -> None:
+    """Take processes for lost ranks, if some wait; shortly before the end, wait for them."""
+    if not options.rejoin or trainer.size == options.nproc or trainer.steps % _EVERY or trainer.steps < options.at:
+        return
+    while True:
+        group = dist.grow(trainer.group)
+        if group is not trainer.group:
+            trainer.regroup(group)
+            story.back, story.back_at = time.monotonic() - float(store.get(_KILLED)), trainer.steps
+            story.ranks.append(trainer.size)
+        if trainer.size == options.nproc or trainer.steps < options.steps - _EVERY:
+            return
+        time.sleep(_PAUSE)
+
+
+def _trainer(options: Options, store: Any, group: Any, *, back: bool) -> Trainer:
+    if not back:
+        return _Doomed(group, store, options.at) if dist.get_rank() in options.lose else Trainer(group)
+    trainer = Trainer(None)
+    trainer.regroup(group)
+    return trainer
+
+
+def train(options: Options, store: Any, group: Any, progress: Any, *, back: bool) -> tuple[Trainer, _Story]:
+    """Train to the last step, whichever ranks are lost. ``back``: this process has taken the place of one."""
+    trainer = _trainer(options, store, group, back=back)
     story = _Story(ranks=[trainer.size])
     task = progress.add_task("disturbed", total=options.steps)
     while trainer.steps < options.steps:
         try:
+            _grow(options, store, trainer, story)
             trainer.step()
         except dist.PeerLostError as error:
             story.known = time.monotonic() - float(store.get(_KILLED))
@@ -132,6 +162,8 @@ def _show(console: Console, options: Options, survived: Trainer, other: Trainer,
         f"shrink took {story.shrunk:.3f} s, restoring step {story.step} from the ranks' memory "
         f"{story.restored * 1e3:.1f} ms; rank {dist.get_rank()} repeats {story.again} step{'s' * (story.again != 1)}.\n"
     )
+    if story.back_at >= 0:
+        console.say(f"Step {story.back_at}: all ranks are there again, {story.back:.1f} s after the loss.\n")
     table = Table(title="Losses", title_justify="left")
     for name in ("run", "ranks", "steps", "first step", "last step", "held-out"):
         table.add_column(name, justify="left" if name == "run" else "right")
@@ -141,15 +173,15 @@ def _show(console: Console, options: Options, survived: Trainer, other: Trainer,
     console.print(table)
 
 
-def run(options: Options, store: Any) -> int:
-    """One rank. Returns the exit status, equal on all ranks that are left."""
+def run(options: Options, store: Any, group: Any, *, back: bool) -> int:
+    """One rank. Returns the exit status, equal on all ranks that are there at the end."""
     console = report.console(quiet=dist.get_rank() != options.reporter)
     torch.set_num_threads(1)
     console.say(f"MCR-DL: training that goes on without lost ranks, on {', '.join(dist.get_backends())}", style="bold")
     console.say(f"{options.nproc} ranks, {options.steps} steps of {BATCH} samples\n")
     try:
         with bars(console, ["{task.description}", BarColumn(), MofNCompleteColumn()]) as progress:
-            survived, story = train(options, store, progress)
+            survived, story = train(options, store, group, progress, back=back)
             other = undisturbed(survived.group, options.steps, progress)
     except UnrecoverableError as error:
         console.say(f"{error}; choose others with --lose", style="red")
@@ -168,10 +200,15 @@ def run(options: Options, store: Any) -> int:
     return 0 if equal else 1
 
 
-def _start_and_run(rank: int, options: Options, port: int) -> None:
+def _start_and_run(rank: int, options: Options, port: int, back: bool = False) -> None:
     store = dist.TCPStore("localhost", port, timeout=timedelta(minutes=2))
-    dist.init_process_group(options.backend, store=store, rank=rank, world_size=options.nproc)
-    status = run(options, store)
+    group: Any
+    if back:
+        group = dist.rejoin(store=store, rank=rank, world_size=options.nproc, timeout=timedelta(minutes=2))
+    else:
+        dist.init_process_group(options.backend, store=store, rank=rank, world_size=options.nproc)
+        group = dist.group.WORLD
+    status = run(options, store, group, back=back)
     dist.destroy_process_group()
     sys.exit(status)
 
@@ -185,6 +222,7 @@ def _parser() -> arguments.Parser:
     result.add_argument(
         "--at", type=int, metavar="STEP", help="step in which to kill them (default: half of the steps)"
     )
+    result.add_argument("--rejoin", action="store_true", help="start new processes for the lost ranks")
     result.add_argument("--backend", default="shm,gloo", help="backends, which can go on (default: shm,gloo)")
     return result
 
@@ -196,11 +234,13 @@ def _parse(argv: Sequence[str] | None) -> Options:
     at = given.steps // 2 if given.at is None else given.at
     if launcher.detect().launcher != "none":
         parser.error("expected no launcher: the program starts its ranks itself, as launchers end all if one is lost")
+    if given.rejoin and at > given.steps - _EVERY:
+        parser.error(f"--at: expected at most {given.steps - _EVERY} with --rejoin, got {at}")
     if not 0 < at < given.steps:
         parser.error(f"--at: expected a step from 1 to {given.steps - 1}, got {at}")
     if not set(given.lose) < set(range(given.nproc)):
         parser.error(f"--lose: expected some of the ranks 0 to {given.nproc - 1}, got {watch.ranks_text(given.lose)}")
-    return Options(given.nproc, given.steps, tuple(dict.fromkeys(given.lose)), at, given.backend)
+    return Options(given.nproc, given.steps, tuple(dict.fromkeys(given.lose)), at, given.backend, given.rejoin)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,9 +251,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = [context.Process(target=_start_and_run, args=(rank, options, store.port)) for rank in range(options.nproc)]
     for each in ranks:
         each.start()
+    if options.rejoin:
+        for rank in options.lose:
+            ranks[rank].join()
+            ranks[rank] = context.Process(target=_start_and_run, args=(rank, options, store.port, True))
+            ranks[rank].start()
     for each in ranks:
         each.join()
-    left = [each.exitcode or 0 for rank, each in enumerate(ranks) if rank not in options.lose]
+    left = [each.exitcode or 0 for rank, each in enumerate(ranks) if options.rejoin or rank not in options.lose]
     return next((abs(status) for status in left if status), 0)
 
 

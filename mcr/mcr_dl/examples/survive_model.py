@@ -60,13 +60,16 @@ def _samples(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Trainer:
     """A model in training on the ranks of a group. Every rank has all parameters, and the moments of its shard."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any | None) -> None:
+        """``group``: None on a rank that comes back, which gets its state by ``regroup``."""
         self.kept: list[Copies] = []
         self.losses: list[float] = []
         self._model = _model()
         values = parameters_to_vector(self._model.parameters()).detach()
         self.parameters = len(values)
         self._version = 0
+        if group is None:
+            return
         self._take(group, 0, torch.stack([values, torch.zeros_like(values), torch.zeros_like(values)]))
         self.keep()
 
@@ -132,6 +135,23 @@ class Trainer:
         pieces = [self._piece(copies, owner, holder, group) for owner, holder in _holders(copies.ranks, group)]
         self._take(group, copies.step, torch.cat(pieces, dim=1)[:, : self.parameters])
         self._version, self.kept = copies.version, [copies]
+        self.keep()
+
+    def regroup(self, group: Any) -> None:
+        """Go on on a larger group: the ranks that have come back get the state from the others."""
+        told: list[Any] = [None] * dist.get_world_size(group)
+        mine = (self._version, self.steps, self._ranks, self.losses) if self.kept else None
+        dist.all_gather_object(told, mine, group=group)
+        self._version, step, owners, losses = next(filter(None, told))
+        length = -(-self.parameters // len(owners))
+        pieces = []
+        for owner in owners:
+            piece = self._shard.clone() if owner == dist.get_rank() else torch.empty(3, length)
+            dist.broadcast(piece, owner, group=group)
+            pieces.append(piece)
+        self.losses = list(losses)
+        self._take(group, step, torch.cat(pieces, dim=1)[:, : self.parameters])
+        self.kept = []
         self.keep()
 
     @staticmethod

@@ -7,7 +7,7 @@ import atexit
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -44,7 +44,7 @@ DRAIN = timedelta(seconds=10)  # for operations that are still running when thei
 _EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot continue
 
 
-def _launch_of(rank: int, world_size: int) -> launcher.Launch:
+def launch_of(rank: int, world_size: int) -> launcher.Launch:
     if (rank < 0) != (world_size < 0):
         message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
         raise InvalidArgumentError(message)
@@ -80,7 +80,7 @@ def start(
     wanted = registry.parse_for_group(backend)
     specifications = chain.with_scheduler(trace.with_log(chain.specify(passes)))
     limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
-    launch = _launch_of(rank, world_size)
+    launch = launch_of(rank, world_size)
     report.show(launch.rank)
     if launch.rank == 0:
         variables.warn_of_unknown()
@@ -102,6 +102,21 @@ def start(
     except BaseException:
         core_groups.forget()
         raise
+
+
+def start_again(
+    former: watch.Former,
+    begin: Callable[[list[Any]], state.State],
+    passes: Iterable[Any] | None,
+) -> state.State:
+    """Start the runtime in the place of a lost rank, without the default group. ``begin`` gets the passes."""
+    exit_steps.prepare()
+    current = begin(chain.with_scheduler(trace.with_log(chain.specify(passes))))
+    groups = watch.Groups(state.living, state.is_shadow)
+    rank, size = current.launch.rank, current.launch.size
+    watch.start(current.store, rank, size, groups, detail=_debug() == "detail", former=former)
+    _watch_processes(current)
+    return current
 
 
 def _debug() -> str:
@@ -126,7 +141,8 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     possible = [*agreed.backends, *startup.possible(agreed)]  # in rules
     decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
     answer = agreement.agree(store, rank, size, "facts", facts, decide)
-    current.grid = dimensions.grid_of(answer.pop("topology"), size)
+    current.topology = answer.pop("topology")
+    current.grid = dimensions.grid_of(current.topology, size)
     current.knowledge = choice.knowledge_of(answer, possible)
     current.backends = [*agreed.backends, *startup.combined(agreed, lines.of(range(size)))]
     if current.knowledge.crowded[rank]:
@@ -138,7 +154,7 @@ def _watch_processes(current: state.State) -> None:
     assert current.knowledge is not None
     nodes, rank = current.knowledge.nodes, current.launch.rank
     here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
-    watch.watch_processes(here, others=len(here) + 1 < len(nodes))
+    watch.watch_processes([other for other in here if other not in watch.lost()], others=len(here) + 1 < len(nodes))
 
 
 def _make_world(current: state.State) -> _C.Group:
@@ -192,7 +208,7 @@ def end() -> None:
         core_groups.forget()
         raise DesyncError(desync)
     # After a loss, operations of the broken groups have failed already, but never complete inside their library.
-    if not watch.lost() and not _C.drain(state.current().backends, DRAIN):
+    if not any(map(core_groups.is_broken, state.living())) and not _C.drain(state.current().backends, DRAIN):
         warnings.warn("destroy_process_group: some operations were still running and are abandoned", stacklevel=3)
     _C.drain_futures(DRAIN)
     trace.finish(together=True)

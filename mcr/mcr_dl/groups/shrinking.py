@@ -42,4 +42,5 @@ def shrink(
     old = handles.core_group(group)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
     asked = None if backend is None else registry.parse_for_group(backend)
-    return torch_groups.publish(survivors.make(old, list(old.ranks), limit, asked), pg_options, old)
+    made = survivors.of("shrink", old, list(old.ranks), limit, asked).shrink()
+    return torch_groups.publish(made, pg_options, old)

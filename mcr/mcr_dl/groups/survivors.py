@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of the ranks that are left after a loss, on which they agree; behind the functions named ``shrink``."""
+"""The group of the ranks that are left after a loss, and of those that come back: behind ``shrink`` and ``grow``.
+
+The ranks agree at the store. All of them get one outcome of each step: that of the rank which first set it, by the
+store's atomic compare_set.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
 from mcr_dl.base.errors import BackendError, BackendUnavailableError, CollectiveTimeoutError, McrError, PeerLostError
-from mcr_dl.groups import factory
-from mcr_dl.libraries import registry
+from mcr_dl.groups import factory, returning
 from mcr_dl.runtime import core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
 _STORE_ERRORS = (RuntimeError, OSError)
+_Invite = Callable[[], list[returning.Applicant]]
 
 
 class _Outcome(NamedTuple):
@@ -28,116 +33,193 @@ class _Outcome(NamedTuple):
 
     ranks: list[int]  # global ranks that have come to the step and are not lost
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
+    invited: list[returning.Applicant]  # processes that take the places of lost ranks
 
 
 class _Meeting:
-    """Meetings at the store from which lost ranks may be missing.
+    """Meetings at the store from which lost ranks may be missing. ``what``: the function that the user called."""
 
-    All ranks get one outcome: that of the rank which first set it, by the store's atomic compare_set.
-    """
-
-    def __init__(self, store: torch_dist.Store, rank: int, limit: timedelta) -> None:
-        self._store, self._rank = store, rank
+    def __init__(self, what: str, store: torch_dist.Store, rank: int, limit: timedelta) -> None:
+        self._what, self._store, self._rank = what, store, rank
         self._deadline = time.monotonic() + limit.total_seconds()
 
-    def meet(self, step: str, members: Sequence[int], problem: str = "") -> _Outcome:
-        """Wait until each member has come to the step or is lost.
+    def meet(self, step: str, members: Sequence[int], problem: str = "", invite: _Invite = list) -> _Outcome:
+        """Wait until each member has come to the step or is lost. ``invite`` runs on one of them.
 
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
         the store is gone.
         """
+        mine = f"{step}/{self._rank}"
         try:
-            self._store.set(f"{step}/{self._rank}", agreement.encode(problem))
+            self._store.set(mine, agreement.encode(problem))
             while not self._store.check([f"{step}/outcome"]):
-                self._conclude(step, members)
+                self._conclude(step, members, invite)
                 time.sleep(_PAUSE)
-            ranks, problems = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            ranks, problems, invited = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            self._store.delete_key(mine)  # calls of grow() may be many
         except _STORE_ERRORS as error:
             if isinstance(error, McrError):
                 raise
-            message = f"shrink: the job's store cannot be reached, so the ranks cannot agree: {error}"
+            message = f"{self._what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
             raise BackendError(message) from error
-        return _Outcome(ranks, problems)
+        return _Outcome(ranks, problems, [returning.Applicant(*each) for each in invited])
 
-    def _conclude(self, step: str, members: Sequence[int]) -> None:
+    def _conclude(self, step: str, members: Sequence[int], invite: _Invite) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
         running = [rank for rank in members if rank not in watch.lost()]
         keys = [f"{step}/{rank}" for rank in running]
         if running and running[0] == self._rank and self._store.check(keys):
             problems = [agreement.decode(self._store.get(key), key) for key in keys]
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, problems]))
+            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, problems, invite()]))
         elif time.monotonic() > self._deadline:
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
-                f"shrink: {watch.ranks_text(missing or running[:1])} still running, but not in shrink() within the "
-                f"timeout"
+                f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
+                f"within the timeout"
             )
             raise CollectiveTimeoutError(message)
 
 
-def make(
-    old: _C.Group, members: Sequence[int], limit: timedelta, asked: list[str] | None = None, *, exactly: bool = False
-) -> _C.Group:
-    """Make a group of these members (global ranks) of an old group, as far as they are left; each of them calls this.
+@dataclass
+class Forming:
+    """The making of a group of what is left of a former one, by all its members together.
 
-    Args:
-        old: the group that has lost ranks.
-        members: without ranks that the caller leaves out.
-        limit: the timeout of the new group's operations, and of the survivors' meetings.
-        asked: its backends; None: those of the old group that can go on.
-        exactly: raise PeerLostError, on all survivors, if one of the members is lost.
-
-    Raises as ``shrink`` does.
+    Attributes:
+        what: the function that the user called.
+        name: of the former group.
+        backends: of the former group.
+        members: global ranks, without those that the caller leaves out.
+        limit: the timeout of the new group's operations, and of the meetings.
+        asked: the new group's backends; None: those of the former group that can go on.
+        changed: the new group has other processes than the former one.
+        uniform: the form of torch's calls on the new group, for ranks that come back.
     """
-    wanted, current = list(members), state.current()
-    members, rank = wanted, current.launch.rank
-    while True:
-        name = f"{old.name()}/shrunk-{current.count(f'shrink {old.name()}')}"
-        meeting = _Meeting(torch_dist.PrefixStore(f"shrink/{name}", current.store), rank, limit)
-        members = meeting.meet("left", members).ranks
-        if exactly and members != wanted:
-            missing = [each for each in wanted if each not in members]
+
+    what: str
+    name: str
+    backends: list[str]
+    members: list[int]
+    limit: timedelta
+    asked: list[str] | None = None
+    changed: bool = False
+    uniform: bool = True
+    _rank: int = field(default_factory=lambda: state.current().launch.rank)
+
+    def shrink(self, *, exactly: bool = False) -> _C.Group:
+        """Make a group of the members that are left. Each of them calls this.
+
+        ``exactly``: raise PeerLostError, on all survivors, if one of the members is lost. Raises as ``mcr_dl.shrink``.
+        """
+        wanted = self.members
+        while True:
+            name, meeting = self._next()
+            self._leave_out(meeting.meet("left", self.members).ranks)
+            if exactly and self.members != wanted:
+                missing = [each for each in wanted if each not in self.members]
+                message = (
+                    f"{self.what}: {watch.ranks_text(missing)} lost too, or left out by the other ranks: leave out all "
+                    f"of them"
+                )
+                raise PeerLostError(message)
+            made = self._made(name, meeting)
+            if made is not None:
+                return made
+
+    def grow(self) -> _C.Group | None:
+        """Make a group of the members that are left and of the processes that wait to come back; None: no change.
+
+        Each of the members calls this. Raises as ``mcr_dl.grow``.
+        """
+        name, meeting = self._next()
+        before = self.members
+        outcome = meeting.meet("left", before, invite=lambda: returning.applicants(state.current()))
+        self._leave_out(outcome.ranks)
+        if outcome.invited:
+            for each in outcome.invited:
+                returning.admit(state.current(), each)
+            ordered = before == sorted(before)
+            self.members = self.members + sorted(each.rank for each in outcome.invited)
+            self.members = sorted(self.members) if ordered else self.members
+            self.changed = True
+            for each in outcome.invited:
+                returning.answer(state.current(), each, name, self._told(), self.limit)
+            return self.join(name, "", meeting)
+        if self.members == before:
+            return None
+        return self._made(name, meeting) or self.shrink()
+
+    def join(self, name: str, problem: str, meeting: _Meeting | None = None) -> _C.Group:
+        """Make the group together with ranks that come back, which have a problem or not, once all are there."""
+        meeting = meeting or self._meeting(name)
+        ready = meeting.meet("ready", self.members, problem)
+        told = next(filter(None, ready.problems), "")
+        if told:
+            raise BackendUnavailableError(f"{self.what}: {told}")
+        if ready.ranks != self.members:
+            self._leave_out(ready.ranks)
+            return self.shrink()
+        return self._made(name, meeting) or self.shrink()
+
+    def _told(self) -> dict[str, Any]:
+        """What a process needs to take part: the fields that are in JSON's types."""
+        return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "uniform")}
+
+    def _next(self) -> tuple[str, _Meeting]:
+        turn = state.current().count(f"survivors {self.name}")
+        name = f"{self.name}/survivors-{turn}"
+        return name, self._meeting(name)
+
+    def _meeting(self, name: str) -> _Meeting:
+        store = torch_dist.PrefixStore(f"{self.what}/{name}", state.current().store)
+        return _Meeting(self.what, store, self._rank, self.limit)
+
+    def _leave_out(self, left: list[int]) -> None:
+        """Go on with the members that are left."""
+        if self._rank not in left:
             message = (
-                f"shrink: {watch.ranks_text(missing)} lost too, or left out by the other ranks: leave out all of them"
+                f"{self.what}: the other ranks of {self.name!r} have found this process lost, and go on without it"
             )
-            raise PeerLostError(message)
-        if rank not in members:
-            message = f"shrink: the other ranks of {old.name()!r} have found this process lost, and go on without it"
             raise BackendError(message)
-        made, problem = None, ""
+        self.changed = self.changed or left != self.members
+        self.members = left
+
+    def _made(self, name: str, meeting: _Meeting) -> _C.Group | None:
+        """The connected group; None if more ranks have been lost meanwhile."""
+        made, problem, current = None, "", state.current()
         try:
-            names = _backends(old, members, asked)
-            made = factory.make_group(name, members, names, limit)
+            made = factory.make_group(name, self.members, self._names(), self.limit)
         except McrError as error:
             problem = str(error)
-        made_by = meeting.meet("made", members, problem)
+        made_by = meeting.meet("made", self.members, problem)
         told = next(filter(None, made_by.problems), "")
-        if made is not None and made_by.ranks == members and not told:
+        if made is not None and made_by.ranks == self.members and not told:
             return made
         if name in current.groups:
             core_groups.forget_group(current.groups[name])
-        if made_by.ranks == members:
-            raise BackendUnavailableError(f"shrink: {told}")
-        members = made_by.ranks  # more ranks have been lost meanwhile
+        if made_by.ranks == self.members:
+            raise BackendUnavailableError(f"{self.what}: {told}")
+        self._leave_out(made_by.ranks)
+        return None
+
+    def _names(self) -> list[str]:
+        """The backends of the new group. All ranks decide alike: by the former group's backends and the members."""
+        names = lines.that_fit(self.backends if self.asked is None else self.asked, self.members)
+        if self.asked is not None or not self.changed:
+            return names
+        kept = returning.that_take_others(names)
+        left_out = [name for name in names if name not in kept]
+        if not kept:
+            message = (
+                f"group {self.name!r}: none of its backends ({', '.join(names)}) can go on after a loss: add one such "
+                f"as gloo at init_process_group(), or name one in backend="
+            )
+            raise BackendUnavailableError(message)
+        if left_out and self.members[0] == self._rank:
+            _log.warning("%s: group %r goes on without %s", self.what, self.name, ", ".join(left_out))
+        return kept
 
 
-def _backends(old: _C.Group, members: list[int], asked: list[str] | None) -> list[str]:
-    """The backends of the new group. All survivors decide alike: by the old group's backends and the members alone."""
-    names = lines.that_fit(old.backends if asked is None else asked, members)
-    if asked is not None or len(members) == old.size():
-        return names
-    kept = [name for name in names if not any(registry.describe(each).together for each in _libraries(name))]
-    left_out = [name for name in names if name not in kept]
-    if not kept:
-        message = (
-            f"group {old.name()!r}: none of its backends ({', '.join(names)}) can go on after a loss: add one such as "
-            f"gloo at init_process_group(), or name one in backend="
-        )
-        raise BackendUnavailableError(message)
-    if left_out and members[0] == state.current().launch.rank:
-        _log.warning("shrink: group %r goes on without %s", old.name(), ", ".join(left_out))
-    return kept
-
-
-def _libraries(name: str) -> tuple[str, ...]:
-    return registry.parts_of(name) or (name,)
+def of(what: str, old: _C.Group, members: Sequence[int], limit: timedelta, asked: list[str] | None = None) -> Forming:
+    """The making of a group of these members (global ranks) of an old group, as far as they are left."""
+    changed = list(members) != list(old.ranks)
+    return Forming(what, old.name(), list(old.backends), list(members), limit, asked, changed)

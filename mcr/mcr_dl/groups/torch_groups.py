@@ -48,12 +48,7 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
     _agree_on_form(group, options, parent)
     with _standing_for(group):
         if not torch_dist.is_initialized():
-            store = torch_dist.PrefixStore("torch", current.store)
-            launch = current.launch
-            torch_dist.init_process_group(
-                OURS, store=store, rank=launch.rank, world_size=launch.size, timeout=group.timeout
-            )
-            made = torch_dist.group.WORLD
+            made = _make_default(group)
         else:
             _check_default()
             ranks = list(group.ranks)
@@ -76,6 +71,21 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
     return made
 
 
+def publish_broken(group: _C.Group) -> None:
+    """Have torch make its default group for one that can make no calls, with nothing to agree on."""
+    with _standing_for(group):
+        _C.remember_handle(_make_default(group), group)
+
+
+def _make_default(group: _C.Group) -> torch_dist.ProcessGroup:
+    current = state.current()
+    store, launch = torch_dist.PrefixStore("torch", current.store), current.launch
+    torch_dist.init_process_group(OURS, store=store, rank=launch.rank, world_size=launch.size, timeout=group.timeout)
+    made = torch_dist.group.WORLD
+    assert made is not None
+    return made
+
+
 def require_order(ranks: Sequence[int]) -> None:
     """Raise UnsupportedError if torch cannot make a group with its ranks in this order."""
     if not ANY_ORDER and list(ranks) != sorted(ranks):
@@ -92,6 +102,13 @@ def _check_default() -> None:
             f"{place[0]} of {place[1]}"
         )
         raise InvalidArgumentError(message)
+
+
+def handle_of(group: _C.Group) -> torch_dist.ProcessGroup:
+    """The process group of torch that stands for this group."""
+    made = world() if group is _C.world() else _C.handle_of(group)
+    assert made is not None
+    return made
 
 
 def world() -> torch_dist.ProcessGroup | None:
@@ -259,7 +276,7 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
     wanted = _named(options)
     names = registry.parse_for_group(wanted) if wanted else None
-    group = survivors.make(parent, members, parent.timeout, names, exactly=True)
+    group = survivors.of("shrink", parent, members, parent.timeout, names).shrink(exactly=True)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))
 

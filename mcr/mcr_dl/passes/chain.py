@@ -116,6 +116,11 @@ def specify(passes: Iterable[str | Specification] | None) -> list[Specification]
     return found
 
 
+def terms_of(specifications: Iterable[Specification]) -> list[Any]:
+    """What must be equal on all ranks, in JSON's types."""
+    return [[entry.name, entry.terms()] for entry in specifications]
+
+
 def _compare(values: list[Any]) -> None:
     agreement.require_equal("passes", values)
 
@@ -127,7 +132,7 @@ def _agree(group: _C.Group, passes: Iterable[str | Specification] | None) -> lis
     problem: Exception | None = None
     try:
         found = specify(passes)
-        terms = [[entry.name, entry.terms()] for entry in found]
+        terms = terms_of(found)
     except (InvalidArgumentError, InvalidTypeError) as error:
         problem = error
     changes.agree(group, "set_passes", terms, _compare, problem=problem)

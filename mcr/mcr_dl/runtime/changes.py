@@ -165,10 +165,9 @@ class _Meeting:
         return poll(self._round.answered, limit, _LONGEST, self._require_all_ranks)
 
     def _require_all_ranks(self) -> None:
-        lost = watch.lost()
-        missing = next((rank for rank in self.group.ranks if rank in lost), None)
-        if missing is not None:
-            raise PeerLostError(f"{self._name()}: {lost[missing]}")
+        lost = _C.lost(self.group._label)
+        if lost is not None:
+            raise PeerLostError(f"{self._name()}: {lost}")
 
     def _values(self) -> list[Any]:
         """The values by rank; None for a rank that has not arrived at this change."""

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import NotInitializedError
+from mcr_dl.base.errors import NotInitializedError, PeerLostError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
+from mcr_dl.runtime.watched_store import WatchedStore
+
+_NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
 
 
 def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
@@ -30,12 +36,48 @@ def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = Non
             message = f"backend: {name!r} starts on all ranks together, so it must be named at init_process_group()"
             raise NotInitializedError(message)
         library.start(current.store, current.launch.rank, current.launch.size)
-        store = torch_dist.PrefixStore(f"{group.name()}/{name}", current.store)
-        argument = library.argument(store, group) if adopted is None else adopted
+        store = _store(group, f"{group.name()}/{name}")
+        argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
         turn = current.count(f"connect {group.name()} {name}")
-        meeting = torch_dist.PrefixStore(f"connect/{group.name()}/{name}/{turn}", current.store)
+        meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
         group._connect(name, path, argument, meeting)
         library.started()
+
+
+def _unless_lost(group: _C.Group, action: Callable[[], object]) -> object:
+    """Run an action that connects the group, and that nothing can interrupt.
+
+    Once ranks have been lost, more may be: then it runs on a thread of its own. Raises PeerLostError if the group loses
+    a rank meanwhile; the thread goes on until the action ends by itself.
+    """
+    if not watch.has_lost():
+        return action()
+    result: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(action())
+        except BaseException as error:  # for the thread that waits
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="mcr_dl connect", daemon=True).start()
+    while True:
+        lost = _C.lost(group._label)
+        wait([result], _NOTICE)
+        if result.done():
+            return result.result()
+        if lost is not None:
+            raise PeerLostError(lost)
+
+
+def _store(group: _C.Group, name: str) -> torch_dist.Store:
+    """A part of the job's store. Once ranks have been lost, more may be: waits for them then end at once."""
+    current = state.current()
+    if not watch.has_lost():
+        return torch_dist.PrefixStore(name, current.store)
+    made = WatchedStore(name, current.store, group)
+    current.stores.append(made)
+    return made
 
 
 def _connect_hierarchy(group: _C.Group, name: str) -> None:

@@ -35,16 +35,20 @@ def equip(group: _C.Group, names: list[str]) -> None:
     current.groups[group.name()] = group
 
 
+def is_broken(group: _C.Group) -> bool:
+    """Whether a member's process has been lost since the group was made."""
+    return _C.lost(group._label) is not None
+
+
 def forget() -> None:
     """Give up everything at once; pending operations may not complete.
 
     Groups with a lost rank are kept until the process ends: closing their communicators may wait for that rank.
     """
-    lost = watch.lost().keys()
     trials.stop()
     watch.stop()
     for group in state.living():
-        if lost & set(group.ranks):
+        if is_broken(group):
             _C.keep_forever(group)
         else:
             group._close()

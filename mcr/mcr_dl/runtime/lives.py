@@ -14,7 +14,7 @@ from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.watch import ranks_text
 
 _PAUSE = 0.01  # seconds between two looks of rank 0 at the store
-_GO, _SUPERSEDED = "go", "superseded"
+_GO, _SUPERSEDED, _NEWEST = "go", "superseded", "newest"
 
 
 def separate(store: torch_dist.Store, launch: launcher.Launch, limit: timedelta) -> torch_dist.Store:
@@ -35,6 +35,14 @@ def separate(store: torch_dist.Store, launch: launcher.Launch, limit: timedelta)
     return torch_dist.PrefixStore(f"life/{name}", store)
 
 
+def newest(store: torch_dist.Store) -> torch_dist.Store:
+    """The part of the store for the newest life of the job, for a process that was not there when it began."""
+    if not launcher.store_outlives():
+        return store
+    name: str = torch_dist.PrefixStore("lives", store).get(_NEWEST).decode()
+    return torch_dist.PrefixStore(f"life/{name}", store)
+
+
 def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
     """Name the life and wait until all other ranks have the name."""
     joins = [f"join/{rank}" for rank in range(1, size)]
@@ -49,13 +57,14 @@ def _lead(meeting: torch_dist.Store, size: int, limit: timedelta) -> str:
             meeting.set(f"{former}/ended", _SUPERSEDED)
         here = [f"{name}/{rank}" for rank in range(1, size)]
         if words and meeting.check(here):
-            meeting.set(f"{name}/ended", _GO)
             break
         if time.monotonic() > deadline:
             missing = [rank for rank, key in enumerate(here, 1) if not meeting.check([key])]
             message = f"start: {ranks_text(missing)} have not come within {limit.total_seconds():g} s"
             raise CollectiveTimeoutError(message)
         time.sleep(_PAUSE)
+    meeting.set(_NEWEST, name)
+    meeting.set(f"{name}/ended", _GO)
     return name
 
 

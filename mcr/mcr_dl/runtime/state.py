@@ -28,15 +28,18 @@ class State:
     timeout: timedelta
     backends: list[str]
     device: int  # index of this process's CUDA device; -1 without one
+    job_store: torch_dist.Store  # with the keys of all lives
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
     shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that its passes use
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
+    topology: dict[str, Any] | None = None  # the document that the user gave
     grid: _C.Topology | None = None  # the one that the user gave; None: derived from the hosts
     topologies: dict[str, dimensions.Held] = field(default_factory=dict)  # by group
     networks: dict[tuple[str, str], list[rates.Row]] = field(default_factory=dict)  # by group and candidate
+    stores: list[torch_dist.Store] = field(default_factory=list)  # which backends use as long as they live
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
@@ -70,13 +73,24 @@ def is_initialized() -> bool:
 
 
 def begin(
-    launch: launcher.Launch, store: torch_dist.Store, timeout: timedelta, backends: list[str], device: int
+    launch: launcher.Launch,
+    store: torch_dist.Store,
+    timeout: timedelta,
+    backends: list[str],
+    device: int,
+    life: int = 0,
 ) -> State:
-    """Begin a life of the runtime, with its own keys in the store."""
+    """Begin a life of the runtime, with its own keys in the store. ``life``: the number of one that is under way."""
     global _current, _lives
-    _lives += 1
-    _current = State(launch, torch_dist.PrefixStore(f"life-{_lives}", store), timeout, backends, device)
+    _lives = life or _lives + 1
+    own = torch_dist.PrefixStore(f"life-{_lives}", store)
+    _current = State(launch, own, timeout, backends, device, job_store=store)
     return _current
+
+
+def life() -> int:
+    """The number of the present life."""
+    return _lives
 
 
 def end() -> None:

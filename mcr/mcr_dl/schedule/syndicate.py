@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import torch.distributed as torch_dist
 
-from mcr_dl import _C, watch
+from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError, McrError, PeerLostError
 from mcr_dl.passes import chain
 from mcr_dl.passes.log import Log
 from mcr_dl.planner.graph import Graph
-from mcr_dl.runtime import state
+from mcr_dl.runtime import core_groups, state
 from mcr_dl.schedule import plan_trace
 from mcr_dl.schedule.replanning import Event, Replanner, Settings, Turn
 from mcr_dl.schedule.timeline import Traced
@@ -145,7 +145,7 @@ class Syndicate:
         """Take the pass out of all groups that can still agree on it."""
         groups, self._groups = self._groups, []
         for group in groups:
-            if group._closed or watch.lost().keys() & set(group.ranks):
+            if group._closed or core_groups.is_broken(group):
                 continue
             with suppress(PeerLostError):
                 chain.withdraw(group, self._added.get(group.name(), {self.name}))

@@ -168,4 +168,5 @@ def _serve() -> str | None:
 if __name__ == "__main__":
     _program = _serve()
     if _program is not None:
+        sys.path.insert(0, str(Path(_program).parent))  # as Python does
         runpy.run_path(_program, run_name="__main__")

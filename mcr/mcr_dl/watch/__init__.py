@@ -9,20 +9,26 @@ as the store may never answer. docs/reliability.md lists the guarantees.
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
+from mcr_dl.watch._report import identity
 from mcr_dl.watch._watch import (
+    Former,
     Groups,
     close,
     compare,
     compare_last,
     explain,
+    former,
+    has_lost,
     leave_together,
     lost,
+    replace,
     start,
     stop,
     watch_processes,
 )
 
 __all__ = [
+    "Former",
     "Groups",
     "close",
     "compare",
@@ -30,9 +36,13 @@ __all__ = [
     "explain",
     "forked",
     "forked_text",
+    "former",
+    "has_lost",
+    "identity",
     "leave_together",
     "lost",
     "ranks_text",
+    "replace",
     "start",
     "stop",
     "watch_processes",

@@ -47,6 +47,7 @@ class Alarm:
     seq: int = 0  # of the failed call, in its group
     message: bool = False  # it is a send or receive
     lost: int = -1  # the rank whose process has ended
+    process: str = ""  # that process
 
 
 @dataclass
@@ -72,20 +73,27 @@ class Exchange:
         size: int,
         answer: Callable[[Alarm], Report],
         heard: Callable[[int, Alarm], None],
+        number: int = 0,
     ) -> None:
+        """``number``: of the first alarm that concerns this process."""
         self._rank, self._size = rank, size
         self._answer, self._heard = answer, heard
         self._mine: Any = torch_dist.PrefixStore("watch", own_connection(store))
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
         self._listening = torch_dist.PrefixStore("watch", listening)
-        self._number = 0  # of the awaited alarm
+        self._number = number  # of the awaited alarm
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
         self.closed_well = False  # the store has closed at the intended end of the rank that held it
         self._listener = threading.Thread(target=self._listen, name="mcr_dl alarms", daemon=True)
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._asker = threading.Thread(target=self._serve, name="mcr_dl store", daemon=True)
+
+    @property
+    def number(self) -> int:
+        """The number of the next alarm."""
+        return self._number
 
     def start(self) -> None:
         """Listen from now on."""
@@ -248,6 +256,11 @@ class Exchange:
             self.ask(lambda: self._mine.set("failed", ""))
 
     # ---- values that stay at the store
+
+    def remove(self, key: str) -> None:
+        """Remove what an earlier process of this rank has left, if the store can be reached."""
+        with contextlib.suppress(*StoreError):
+            self.ask(lambda: self._mine.delete_key(f"{key}/{self._rank}"))
 
     def leave(self, key: str, value: Any) -> None:
         """Leave a value for all ranks, under this rank's number, if the store can be reached."""

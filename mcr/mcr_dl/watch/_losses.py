@@ -20,6 +20,16 @@ _TRIES = 20  # to raise an alarm while others are raised
 _PAUSE = 0.02
 
 
+def process_of(member: dict[str, Any]) -> str:
+    """Names a process among all that have had a rank."""
+    return f"{member['host']}/{member['processes']}/{member['pid']}"
+
+
+def _is_near(member: dict[str, Any]) -> bool:
+    """Whether the process's number has a meaning here."""
+    return bool(member["processes"] == pid_namespace())
+
+
 class Losses:
     """The lost ranks, as one process knows them.
 
@@ -29,7 +39,8 @@ class Losses:
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self._exchange, self._rank = exchange, rank
         self._texts: dict[int, str] = {}  # of lost ranks
-        self._untold: dict[int, str] = {}  # those of this host that the other hosts do not know
+        self._untold: dict[int, tuple[str, str]] = {}  # text and process of those that the other hosts do not know
+        self._replaced: dict[int, str] = {}  # by rank: the process that has taken the place of a lost one
         self._since = 0.0
         self._lock = threading.Lock()
         self._peers: Peers | None = None
@@ -42,7 +53,7 @@ class Losses:
             members = self._exchange.ask(lambda: {rank: self._exchange.left("member", rank) for rank in here})
         except StoreError:
             return  # the job cannot start without its store, and says so
-        near = {rank: each for rank, each in members.items() if each and each["processes"] == pid_namespace()}
+        near = {rank: each for rank, each in members.items() if each and _is_near(each)}
         self._peers = Peers(near, self._ended)
 
     def stop(self) -> None:
@@ -73,7 +84,24 @@ class Losses:
 
     def heard(self, alarm: Alarm) -> None:
         """A rank of another host has been lost."""
-        self._lose(alarm.lost, alarm.text)
+        if alarm.lost != self._rank and self._replaced.get(alarm.lost, alarm.process) == alarm.process:
+            self._lose(alarm.lost, alarm.text)
+
+    def note(self, texts: dict[int, str]) -> None:
+        """Ranks have been lost before this process came."""
+        for rank, text in texts.items():
+            self._lose(rank, text)
+
+    def replace(self, rank: int, member: dict[str, Any], text: str) -> None:
+        """Another process has taken the place of a lost rank, of which this process may not know yet."""
+        self._lose(rank, text)
+        with self._lock:
+            self._replaced[rank] = process_of(member)
+            self._untold.pop(rank, None)
+            del self._texts[rank]
+            _C.regain(rank)
+        if self._peers is not None and _is_near(member):
+            self._peers.add(rank, member)
 
     def fail_operations(self) -> None:
         """Fail the operations that no thread waits for, so that futures and callbacks get the error."""
@@ -85,6 +113,9 @@ class Losses:
     # ---- the end of a process of this host
 
     def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
+        process = process_of(member)
+        if self._replaced.get(rank, process) != process:
+            return
         report, readable = None, True
         try:
             report = self._exchange.ask(lambda: self._exchange.left("ended", rank), _NOTE)
@@ -97,7 +128,7 @@ class Losses:
         end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
         text = f"lost rank {rank}: " + (end if report is None else f"{report['ended']} ({end})")
         self._lose(rank, text)
-        self._tell(rank, text)
+        self._tell(rank, text, process)
 
     def _lose(self, rank: int, text: str) -> None:
         with self._lock:
@@ -107,14 +138,14 @@ class Losses:
             self._since = time.monotonic()
         _C.lose(rank, text)
 
-    def _tell(self, rank: int, text: str) -> None:
+    def _tell(self, rank: int, text: str, process: str) -> None:
         assert self._peers is not None
-        self._untold[rank] = text
+        self._untold[rank] = text, process
         running = self._peers.running() - self._untold.keys()
         if not self._others or any(other < self._rank for other in running):
             return
-        for lost, why in list(self._untold.items()):
-            alarm = Alarm(self._rank, "lost", "", why, lost=lost)
+        for lost, (why, gone) in list(self._untold.items()):
+            alarm = Alarm(self._rank, "lost", "", why, lost=lost, process=gone)
             with contextlib.suppress(*StoreError):
                 self._exchange.ask(partial(self._raise_alarm, alarm), _TRIES * _PAUSE)
 

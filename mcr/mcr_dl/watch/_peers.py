@@ -19,6 +19,7 @@ from typing import Any
 
 _REAPED = 0.05  # seconds for the parent to collect the exit status, which the kernel reports only then
 _PAUSE = 0.005
+_STOP, _ADDED = b"s", b"a"  # what the thread is woken for
 _LAST = 2.0  # seconds for the report on a process that has just ended
 _CLOSING = 0.15  # seconds from the end of a process's connections until its end has been reported
 
@@ -67,47 +68,65 @@ class Peers:
         self, members: Mapping[int, dict[str, Any]], ended: Callable[[int, dict[str, Any], int | None], None]
     ) -> None:
         """``members``: what the ranks have left at the store (`_report.identity`), by rank."""
-        self._members, self._ended = members, ended
-        self._running: dict[int, int] = {}  # ranks by descriptor
+        self._ended = ended
+        self._running: dict[int, tuple[int, dict[str, Any]]] = {}  # rank and member by descriptor
         self._changed = threading.Condition()
-        self._stop = os.pipe()
+        self._wake = os.pipe()
         for rank, member in members.items():
             with contextlib.suppress(OSError):  # a process that has ended, or a system without such descriptors
-                self._running[os.pidfd_open(member["pid"])] = rank
+                self._running[os.pidfd_open(member["pid"])] = rank, member
         self._thread = threading.Thread(target=self._watch, name="mcr_dl peers", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread: at the end of the interpreter it must not be inside the core."""
-        os.write(self._stop[1], b"\0")
+        os.write(self._wake[1], _STOP)
         self._thread.join(_LAST)
+
+    def add(self, rank: int, member: dict[str, Any]) -> None:
+        """Watch one more process, which may have ended already."""
+        try:
+            descriptor = os.pidfd_open(member["pid"])
+        except ProcessLookupError:
+            self._ended(rank, member, None)
+            return
+        except OSError:  # a system without such descriptors
+            return
+        with self._changed:
+            self._running[descriptor] = rank, member
+        os.write(self._wake[1], _ADDED)
 
     def running(self) -> set[int]:
         """The ranks whose processes have not ended."""
         with self._changed:
-            return set(self._running.values())
+            return self._ranks()
+
+    def _ranks(self) -> set[int]:
+        return {rank for rank, _ in self._running.values()}
 
     def await_end(self, ranks: set[int]) -> None:
         """Wait a moment if one of the processes is about to end: a process closes its connections before it ends."""
         with self._changed:
-            expected = ranks & set(self._running.values())
-            self._changed.wait_for(lambda: not expected <= set(self._running.values()), _CLOSING)
+            expected = ranks & self._ranks()
+            self._changed.wait_for(lambda: not expected <= self._ranks(), _CLOSING)
 
     def _watch(self) -> None:
-        poll = select.poll()
-        for descriptor in (self._stop[0], *self._running):
-            poll.register(descriptor, select.POLLIN)
         while True:
+            poll = select.poll()
+            with self._changed:
+                descriptors = (self._wake[0], *self._running)
+            for descriptor in descriptors:
+                poll.register(descriptor, select.POLLIN)
             for descriptor, _ in poll.poll():
-                if descriptor == self._stop[0]:
+                if descriptor != self._wake[0]:
+                    self._report(descriptor)
+                elif os.read(descriptor, 1) == _STOP:
                     self._close()
                     return
-                poll.unregister(descriptor)
-                self._report(descriptor)
 
     def _report(self, descriptor: int) -> None:
-        rank = self._running[descriptor]
-        self._ended(rank, self._members[rank], _status(descriptor))
+        rank, member = self._running[descriptor]
+        self._ended(rank, member, _status(descriptor))
         with self._changed:
             del self._running[descriptor]
             self._changed.notify_all()
@@ -115,6 +134,6 @@ class Peers:
 
     def _close(self) -> None:
         with self._changed:
-            for descriptor in (*self._stop, *self._running):
+            for descriptor in (*self._wake, *self._running):
                 os.close(descriptor)
             self._running.clear()

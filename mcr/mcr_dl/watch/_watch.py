@@ -43,17 +43,29 @@ class Groups(NamedTuple):
     derived: Callable[[str], bool]  # whether a pass has made the group of that name for its own calls
 
 
+class Former(NamedTuple):
+    """What was before a process took the place of a lost rank."""
+
+    alarm: int  # the number of the next alarm
+    lost: dict[int, str]  # the other ranks that have been lost, and what happened to each
+
+
 class Watch:
     """One life of the runtime, from init to finalize."""
 
-    def __init__(self, store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
+    def __init__(
+        self, store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool, former: Former | None
+    ) -> None:
         self.rank, self._size, self._groups = rank, size, groups
         self._ages = _report.Ages()
-        self._exchange = Exchange(store, rank, size, self._answer, self._heard)
+        self._former = former
+        number = 0 if former is None else former.alarm
+        self._exchange = Exchange(store, rank, size, self._answer, self._heard, number)
         self._comparison = Comparison(self._exchange.store, rank, size, groups.derived) if detail else None
         self._losses = Losses(self._exchange, rank)
         self._well = True  # communication has ended as intended
-        self.broken = False  # ranks are missing: steps at the end that would wait for them are skipped
+        # Ranks are or were missing: steps at the end that would wait for them are skipped.
+        self.broken = former is not None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
         self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
@@ -64,6 +76,9 @@ class Watch:
     def start(self) -> None:
         """Begin, on its own threads."""
         self._exchange.start()
+        if self._former is not None:
+            self._exchange.remove("ended")
+            self._losses.note(self._former.lost)
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
@@ -74,6 +89,15 @@ class Watch:
     def lost(self) -> dict[int, str]:
         """The ranks whose processes have been lost, and what happened to each."""
         return self._losses.texts
+
+    def replace(self, rank: int, member: dict[str, Any], text: str) -> None:
+        """Another process has taken the place of a lost rank."""
+        self.broken = True
+        self._losses.replace(rank, member, text)
+
+    def former(self) -> Former:
+        """What a process that takes the place of a lost rank must know."""
+        return Former(self._exchange.number, self._losses.texts)
 
     def stop(self, reason: str, *, well: bool) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
@@ -328,14 +352,16 @@ def compare_last() -> str:
     return _C.take_desync()
 
 
-def start(store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool) -> None:
-    """Begin to watch, if there are other ranks."""
+def start(
+    store: torch_dist.Store, rank: int, size: int, groups: Groups, *, detail: bool, former: Former | None = None
+) -> None:
+    """Begin to watch, if there are other ranks. ``former``: this process takes the place of a lost rank."""
     global _current
     _C.clear_stop()
     _C.set_detail(detail)
     _fork.prepare(rank, groups.living)
     if size > 1:
-        _current = Watch(store, rank, size, groups, detail=detail)
+        _current = Watch(store, rank, size, groups, detail=detail, former=former)
         _current.start()
 
 
@@ -351,6 +377,25 @@ def watch_processes(here: list[int], *, others: bool) -> None:
 def lost() -> dict[int, str]:
     """The global ranks whose processes have been lost so far, as this process knows, and what happened to each."""
     return {} if _current is None else _current.lost()
+
+
+def replace(rank: int, member: dict[str, Any], text: str) -> None:
+    """Another process has taken the place of a lost rank: groups made from now on can have it.
+
+    ``member``: the identity of the process; ``text``: what happened to the one before, if that is not known here.
+    """
+    if _current is not None:
+        _current.replace(rank, member, text)
+
+
+def former() -> Former:
+    """What a process that takes the place of a lost rank must know."""
+    return Former(0, {}) if _current is None else _current.former()
+
+
+def has_lost() -> bool:
+    """Whether a rank is lost, or was before another process took its place."""
+    return _current is not None and (_current.broken or bool(_current.lost()))
 
 
 def stop(reason: str = "it has ended communication", *, well: bool = True) -> None:

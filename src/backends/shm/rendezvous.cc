@@ -132,7 +132,7 @@ std::string listed(const std::vector<int>& ranks) {
 class Rendezvous {
  public:
   Rendezvous(const GroupSpec& spec, const std::function<int64_t()>& most)
-      : spec_(spec), most_(most), deadline_(std::chrono::steady_clock::now() + spec.timeout) {}
+      : spec_(spec), most_(most), patience_{std::chrono::steady_clock::now() + spec.timeout, spec.check} {}
 
   Meeting meet() {
     File listener;
@@ -230,10 +230,10 @@ class Rendezvous {
   // Other processes may connect too, but only ranks know the token.
   void accept_higher(const File& listener, std::vector<Peers::Peer>& peers) const {
     for (int missing = spec_.size() - 1 - spec_.rank; missing > 0;) {
-      auto socket = accept_from(listener, deadline_);
+      auto socket = accept_from(listener, patience_);
       std::string hello;
       try {
-        hello = receive_text(socket, kTokenBytes + kRankBytes, deadline_);
+        hello = receive_text(socket, kTokenBytes + kRankBytes, patience_);
       } catch (const Error&) {
         continue;
       }
@@ -259,7 +259,7 @@ class Rendezvous {
       }
       if (problem != nullptr) throw Error(*problem);
     } else {
-      file = receive_file(peers.front().socket, deadline_);
+      file = receive_file(peers.front().socket, patience_);
       if (!file) throw Error(ErrorCode::Backend, "shm: the first rank has no shared memory");
     }
     auto memory = Memory::map(file, layout.bytes(), kBound);
@@ -280,7 +280,7 @@ class Rendezvous {
     bool mapped = true;
     for (std::size_t rank = 0; rank < peers.size(); ++rank) {
       const auto& [card, socket] = std::tie(cards_[rank], peers[rank].socket);
-      const auto received = socket ? receive_file(socket, deadline_) : File();
+      const auto received = socket ? receive_file(socket, patience_) : File();
       try {
         auto memory = Memory::map(socket ? received : own, card.heap_bytes, SharedHeap::kVariable);
         heaps.push_back({reinterpret_cast<const std::byte*>(card.heap), std::move(memory)});
@@ -347,7 +347,7 @@ class Rendezvous {
 
   const GroupSpec& spec_;
   const std::function<int64_t()>& most_;
-  const Deadline deadline_;
+  const Patience patience_;
   Card own_;
   std::vector<Card> cards_;
 };

@@ -20,6 +20,8 @@ namespace mcr::shm {
 
 namespace {
 
+constexpr int64_t kLongestWait = 100;  // milliseconds between two checks
+
 [[noreturn]] void failed(const char* what) {
   throw Error(ErrorCode::Backend, std::string("shm: ") + what + ": " + std::system_category().message(errno));
 }
@@ -38,14 +40,15 @@ std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length)};
 }
 
-void wait_readable(const File& file, Deadline deadline) {
+void wait_readable(const File& file, const Patience& patience) {
   for (;;) {
     const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+        std::chrono::duration_cast<std::chrono::milliseconds>(patience.deadline - std::chrono::steady_clock::now());
     pollfd one{file.get(), POLLIN, 0};
-    const int found = poll(&one, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1000)));
+    const int found = poll(&one, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, kLongestWait)));
     if (found > 0) return;
     if (found < 0 && errno != EINTR) failed("poll");
+    if (patience.check != nullptr) (*patience.check)();
     if (left.count() <= 0) throw Error(ErrorCode::Timeout, "shm: timed out while the ranks of the group connect");
   }
 }
@@ -67,8 +70,8 @@ File connect_to(const std::string& name) {
   return made;
 }
 
-File accept_from(const File& listener, Deadline deadline) {
-  wait_readable(listener, deadline);
+File accept_from(const File& listener, const Patience& patience) {
+  wait_readable(listener, patience);
   File made(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (!made) failed("accept");
   return made;
@@ -79,10 +82,10 @@ void send_text(const File& socket, const std::string& text) {
   if (std::cmp_not_equal(send(socket.get(), text.data(), text.size(), MSG_NOSIGNAL), text.size())) failed("send");
 }
 
-std::string receive_text(const File& socket, std::size_t bytes, Deadline deadline) {
+std::string receive_text(const File& socket, std::size_t bytes, const Patience& patience) {
   std::string text;
   while (text.size() < bytes) {
-    wait_readable(socket, deadline);
+    wait_readable(socket, patience);
     std::array<char, 256> piece{};
     const auto got = recv(socket.get(), piece.data(), std::min(piece.size(), bytes - text.size()), 0);
     if (got <= 0) failed("recv");
@@ -111,8 +114,8 @@ void send_file(const File& socket, const File& file) {
   if (sendmsg(socket.get(), &message, MSG_NOSIGNAL) != 1) failed("sendmsg");
 }
 
-File receive_file(const File& socket, Deadline deadline) {
-  wait_readable(socket, deadline);
+File receive_file(const File& socket, const Patience& patience) {
+  wait_readable(socket, patience);
   char byte = 0;
   iovec data{&byte, 1};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};

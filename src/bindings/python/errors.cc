@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/python/errors.h"
 
+#include <pybind11/pybind11.h>
+
 #include <array>
 #include <exception>
 #include <memory>
@@ -144,6 +146,8 @@ void set_error() noexcept {
   try {
     throw;
   } catch (const ErrorAlreadySet&) {
+  } catch (pybind11::error_already_set& error) {  // from Python code that torch or the core has called
+    error.restore();
   } catch (const Error& error) {
     if (const auto* raised = dynamic_cast<const Raised*>(error.cause().get())) return raised->raise();
     const auto* subject = error.subject();

@@ -213,6 +213,7 @@ void add_watch(py::module_& module) {
       },
       py::arg("work"), py::arg("text"), py::arg("lost") = false);
   module.def("lose", [](int rank, const std::string& text) { Position::lose(rank, text); });
+  module.def("regain", Position::regain);
   module.def("lost", [](const std::string& label) {
     const auto* text = Position::lost(label);
     return text == nullptr ? std::nullopt : std::optional(*text);

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that take processes for their lost ranks: ``grow`` on the other ranks, ``rejoin`` in these processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
+from mcr_dl.groups import lifecycle, report, returning, survivors, torch_groups
+from mcr_dl.libraries import registry
+from mcr_dl.passes import chain
+from mcr_dl.runtime import core_groups, devices, handles, lives, meeting, state
+
+
+def grow(
+    group: handles.Group = None,
+    timeout: timedelta | float | None = None,
+    backend: str | Iterable[str] | None = None,
+    pg_options: Any | None = None,
+) -> torch_dist.ProcessGroup:
+    """Make a group of the members of a group that are left, and of the processes that wait in ``rejoin``.
+
+    Each member that is left calls this at the same point of its program, such as every hundredth step. The members
+    agree at the job's store on who takes part. Without lost members and waiting processes they get the group that they
+    have. The new group's ranks are in the order of the global ranks if the old group's are; else the ranks that come
+    back follow the others. A process can take the place of any lost rank of the job. Further groups with it are made
+    with ``new_group``.
+
+    Args:
+        group: the group, perhaps one that ``shrink`` made; None: the default group.
+        timeout: of the new group's operations, and for all to arrive; the old group's by default.
+        backend: names as for new_group. By default those of the old group, except for libraries that start on all
+            ranks of a job together (MPI). A warning names what is left out.
+        pg_options: as for new_group.
+
+    Raises as ``shrink`` does; BackendUnavailableError, on all ranks, if a waiting process cannot use a backend or has
+    other passes; UnsupportedError under Syndicate, whose plans a new process does not know.
+    """
+    old = handles.core_group(group)
+    if any(each.name == chain.SCHEDULE for each in state.current().passes):
+        message = "grow: expected a job without a scheduler: a new process does not know its plans"
+        raise UnsupportedError(message)
+    limit = old.timeout if timeout is None else _C.timeout(timeout)
+    asked = None if backend is None else registry.parse_for_group(backend)
+    forming = survivors.of("grow", old, list(old.ranks), limit, asked)
+    wished = pg_options.uniform if isinstance(pg_options, _C.Options) else None
+    forming.uniform = not old._any_form if wished is None else bool(wished)
+    made = forming.grow()
+    if made is None:
+        return torch_groups.handle_of(old)
+    return _published(made, forming.uniform)
+
+
+def rejoin(
+    init_method: str | None = None,
+    timeout: timedelta | float | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: torch_dist.Store | None = None,
+    device_id: torch.device | int | None = None,
+    *,
+    passes: Iterable[Any] | None = None,
+) -> torch_dist.ProcessGroup:
+    """Take the place of a lost rank: in a new process, instead of ``init_process_group``.
+
+    Waits until the members of a group call ``grow``, and returns the new group. The default group stays as it is on
+    the other ranks: its calls raise PeerLostError.
+
+    Args:
+        init_method: as for init_process_group. The job's store must have outlived the lost rank.
+        timeout: how long to wait for ``grow``, a timedelta or seconds; torch's 30 minutes by default.
+        world_size: as for init_process_group: that of the job.
+        rank: as for init_process_group: the lost rank.
+        store: as for init_process_group.
+        device_id: as for init_process_group.
+        passes: as for init_process_group, and equal to the other ranks' passes.
+
+    Raises CollectiveTimeoutError if no group takes this process in time, InvalidArgumentError if the runtime or torch's
+    default group runs already, BackendUnavailableError, on all ranks, if this process cannot use a backend.
+    """
+    if state.is_initialized() or torch_dist.is_initialized():
+        message = "rejoin: expected a new process, got one whose default group is initialized"
+        raise InvalidArgumentError(message)
+    limit = state.DEFAULT_TIMEOUT if timeout is None else _C.timeout(timeout)
+    launch = lifecycle.launch_of(rank, world_size)
+    report.show(launch.rank)
+    store = lives.newest(meeting.meet(launch, init_method, limit) if store is None else store)
+    answer = returning.apply(store, launch.rank, limit)
+    begin = partial(returning.begin, answer, launch, store, devices.own(device_id))
+    try:
+        current = lifecycle.start_again(answer.former, begin, passes)
+        _set_broken_world(current)
+        forming = survivors.Forming(**answer.forming, limit=timedelta(milliseconds=answer.limit), changed=True)
+        names = returning.that_take_others(forming.backends if forming.asked is None else forming.asked)
+        made = forming.join(answer.name, returning.problem(answer, names))
+        return _published(made, forming.uniform)
+    except BaseException:
+        core_groups.forget()
+        raise
+
+
+def _published(group: _C.Group, uniform: bool) -> torch_dist.ProcessGroup:
+    return torch_groups.publish(group, _C.Options(list(group.backends), uniform))
+
+
+def _set_broken_world(current: state.State) -> None:
+    """Make the default group, which has lost this process's rank before it came."""
+    rank, size = current.launch.rank, current.launch.size
+    _C.lose(rank, f"lost rank {rank}, whose place this process has taken: use the group that rejoin() has returned")
+    world = _C.Group("default", list(range(size)), rank, current.timeout, max(current.device, 0))
+    _C.regain(rank)
+    current.groups["default"] = world
+    _C.set_world(world)
+    torch_groups.publish_broken(world)

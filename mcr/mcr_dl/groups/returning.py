@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that take the places of lost ranks: how they apply at the job's store, and what the others leave there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch.distributed as torch_dist
+
+from mcr_dl import watch
+from mcr_dl.base import agreement, launcher
+from mcr_dl.base.errors import CollectiveTimeoutError
+from mcr_dl.libraries import registry
+from mcr_dl.passes import chain
+from mcr_dl.runtime import dimensions, state
+from mcr_dl.tables import choice
+
+_PAUSE = 0.02  # seconds between two looks at the store
+_STORE_ERRORS = (RuntimeError, OSError)
+# The parts of State that the ranks have agreed on, in JSON's types.
+_AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
+
+
+class Applicant(NamedTuple):
+    """A process that waits to take the place of a lost rank, as all members see it."""
+
+    rank: int
+    word: str  # names the application
+    member: dict[str, Any]  # the process's identity
+    node: int  # the number of its host
+    text: str  # what happened to the process before
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process gets with which it can take part in the job, and in making the new group."""
+
+    life: int
+    name: str  # of the attempt to make the group
+    forming: dict[str, Any]  # fields of Forming
+    limit: int  # of the new group, in milliseconds
+    timeout: int  # the job's, in milliseconds
+    agreed: dict[str, Any]
+    passes: list[Any]  # their terms
+    knowledge: dict[str, Any]
+    alarm: int
+    lost: list[list[Any]]  # ranks and texts
+
+    @property
+    def former(self) -> watch.Former:
+        """For the watch."""
+        return watch.Former(self.alarm, dict(self.lost))
+
+
+def that_take_others(names: Iterable[str]) -> list[str]:
+    """The backends that a process can use which was not there when the job began."""
+    return [name for name in names if not any(registry.describe(each).together for each in _libraries(name))]
+
+
+def _libraries(name: str) -> tuple[str, ...]:
+    return registry.parts_of(name) or (name,)
+
+
+def _desk(store: torch_dist.Store) -> torch_dist.Store:
+    return torch_dist.PrefixStore("rejoin", store)
+
+
+# ---- the members of a group that grows
+
+
+def applicants(current: state.State) -> list[Applicant]:
+    """The processes that wait to take the places of lost ranks. One member looks, for all of them."""
+    desk, found = _desk(current.job_store), []
+    for rank, text in sorted(watch.lost().items()):
+        key = f"waiting/{rank}"
+        word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
+        if word and not desk.check([f"answer/{word}"]):
+            found.append(Applicant(rank, word, member, _node(current, rank, member), text))
+    return found
+
+
+def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
+    """The number of the host: that of other ranks on it, or a new one."""
+    assert current.knowledge is not None
+    nodes, left = current.knowledge.nodes, torch_dist.PrefixStore("watch", current.store)
+    for other in [rank, *range(len(nodes))]:
+        key = f"member/{other}"
+        if left.check([key]) and agreement.decode(left.get(key), key)["host"] == member["host"]:
+            return int(nodes[other])
+    return max(nodes) + 1
+
+
+def admit(current: state.State, applicant: Applicant) -> None:
+    """Take the process for a rank of the job. Each member of the group calls this, with equal arguments."""
+    watch.replace(applicant.rank, applicant.member, applicant.text)
+    assert current.knowledge is not None
+    nodes = list(current.knowledge.nodes)
+    nodes[applicant.rank] = applicant.node
+    current.knowledge = replace(current.knowledge, nodes=nodes)
+    current.backends = that_take_others(current.backends)
+
+
+def answer(current: state.State, applicant: Applicant, name: str, forming: dict[str, Any], limit: timedelta) -> None:
+    """Leave what the process needs at the store: see Answer. Each member calls this; the first one's answer counts."""
+    assert current.knowledge is not None
+    knowledge = {
+        each.name: getattr(current.knowledge, each.name) for each in fields(current.knowledge) if each.name != "rules"
+    }
+    former = watch.former()
+    made = Answer(
+        state.life(),
+        name,
+        forming,
+        limit // timedelta(milliseconds=1),
+        current.timeout // timedelta(milliseconds=1),
+        {key: getattr(current, key) for key in _AGREED},
+        chain.terms_of(current.passes),
+        knowledge,
+        former.alarm,
+        sorted([rank, text] for rank, text in former.lost.items()),
+    )
+    desk = _desk(current.job_store)
+    desk.compare_set(f"answer/{applicant.word}", "", agreement.encode(made.__dict__))
+
+
+# ---- the process
+
+
+def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
+    """Wait until a group takes this process for its lost rank.
+
+    Raises CollectiveTimeoutError if none does within the limit.
+    """
+    desk, word = _desk(store), uuid.uuid4().hex
+    waiting, answered = f"waiting/{rank}", f"answer/{word}"
+    desk.set(waiting, agreement.encode([word, watch.identity(rank)]))
+    deadline = time.monotonic() + limit.total_seconds()
+    try:
+        while not desk.check([answered]):
+            if time.monotonic() > deadline:
+                message = (
+                    f"rejoin: no group has taken this process for rank {rank} within {limit.total_seconds():g} s: its "
+                    f"members have not called grow(), or the process that had the rank before is not lost"
+                )
+                raise CollectiveTimeoutError(message)
+            time.sleep(_PAUSE)
+    except BaseException:
+        with contextlib.suppress(*_STORE_ERRORS):
+            desk.delete_key(waiting)
+        raise
+    return Answer(**agreement.decode(desk.get(answered), answered))
+
+
+def begin(
+    answer: Answer, launch: launcher.Launch, store: torch_dist.Store, device: int, passes: list[Any]
+) -> state.State:
+    """The state of the job, as the other ranks have it."""
+    limit = timedelta(milliseconds=answer.timeout)
+    current = state.begin(launch, store, limit, [], device, answer.life)
+    for key in _AGREED:
+        setattr(current, key, answer.agreed[key])
+    current.passes = passes
+    current.grid = dimensions.grid_of(current.topology, launch.size)
+    current.knowledge = choice.knowledge_of(answer.knowledge, registry.known_names())
+    return current
+
+
+def problem(answer: Answer, names: Iterable[str]) -> str:
+    """Why this process cannot take part in a group with these backends; empty if it can."""
+    current = state.current()
+    found = [registry.condition(name, current.launch.size, named=True).problem for name in names]
+    own = agreement.decode(agreement.encode(chain.terms_of(current.passes)).encode(), "passes")
+    if own != answer.passes:
+        found.append(f"passes: expected {answer.passes} as on the other ranks, got {own}")
+    return next((f"rank {current.launch.rank}: {text}" for text in found if text), "")

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose waits end when the group that uses it loses a rank."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+
+from mcr_dl import _C
+from mcr_dl.base.errors import PeerLostError
+
+_SLICE = timedelta(milliseconds=200)
+
+
+class WatchedStore(torch_dist.Store):
+    """The part of a store below a name, for connecting the members of a group.
+
+    torch's and the core's C++ code call it too. Keep it alive as long as what was made with it.
+    """
+
+    def __init__(self, name: str, store: torch_dist.Store, group: _C.Group) -> None:
+        super().__init__()
+        self._store, self._label = torch_dist.PrefixStore(name, store), group._label
+        self._limit = group.timeout
+
+    def get(self, key: str) -> bytes:
+        """The value, once there is one. Raises PeerLostError, or torch's error after the group's timeout."""
+        self.wait([key])
+        value: bytes = self._store.get(key)
+        return value
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for the keys. Raises as ``get`` does."""
+        deadline = time.monotonic() + (timeout or self._limit).total_seconds()
+        while True:
+            lost = _C.lost(self._label)
+            if lost is not None:
+                raise PeerLostError(lost)
+            try:
+                self._store.wait(keys, _SLICE)
+            except torch_dist.DistStoreError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a value."""
+        self._store.set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number."""
+        return int(self._store.add(key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have values."""
+        return bool(self._store.check(keys))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that take processes for lost ones: growing.py BACKENDS LOST MODE, with ranks as "1,2".
+
+A rank that is named in LOST ends. MODE is "shrink", for survivors that shrink first, or "grow". With the variable
+GROWING_REJOIN the process takes the place of its rank. It says how: "yes"; "without": it lacks the backend; or when it
+ends: "waiting": before the others look, "inside": before they have agreed, "connecting": when it has left its address,
+"again": as soon as they have taken it. A rank prints its new rank and the backends of each group.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from shrinking import REPORTED, check, die
+
+import mcr_dl as dist
+from mcr_dl.groups import returning, survivors
+from mcr_dl.libraries import registry
+from mcr_dl.runtime import watched_store
+
+LIMIT = timedelta(seconds=float(os.environ.get("GROWING_LIMIT", "1800")))
+REJOIN = os.environ.get("GROWING_REJOIN", "")
+
+
+def refuse(name: str) -> str:
+    """An installation that lacks the library."""
+    raise dist.BackendUnavailableError(f"no {name} here")
+
+
+def further(group: object) -> None:
+    """A new group, objects, a split and the order of later calls, on all ranks."""
+    world = dist.get_world_size(group)
+    check(dist.new_group(backend=dist.get_backends(group)), world)
+    told: list[object] = [None] * world
+    dist.all_gather_object(told, ("rank", dist.get_rank()), group=group)
+    assert sorted(told) == [("rank", rank) for rank in range(world)], told
+    parts = [[place for place in range(world) if place % 2 == which] for which in (0, 1)]
+    check(dist.split_group(group, parts), world)
+    with pytest.raises(dist.PeerLostError, match="lost rank"):
+        dist.all_reduce(torch.ones(1))
+
+
+def complete(group: object, size: int) -> bool:
+    """What the ranks do after each call of grow(): a step. Whether the group has this size, and no rank is lost."""
+    try:
+        dist.all_reduce(torch.ones(1), group=group)
+    except dist.PeerLostError as error:
+        print(f"lost: {error}", flush=True)
+        return False
+    return dist.get_world_size(group) == size
+
+
+def main(backends: str, lost_ranks: str, mode: str) -> None:
+    """One rank."""
+    lost = [int(rank) for rank in lost_ranks.split(",")]
+    if REJOIN:
+        if REJOIN == "waiting":
+            returning.time = SimpleNamespace(sleep=die, monotonic=time.monotonic)
+        if REJOIN == "connecting":
+            watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
+        if REJOIN == "without":
+            registry.load = refuse  # type: ignore[assignment]
+        if REJOIN == "inside":
+            survivors._Meeting._conclude = die  # type: ignore[method-assign]
+        group = dist.rejoin(timeout=LIMIT)
+        if REJOIN == "again":
+            die()
+        world = dist.get_world_size()
+    else:
+        dist.init_process_group(backends.split(","))
+        group, world = dist.group.WORLD, dist.get_world_size()
+        assert dist.grow(group) is group
+        check(group, world)
+        if dist.get_rank() in lost:
+            die()
+        try:
+            dist.all_reduce(torch.ones(1000), group=group, async_op=True).wait()
+        except dist.PeerLostError as error:
+            print(f"lost: {error}", flush=True)
+        if mode == "shrink":
+            group = dist.shrink(group, LIMIT)
+            check(group, world)
+    while not complete(group, world):
+        group = dist.grow(group, LIMIT)
+        time.sleep(0.02)
+    check(group, world)
+    further(group)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except dist.McrError as error:
+        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
+        sys.exit(REPORTED)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that take new processes for their lost ranks, in real jobs whose ranks are killed."""
+
+from __future__ import annotations
+
+import pytest
+
+import jobs
+from mcr_dl.testing.nursery import Child, Nursery
+
+
+class Job:
+    """A job of four ranks, of which some are lost, and the processes that take their places."""
+
+    def __init__(self, nursery: Nursery, backends: str, lost: str, mode: str = "shrink", **variables: str) -> None:
+        self._nursery, self._variables = nursery, variables
+        self._arguments = [backends, lost, mode]
+        _, self._places = jobs.agent_store(nursery, 4)
+        ranks = [self._start(place, {}) for place in range(4)]
+        self.lost = [int(rank) for rank in lost.split(",")]
+        nursery.wait([ranks[rank] for rank in self.lost], jobs.LIMIT)
+        self.survivors = [ranks[rank] for rank in range(4) if rank not in self.lost]
+
+    def _start(self, rank: int, others: dict[str, str]) -> Child:
+        environment = {**self._places[rank], **self._variables, **others}
+        return self._nursery.start(jobs.PROGRAMS / "growing.py", self._arguments, environment)
+
+    def rejoin(self, rank: int, how: str = "yes", **others: str) -> Child:
+        """Start a process that takes the place of a lost rank."""
+        return self._start(rank, {"GROWING_REJOIN": how, **others})
+
+    def end(self, *others: Child) -> None:
+        """Wait for the survivors and these processes, which end well after calls in a group of all ranks."""
+        jobs.end(self._nursery, [*self.survivors, *others])
+        jobs.expect([*self.survivors, *others], 0, "group of 4 of 4: rank")
+
+
+@pytest.mark.parametrize("backends", ["gloo", "shm", "shm,gloo"])
+@pytest.mark.parametrize(("lost", "mode"), [("1", "shrink"), ("0", "shrink"), ("2,3", "shrink"), ("1", "grow")])
+def test_processes_take_the_places_of_lost_ranks(nursery: Nursery, backends: str, lost: str, mode: str) -> None:
+    """Every kind of call works in the new group and in groups that are made later; the default group stays lost."""
+    job = Job(nursery, backends, lost, mode)
+    new = [job.rejoin(rank) for rank in job.lost]
+    job.end(*new)
+    for rank, child in zip(job.lost, new, strict=True):
+        assert f"group of 4 of 4: rank {rank}, {backends}" in child.text, child.text
+
+
+def test_all_other_ranks_come_back(nursery: Nursery) -> None:
+    """One rank is left, and takes the others."""
+    job = Job(nursery, "shm,gloo", "0,1,3")
+    job.end(*(job.rejoin(rank) for rank in job.lost))
+
+
+@pytest.mark.parametrize("backends", ["gloo", "shm"])
+@pytest.mark.parametrize("how", ["waiting", "inside", "connecting", "again"])
+def test_a_process_is_lost_too(nursery: Nursery, backends: str, how: str) -> None:
+    """The others go on without it, and take another."""
+    job = Job(nursery, backends, "1")
+    first = job.rejoin(1, how)
+    nursery.wait([first], jobs.LIMIT)
+    job.end(job.rejoin(1))
+
+
+def test_no_group_takes_the_process(nursery: Nursery) -> None:
+    """The process that has the rank is not lost."""
+    job = Job(nursery, "gloo", "1")
+    other = job.rejoin(2, GROWING_LIMIT="1")
+    nursery.wait([other], jobs.LIMIT)
+    jobs.expect([other], jobs.REPORTED, "CollectiveTimeoutError: rejoin: no group has taken this process for rank 2")
+    job.end(job.rejoin(1))
+
+
+def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
+    """A new process cannot enter the MPI of a job."""
+    job = Job(nursery, "mpi,gloo", "1", "grow", MCR_DL_MPI_INTERRUPTIBLE="1")
+    new = job.rejoin(1)
+    job.end(new)
+    jobs.expect(job.survivors[:1], 0, "grow: group 'default' goes on without mpi")
+    assert "rank 1, gloo" in new.text, new.text
+
+
+def test_passes(nursery: Nursery) -> None:
+    """The new group has them; a process with others raises, and so do the other ranks."""
+    job = Job(nursery, "shm", "1", MCR_DL_PASSES="log,fuse")
+    job.end(job.rejoin(1))
+    job = Job(nursery, "shm", "1", MCR_DL_PASSES="log,fuse")
+    new = job.rejoin(1, MCR_DL_PASSES="log")
+    jobs.end(nursery, [*job.survivors, new])
+    jobs.expect([*job.survivors, new], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: passes: expected [['log'")
+
+
+def test_calls_are_compared_in_detail(nursery: Nursery) -> None:
+    """Detail mode serves the new process too."""
+    job = Job(nursery, "gloo", "1", MCR_DL_DEBUG="detail")
+    job.end(job.rejoin(1))
+
+
+def test_a_process_without_the_backend(nursery: Nursery) -> None:
+    """All ranks raise one error, which names the rank."""
+    job = Job(nursery, "shm", "1")
+    new = job.rejoin(1, "without")
+    jobs.end(nursery, [*job.survivors, new])
+    jobs.expect([*job.survivors, new], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: no shm here")
