@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base.errors import PeerLostError
+from mcr_dl.runtime.rounds import poll
 
-_SLICE = timedelta(milliseconds=200)
+_LONGEST = 0.01  # seconds between two checks
 
 
 class WatchedStore(torch_dist.Store):
@@ -34,18 +34,14 @@ class WatchedStore(torch_dist.Store):
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for the keys. Raises as ``get`` does."""
-        deadline = time.monotonic() + (timeout or self._limit).total_seconds()
-        while True:
-            lost = _C.lost(self._label)
-            if lost is not None:
-                raise PeerLostError(lost)
-            try:
-                self._store.wait(keys, _SLICE)
-            except torch_dist.DistStoreError:
-                if time.monotonic() > deadline:
-                    raise
-            else:
-                return
+        limit = (timeout or self._limit).total_seconds()
+        if not poll(lambda: self._store.check(keys), limit, _LONGEST, self._require_all_ranks):
+            raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")
+
+    def _require_all_ranks(self) -> None:
+        lost = _C.lost(self._label)
+        if lost is not None:
+            raise PeerLostError(lost)
 
     def set(self, key: str, value: Any) -> None:
         """Set a value."""
