@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import jobs
+from mcr_dl import _C
 from mcr_dl.testing.nursery import Child, Nursery
+from mcr_dl.watch._alarm import Alarm
+from mcr_dl.watch._losses import Losses, process_of
 
 
 class Job:
@@ -60,6 +65,18 @@ def test_a_process_is_lost_too(nursery: Nursery, backends: str, how: str) -> Non
     first = job.rejoin(1, how)
     nursery.wait([first], jobs.LIMIT)
     job.end(job.rejoin(1))
+
+
+def test_late_news_of_the_process_before() -> None:
+    """They do not concern the process that has taken its place: ranks of other hosts may hear them late."""
+    losses = Losses(SimpleNamespace(), 0)
+    before, after = ({"host": "node1", "processes": "pid:[1]", "pid": pid} for pid in (10, 11))
+    losses.replace(9, after, "lost rank 9")
+    losses.heard(Alarm(2, "lost", "", "lost rank 9", lost=9, process=process_of(before)))
+    assert not losses.any
+    losses.heard(Alarm(2, "lost", "", "lost rank 9 again", lost=9, process=process_of(after)))
+    assert losses.texts == {9: "lost rank 9 again"}
+    _C.regain(9)
 
 
 def test_no_group_takes_the_process(nursery: Nursery) -> None:
