@@ -219,7 +219,7 @@ else
   sanitizer
   # With NCCL on one GPU: what torch.distributed cannot do there either is no finding about mcr_dl.
   run share 40 share
-  shared=(suite-nccl-2 streams-2 listing4-2 overhead-2 overlap-2 training-2 suite-nccl-4 tune-2)
+  shared=(suite-nccl-2 streams-2 listing4-2 overhead-2 overlap-2 training-2 survive-3 suite-nccl-4 tune-2)
   if [ "${last_code:-0}" -ne 0 ]; then
     for name in "${shared[@]}"; do
       left_out "$name" "torch.distributed cannot share the GPU either ($(tail -n 1 "$folder/share.log" | tr '\t' ' ' | cut -c 1-200))"
@@ -231,6 +231,7 @@ else
     run overhead-2 60 overhead --backend nccl --ranks 2 --seconds "$device_seconds"
     run overlap-2 50 overlap --backend nccl --ranks 2
     run training-2 70 training --ranks 2
+    run survive-3 60 survive --backend nccl --ranks 3
     run suite-nccl-4 60 suite --backend nccl --ranks 4 --seconds "$seconds"
     tune_2
   fi

@@ -67,6 +67,13 @@ def test_the_training_and_torchs_own(tmp_path: Path) -> None:
     _python(program)
 
 
+def test_a_rank_is_lost(tmp_path: Path) -> None:
+    """The others go on, and a new process takes its place."""
+    result = _run("gpu.survive", "--backend", "gloo", "--device", "cpu", "--limit", "100", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "3 of 3 processes have a group of all ranks again" in result.stdout
+
+
 def test_the_page(tmp_path: Path) -> None:
     """The last result of a stage counts, unless it did not run."""
     facts = {"torch": "2", "cuda": "13", "python": "3", "cores": 4, "devices": ["a GPU"], "torch_nccl": "2.28"}

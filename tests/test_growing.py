@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import jobs
+from harness import launchers
 from mcr_dl import _C
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._alarm import Alarm
@@ -49,6 +50,13 @@ def test_processes_take_the_places_of_lost_ranks(nursery: Nursery, backends: str
     job.end(*new)
     for rank, child in zip(job.lost, new, strict=True):
         assert f"group of 4 of 4: rank {rank}, {backends}" in child.text, child.text
+
+
+@pytest.mark.parametrize("mode", ["shrink", "grow"])
+def test_nccl(nursery: Nursery, mode: str) -> None:
+    """With the stand-in library, whose calls work on host memory."""
+    job = Job(nursery, "nccl", "1", mode, MCR_DL_NCCL_LIB=str(launchers.STAND_IN))
+    job.end(job.rejoin(1))
 
 
 def test_all_other_ranks_come_back(nursery: Nursery) -> None:

@@ -123,6 +123,7 @@ _FUNCTIONS = (
     "def pending(most: int = ...) -> list[tuple[Work, dict[str, Any]]]:",
     "def overdue(grace: float) -> list[tuple[Work, dict[str, Any]]]:",
     "def expire(work: Work, text: str, lost: bool = ...) -> bool:",
+    "def give_up_streams(group: Group) -> None:",
     "def lose(rank: int, text: str) -> None:",
     "def regain(rank: int) -> None:",
     "def lost(label: str) -> str | None:",

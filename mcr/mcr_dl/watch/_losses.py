@@ -103,12 +103,18 @@ class Losses:
         if self._peers is not None and _is_near(member):
             self._peers.add(rank, member)
 
-    def fail_operations(self) -> None:
-        """Fail the operations that no thread waits for, so that futures and callbacks get the error."""
+    def fail_operations(self, groups: list[_C.Group]) -> None:
+        """Fail the operations that no thread waits for, so that futures and callbacks get the error.
+
+        Those that a device runs for one of the groups are aborted, as its later work comes after them.
+        """
         for work, known in _C.pending():
             text = _C.lost(known["label"])
             if text is not None:
                 _C.expire(work, f"{known['what']}: {text}", lost=True)
+        for group in groups:
+            if _C.lost(group._label) is not None:
+                _C.give_up_streams(group)
 
     # ---- the end of a process of this host
 

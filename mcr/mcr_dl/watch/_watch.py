@@ -132,7 +132,7 @@ class Watch:
             if self._losses.any:
                 self.broken = True
             if self._losses.overdue:
-                self._losses.fail_operations()
+                self._losses.fail_operations(self._groups.living())
             self.compare()
 
     def _look_at_threads(self) -> None:

@@ -150,6 +150,13 @@ void give_up(Group& group) {
   for (auto& slot : group.slots()) slot.communicator->give_up();
 }
 
+// What a device runs for a group that has lost a rank never ends, and nor does later work on its streams.
+void give_up_streams(Group& group) {
+  for (auto& slot : group.slots()) {
+    if (slot.streams) slot.communicator->give_up();
+  }
+}
+
 // For a forked process: the libraries' threads, which would have to end the freed objects' operations, do not exist
 // there.
 void keep_forever(std::shared_ptr<Group> group) {
@@ -227,6 +234,7 @@ void add_watch(py::module_& module) {
   module.def("take_desync", Stop::take_desync);
   module.def("fail_at_exit", fail_at_exit);
   module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
+  module.def("give_up_streams", [](Group& group) { unlocked([&] { give_up_streams(group); }); });
   module.def("keep_forever", keep_forever);
   module.def("set_detail", set_detail);
   module.def("set_explainer", [](const py::object& function) { set_explainer(function.ptr()); });
