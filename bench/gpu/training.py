@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import os
 import statistics
 import sys
@@ -26,6 +25,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 from gpu import jobs
+from mcr_dl.testing.lives import forget_groups
 
 Results = list[torch.Tensor]
 PROGRAMS: dict[str, Callable[[torch.device], Results]] = {}
@@ -147,9 +147,7 @@ def life(backend: str, device: torch.device, store: dist.Store, number: int) -> 
     try:
         yield
     finally:
-        torch._dynamo.reset()
-        if "torch.distributed.tensor" in sys.modules:  # its cache names groups of this life
-            importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+        forget_groups()
         dist.destroy_process_group()
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from torch import nn
 
 import mcr_dl
 from mcr_dl.base import launcher
+from mcr_dl.testing.lives import forget_groups
 from ranks import session
 
 Results = dict[str, torch.Tensor]
@@ -44,10 +44,7 @@ def life(backend: str | None, **options: Any) -> Iterator[None]:
         yield
         dist.barrier()
     finally:
-        torch._dynamo.reset()
-        if "torch.distributed.tensor" in sys.modules:
-            # Its cache names groups of this life: to torch, meshes of equal ranks and names are equal.
-            importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+        forget_groups()
         dist.destroy_process_group()
 
 
