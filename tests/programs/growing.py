@@ -44,6 +44,9 @@ def further(group: object) -> None:
     check(dist.split_group(group, parts), world)
     with pytest.raises(dist.PeerLostError, match="lost rank"):
         dist.all_reduce(torch.ones(1))
+    assert dist.grow(group, LIMIT) is group
+    for make in (dist.grow, dist.shrink):  # all ranks of the default group are there again, but not all processes
+        check(make(None, LIMIT), world)
 
 
 def complete(group: object, size: int) -> bool:

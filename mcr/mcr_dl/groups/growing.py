@@ -53,9 +53,7 @@ def grow(
     wished = pg_options.uniform if isinstance(pg_options, _C.Options) else None
     forming.uniform = not old._any_form if wished is None else bool(wished)
     made = forming.grow()
-    if made is None:
-        return torch_groups.handle_of(old)
-    return _published(made, forming.uniform)
+    return torch_groups.handle_of(old) if made is None else _published(made, forming.uniform)
 
 
 def rejoin(

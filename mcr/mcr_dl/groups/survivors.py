@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch.distributed as torch_dist
 
@@ -25,7 +25,7 @@ from mcr_dl.runtime import core_groups, lines, state
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
 _STORE_ERRORS = (RuntimeError, OSError)
-_Invite = Callable[[], list[returning.Applicant]]
+_Look = Callable[[], tuple[list[returning.Applicant], bool]]
 
 
 class _Outcome(NamedTuple):
@@ -34,6 +34,15 @@ class _Outcome(NamedTuple):
     ranks: list[int]  # global ranks that have come to the step and are not lost
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
     invited: list[returning.Applicant]  # processes that take the places of lost ranks
+    broken: bool  # the former group has lost a rank
+
+
+def _raise(what: str, error: Exception) -> NoReturn:
+    """Raise the error if it is the package's own, else say that the store is gone."""
+    if isinstance(error, McrError):
+        raise error
+    message = f"{what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
+    raise BackendError(message) from error
 
 
 class _Meeting:
@@ -43,8 +52,8 @@ class _Meeting:
         self._what, self._store, self._rank = what, store, rank
         self._deadline = time.monotonic() + limit.total_seconds()
 
-    def meet(self, step: str, members: Sequence[int], problem: str = "", invite: _Invite = list) -> _Outcome:
-        """Wait until each member has come to the step or is lost. ``invite`` runs on one of them.
+    def meet(self, step: str, members: Sequence[int], problem: str = "", look: _Look = lambda: ([], False)) -> _Outcome:
+        """Wait until each member has come to the step or is lost. ``look`` runs on one of them, for all.
 
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
         the store is gone.
@@ -53,24 +62,21 @@ class _Meeting:
         try:
             self._store.set(mine, agreement.encode(problem))
             while not self._store.check([f"{step}/outcome"]):
-                self._conclude(step, members, invite)
+                self._conclude(step, members, look)
                 time.sleep(_PAUSE)
-            ranks, problems, invited = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            ranks, problems, (invited, broken) = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except _STORE_ERRORS as error:
-            if isinstance(error, McrError):
-                raise
-            message = f"{self._what}: the job's store cannot be reached, so the ranks cannot agree: {error}"
-            raise BackendError(message) from error
-        return _Outcome(ranks, problems, [returning.Applicant(*each) for each in invited])
+            _raise(self._what, error)
+        return _Outcome(ranks, problems, [returning.Applicant(*each) for each in invited], broken)
 
-    def _conclude(self, step: str, members: Sequence[int], invite: _Invite) -> None:
+    def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
         running = [rank for rank in members if rank not in watch.lost()]
         keys = [f"{step}/{rank}" for rank in running]
         if running and running[0] == self._rank and self._store.check(keys):
             problems = [agreement.decode(self._store.get(key), key) for key in keys]
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, problems, invite()]))
+            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, problems, look()]))
         elif time.monotonic() > self._deadline:
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
@@ -93,6 +99,7 @@ class Forming:
         asked: the new group's backends; None: those of the former group that can go on.
         changed: the new group has other processes than the former one.
         uniform: the form of torch's calls on the new group, for ranks that come back.
+        former: the former group; None in a process that comes back.
     """
 
     what: str
@@ -103,6 +110,7 @@ class Forming:
     asked: list[str] | None = None
     changed: bool = False
     uniform: bool = True
+    former: _C.Group | None = None
     _rank: int = field(default_factory=lambda: state.current().launch.rank)
 
     def shrink(self, *, exactly: bool = False) -> _C.Group:
@@ -113,7 +121,9 @@ class Forming:
         wanted = self.members
         while True:
             name, meeting = self._next()
-            self._leave_out(meeting.meet("left", self.members).ranks)
+            outcome = meeting.meet("left", self.members, look=lambda: ([], self._broken()))
+            self._leave_out(outcome.ranks)
+            self.changed = self.changed or outcome.broken
             if exactly and self.members != wanted:
                 missing = [each for each in wanted if each not in self.members]
                 message = (
@@ -132,8 +142,9 @@ class Forming:
         """
         name, meeting = self._next()
         before = self.members
-        outcome = meeting.meet("left", before, invite=lambda: returning.applicants(state.current()))
+        outcome = meeting.meet("left", before, look=self._look)
         self._leave_out(outcome.ranks)
+        self.changed = self.changed or outcome.broken
         if outcome.invited:
             for each in outcome.invited:
                 returning.admit(state.current(), each)
@@ -141,12 +152,21 @@ class Forming:
             self.members = self.members + sorted(each.rank for each in outcome.invited)
             self.members = sorted(self.members) if ordered else self.members
             self.changed = True
-            for each in outcome.invited:
-                returning.answer(state.current(), each, name, self._told(), self.limit)
+            try:
+                for each in outcome.invited:
+                    returning.answer(state.current(), each, name, self._told(), self.limit)
+            except _STORE_ERRORS as error:
+                _raise(self.what, error)
             return self.join(name, "", meeting)
-        if self.members == before:
+        if self.members == before and not outcome.broken:
             return None
         return self._made(name, meeting) or self.shrink()
+
+    def _look(self) -> tuple[list[returning.Applicant], bool]:
+        return returning.applicants(state.current()), self._broken()
+
+    def _broken(self) -> bool:
+        return self.former is not None and core_groups.is_broken(self.former)
 
     def join(self, name: str, problem: str, meeting: _Meeting | None = None) -> _C.Group:
         """Make the group together with ranks that come back, which have a problem or not, once all are there."""
@@ -222,4 +242,6 @@ class Forming:
 def of(what: str, old: _C.Group, members: Sequence[int], limit: timedelta, asked: list[str] | None = None) -> Forming:
     """The making of a group of these members (global ranks) of an old group, as far as they are left."""
     changed = list(members) != list(old.ranks)
-    return Forming(what, old.name(), list(old.backends), list(members), limit, asked, changed)
+    # In a process that has come back, the default group has none.
+    backends = list(old.backends) or list(state.current().backends)
+    return Forming(what, old.name(), backends, list(members), limit, asked, changed, former=old)
