@@ -52,6 +52,11 @@ def test_three_dimensions(pools: Pools) -> None:
     pools.get("processes", 8).run(hierarchy.three_dimensions, limit=120)
 
 
+def test_automatic(pools: Pools) -> None:
+    """Without names of backends, the topology's file decides whether Themis is among the candidates."""
+    pools.get("processes", 4).run(hierarchy.automatic)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_without_lines(pools: Pools, world: int) -> None:
     """A topology of one dimension is an error."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,9 +29,11 @@ GRIDS = ("themis(shm,mpi)", "themis(mpi,gloo)")  # need lines of equal lengths
 
 
 @contextmanager
-def _grid(*ranks: int, sizes: Sequence[int] = (2, 2)) -> Iterator[None]:
+def _grid(*ranks: int, sizes: Sequence[int] = (2, 2), backends: Sequence[str] = ()) -> Iterator[None]:
     """Two hosts with two ranks each, or other dimensions, outermost first, in a file."""
-    rows = [{"name": f"level-{index}", "size": size} for index, size in enumerate(sizes)]
+    rows: list[dict[str, Any]] = [{"name": f"level-{index}", "size": size} for index, size in enumerate(sizes)]
+    for row, backend in zip(rows, backends, strict=False):
+        row["backend"] = backend
     document = {"format": "mcr-dl topology", "version": 1, "dimensions": rows, "ranks": ranks or range(prod(sizes))}
     document["ranks"] = list(document["ranks"])
     with tempfile.TemporaryDirectory() as folder:
@@ -162,6 +165,26 @@ def three_dimensions() -> None:
     session.stop()
     with _grid(sizes=(2, 2, 2)):
         expect(InvalidArgumentError, lambda: session.start("mpi", "themis(shm,mpi)"), "2 dimensions", "2 x 2 x 2")
+    session.stop()
+
+
+def automatic() -> None:
+    """A topology whose dimensions name backends adds a candidate of Themis to those of auto, which can choose it."""
+    session.stop()
+    with _grid(sizes=(2, 2), backends=("gloo", "mpi")):
+        mcr_dl.init_process_group("auto")
+        assert "themis(mpi,gloo)" in mcr_dl.get_backends(), mcr_dl.get_backends()
+        tensor = torch.ones(40_000)
+        mcr_dl.all_reduce(tensor, backend="themis(mpi,gloo)")
+        assert tensor.eq(mcr_dl.get_world_size()).all()
+        assert "themis(mpi,gloo)" in str(mcr_dl.explain("all_reduce", 32 << 20))
+        session.stop()
+        mcr_dl.init_process_group("mpi,gloo")  # the program says which
+        assert mcr_dl.get_backends() == ["mpi", "gloo"]
+    session.stop()
+    with _grid(sizes=(2, 2), backends=("gloo", "")):
+        mcr_dl.init_process_group("auto")
+        assert not [name for name in mcr_dl.get_backends() if name.startswith("themis")]
     session.stop()
 
 

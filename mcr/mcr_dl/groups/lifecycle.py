@@ -133,18 +133,21 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     Otherwise their calls would not meet.
     """
     store, rank, size = torch_dist.PrefixStore("init", current.store), current.launch.rank, current.launch.size
+    automatic = not current.backends
     agreed = startup.agree(store, rank, size, current.backends)
     current.backends, current.asked = agreed.backends, agreed.asked
     status = _C.backend_status()
     libraries = {name: status[name] for name in current.backends}
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": dimensions.own()}
-    possible = [*agreed.backends, *startup.possible(agreed)]  # in rules
+    topology = dimensions.own()
+    themis = startup.over_dimensions(topology["document"], agreed) if automatic else []
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology}
+    possible = [*agreed.backends, *startup.possible(agreed), *themis]  # in rules
     decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
     answer = agreement.agree(store, rank, size, "facts", facts, decide)
     current.topology = answer.pop("topology")
     current.grid = dimensions.grid_of(current.topology, size)
     current.knowledge = choice.knowledge_of(answer, possible)
-    current.backends = [*agreed.backends, *startup.combined(agreed, lines.of(range(size)))]
+    current.backends = [*agreed.backends, *startup.combined(agreed, lines.of(range(size))), *themis]
     if current.knowledge.crowded[rank]:
         for library in registry.DESCRIBED:
             library.share_cores()

@@ -76,6 +76,21 @@ def _inner(name: str) -> str:
     return _C.Candidate(name).parts[0]
 
 
+def over_dimensions(document: dict[str, Any] | None, agreed: Agreed) -> list[str]:
+    """The candidate of Themis that ``auto`` adds for a topology whose dimensions of several ranks all name a backend.
+
+    All must be host backends that start anyway. Loads it.
+    """
+    rows = [] if document is None else [each for each in document["dimensions"] if each["size"] > 1]
+    parts = [_C.canonical(each.get("backend", "")) for each in reversed(rows)]  # innermost first
+    usable = [name for name in agreed.backends if "cpu" in registry.describe(name).devices]
+    if len(parts) < 2 or not set(parts) <= set(usable):
+        return []
+    name = _C.Candidate(f"themis({','.join(parts)})").backend
+    registry.load(name)
+    return [name]
+
+
 def possible(agreed: Agreed) -> list[str]:
     """The backends that ``combined`` returns for some lines."""
     several_networks = bool(agreed.local) and agreed.networks > 1
