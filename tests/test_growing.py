@@ -106,13 +106,13 @@ def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
 
 
 def test_passes(nursery: Nursery) -> None:
-    """The new group has them; a process with others raises, and so do the other ranks."""
+    """The new group has them. A process with others raises, and so do the other ranks; then another one can come."""
     job = Job(nursery, "shm", "1", MCR_DL_PASSES="log,fuse")
+    other = job.rejoin(1, MCR_DL_PASSES="log")
+    jobs.end(nursery, [other])
+    jobs.expect([other], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: passes: expected [['log'")
     job.end(job.rejoin(1))
-    job = Job(nursery, "shm", "1", MCR_DL_PASSES="log,fuse")
-    new = job.rejoin(1, MCR_DL_PASSES="log")
-    jobs.end(nursery, [*job.survivors, new])
-    jobs.expect([*job.survivors, new], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: passes: expected [['log'")
+    jobs.expect(job.survivors, 0, "refused: grow: rank 1: passes: expected [['log'")
 
 
 def test_calls_are_compared_in_detail(nursery: Nursery) -> None:
@@ -122,8 +122,18 @@ def test_calls_are_compared_in_detail(nursery: Nursery) -> None:
 
 
 def test_a_process_without_the_backend(nursery: Nursery) -> None:
-    """All ranks raise one error, which names the rank."""
+    """All ranks raise one error, which names the rank; then another process can come."""
     job = Job(nursery, "shm", "1")
-    new = job.rejoin(1, "without")
-    jobs.end(nursery, [*job.survivors, new])
-    jobs.expect([*job.survivors, new], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: no shm here")
+    other = job.rejoin(1, "without")
+    jobs.end(nursery, [other])
+    jobs.expect([other], jobs.REPORTED, "BackendUnavailableError: grow: rank 1: no shm here")
+    job.end(job.rejoin(1))
+    jobs.expect(job.survivors, 0, "refused: grow: rank 1: no shm here")
+
+
+def test_a_rank_that_has_raised(nursery: Nursery) -> None:
+    """Its process has left notes at the store, which do not concern the one that takes its place."""
+    job = Job(nursery, "gloo", "1", GROWING_RAISE="1")
+    new = job.rejoin(1)
+    job.end(new)
+    jobs.expect(job.survivors, 0, "ValueError: bad batch")

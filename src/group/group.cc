@@ -113,11 +113,19 @@ void Group::close() {
   closed_ = true;
   position_->end();
   for (const auto& stage : stage_groups_) stage->close();
+  std::list<Slot> slots;  // destroyed outside the lock
   {
     const std::lock_guard lock(mutex_);
     named_.clear();
+    slots.swap(slots_);
   }
-  slots_.clear();
+}
+
+std::vector<std::shared_ptr<Communicator>> Group::communicators() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Communicator>> found;
+  for (const auto& slot : slots_) found.push_back(slot.communicator);
+  return found;
 }
 
 void Group::tune(Tuning tuning) {

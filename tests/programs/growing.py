@@ -80,6 +80,8 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
         group, world = dist.group.WORLD, dist.get_world_size()
         assert dist.grow(group) is group
         check(group, world)
+        if dist.get_rank() in lost and "GROWING_RAISE" in os.environ:
+            raise ValueError("bad batch")
         if dist.get_rank() in lost:
             die()
         try:
@@ -90,7 +92,10 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
             group = dist.shrink(group, LIMIT)
             check(group, world)
     while not complete(group, world):
-        group = dist.grow(group, LIMIT)
+        try:
+            group = dist.grow(group, LIMIT)
+        except dist.BackendUnavailableError as error:
+            print(f"refused: {error}", flush=True)
         time.sleep(0.02)
     check(group, world)
     further(group)

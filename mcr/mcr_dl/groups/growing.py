@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base.errors import InvalidArgumentError, UnsupportedError
-from mcr_dl.groups import lifecycle, report, returning, survivors, torch_groups
+from mcr_dl.groups import forms, lifecycle, report, returning, survivors, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import core_groups, devices, handles, lives, meeting, state
@@ -49,11 +49,9 @@ def grow(
         raise UnsupportedError(message)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
     asked = None if backend is None else registry.parse_for_group(backend)
-    forming = survivors.of("grow", old, list(old.ranks), limit, asked)
-    wished = pg_options.uniform if isinstance(pg_options, _C.Options) else None
-    forming.uniform = not old._any_form if wished is None else bool(wished)
+    forming = survivors.of("grow", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
     made = forming.grow()
-    return torch_groups.handle_of(old) if made is None else _published(made, forming.uniform)
+    return torch_groups.handle_of(old) if made is None else torch_groups.publish_agreed(made)
 
 
 def rejoin(
@@ -68,8 +66,8 @@ def rejoin(
 ) -> torch_dist.ProcessGroup:
     """Take the place of a lost rank: in a new process, instead of ``init_process_group``.
 
-    Waits until the members of a group call ``grow``, and returns the new group. The default group stays as it is on
-    the other ranks: its calls raise PeerLostError.
+    Waits until the members of a group call ``grow``, and returns the new group; the process goes on behind their call.
+    The default group stays as it is on the other ranks: its calls raise PeerLostError.
 
     Args:
         init_method: as for init_process_group. The job's store must have outlived the lost rank.
@@ -94,21 +92,19 @@ def rejoin(
     begin = partial(returning.begin, answer, launch, store, devices.own(device_id))
     try:
         current = lifecycle.start_again(answer.former, begin, passes)
-        _set_broken_world(current)
+        world = _broken_world(current)
         forming = survivors.Forming(**answer.forming, limit=timedelta(milliseconds=answer.limit), changed=True)
         names = returning.that_take_others(forming.backends if forming.asked is None else forming.asked)
         made = forming.join(answer.name, returning.problem(answer, names))
-        return _published(made, forming.uniform)
-    except BaseException:
+        torch_groups.publish_broken(world)
+        return torch_groups.publish_agreed(made)
+    except BaseException as error:
+        watch.stop(f"rejoin() has raised {type(error).__name__}: {error}", well=False)
         core_groups.forget()
         raise
 
 
-def _published(group: _C.Group, uniform: bool) -> torch_dist.ProcessGroup:
-    return torch_groups.publish(group, _C.Options(list(group.backends), uniform))
-
-
-def _set_broken_world(current: state.State) -> None:
+def _broken_world(current: state.State) -> _C.Group:
     """Make the default group, which has lost this process's rank before it came."""
     rank, size = current.launch.rank, current.launch.size
     _C.lose(rank, f"lost rank {rank}, whose place this process has taken: use the group that rejoin() has returned")
@@ -116,4 +112,4 @@ def _set_broken_world(current: state.State) -> None:
     _C.regain(rank)
     current.groups["default"] = world
     _C.set_world(world)
-    torch_groups.publish_broken(world)
+    return world

@@ -74,13 +74,16 @@ def _desk(store: torch_dist.Store) -> torch_dist.Store:
 # ---- the members of a group that grows
 
 
-def applicants(current: state.State) -> list[Applicant]:
-    """The processes that wait to take the places of lost ranks. One member looks, for all of them."""
+def applicants(current: state.State, name: str) -> list[Applicant]:
+    """The processes that wait to take the places of lost ranks. One member looks, for all of them.
+
+    ``name``: of the attempt to make a group. Another group does not get these processes.
+    """
     desk, found = _desk(current.job_store), []
     for rank, text in sorted(watch.lost().items()):
         key = f"waiting/{rank}"
         word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
-        if word and not desk.check([f"answer/{word}"]):
+        if word and desk.compare_set(f"taken/{word}", "", name) == name.encode():
             found.append(Applicant(rank, word, member, _node(current, rank, member), text))
     return found
 
@@ -98,6 +101,9 @@ def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
 
 def admit(current: state.State, applicant: Applicant) -> None:
     """Take the process for a rank of the job. Each member of the group calls this, with equal arguments."""
+    # Of two processes that come together, each finds the other's identity.
+    left = torch_dist.PrefixStore("watch", current.store)
+    left.set(f"member/{applicant.rank}", agreement.encode(applicant.member))
     watch.replace(applicant.rank, applicant.member, applicant.text)
     assert current.knowledge is not None
     nodes = list(current.knowledge.nodes)

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.groups import survivors, torch_groups
+from mcr_dl.groups import forms, survivors, torch_groups
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import handles
 
@@ -42,5 +42,5 @@ def shrink(
     old = handles.core_group(group)
     limit = old.timeout if timeout is None else _C.timeout(timeout)
     asked = None if backend is None else registry.parse_for_group(backend)
-    made = survivors.of("shrink", old, list(old.ranks), limit, asked).shrink()
-    return torch_groups.publish(made, pg_options, old)
+    forming = survivors.of("shrink", old, list(old.ranks), limit, forms.wish(pg_options, old), asked)
+    return torch_groups.publish_agreed(forming.shrink())

@@ -18,8 +18,15 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import BackendError, BackendUnavailableError, CollectiveTimeoutError, McrError, PeerLostError
-from mcr_dl.groups import factory, returning
+from mcr_dl.base.errors import (
+    BackendError,
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    InvalidArgumentError,
+    McrError,
+    PeerLostError,
+)
+from mcr_dl.groups import factory, forms, returning
 from mcr_dl.runtime import core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
@@ -33,6 +40,7 @@ class _Outcome(NamedTuple):
 
     ranks: list[int]  # global ranks that have come to the step and are not lost
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
+    wishes: list[Any]  # theirs, in the same order
     invited: list[returning.Applicant]  # processes that take the places of lost ranks
     broken: bool  # the former group has lost a rank
 
@@ -52,7 +60,15 @@ class _Meeting:
         self._what, self._store, self._rank = what, store, rank
         self._deadline = time.monotonic() + limit.total_seconds()
 
-    def meet(self, step: str, members: Sequence[int], problem: str = "", look: _Look = lambda: ([], False)) -> _Outcome:
+    def meet(
+        self,
+        step: str,
+        members: Sequence[int],
+        problem: str = "",
+        *,
+        wish: Any = None,
+        look: _Look = lambda: ([], False),
+    ) -> _Outcome:
         """Wait until each member has come to the step or is lost. ``look`` runs on one of them, for all.
 
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
@@ -60,23 +76,24 @@ class _Meeting:
         """
         mine = f"{step}/{self._rank}"
         try:
-            self._store.set(mine, agreement.encode(problem))
+            self._store.set(mine, agreement.encode([problem, wish]))
             while not self._store.check([f"{step}/outcome"]):
                 self._conclude(step, members, look)
                 time.sleep(_PAUSE)
-            ranks, problems, (invited, broken) = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            ranks, words, (invited, broken) = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except _STORE_ERRORS as error:
             _raise(self._what, error)
-        return _Outcome(ranks, problems, [returning.Applicant(*each) for each in invited], broken)
+        problems, wishes = [word[0] for word in words], [word[1] for word in words]
+        return _Outcome(ranks, problems, wishes, [returning.Applicant(*each) for each in invited], broken)
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
         running = [rank for rank in members if rank not in watch.lost()]
         keys = [f"{step}/{rank}" for rank in running]
         if running and running[0] == self._rank and self._store.check(keys):
-            problems = [agreement.decode(self._store.get(key), key) for key in keys]
-            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, problems, look()]))
+            words = [agreement.decode(self._store.get(key), key) for key in keys]
+            self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, words, look()]))
         elif time.monotonic() > self._deadline:
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
@@ -98,7 +115,7 @@ class Forming:
         limit: the timeout of the new group's operations, and of the meetings.
         asked: the new group's backends; None: those of the former group that can go on.
         changed: the new group has other processes than the former one.
-        uniform: the form of torch's calls on the new group, for ranks that come back.
+        wish: for the form of torch's calls on the new group (forms.wish).
         former: the former group; None in a process that comes back.
     """
 
@@ -109,7 +126,7 @@ class Forming:
     limit: timedelta
     asked: list[str] | None = None
     changed: bool = False
-    uniform: bool = True
+    wish: dict[str, Any] = field(default_factory=dict)
     former: _C.Group | None = None
     _rank: int = field(default_factory=lambda: state.current().launch.rank)
 
@@ -142,28 +159,34 @@ class Forming:
         """
         name, meeting = self._next()
         before = self.members
-        outcome = meeting.meet("left", before, look=self._look)
+        outcome = meeting.meet("left", before, look=lambda: self._look(name))
         self._leave_out(outcome.ranks)
         self.changed = self.changed or outcome.broken
         if outcome.invited:
-            for each in outcome.invited:
-                returning.admit(state.current(), each)
-            ordered = before == sorted(before)
-            self.members = self.members + sorted(each.rank for each in outcome.invited)
-            self.members = sorted(self.members) if ordered else self.members
-            self.changed = True
-            try:
-                for each in outcome.invited:
-                    returning.answer(state.current(), each, name, self._told(), self.limit)
-            except _STORE_ERRORS as error:
-                _raise(self.what, error)
-            return self.join(name, "", meeting)
+            return self._take(outcome.invited, name, meeting, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
             return None
         return self._made(name, meeting) or self.shrink()
 
-    def _look(self) -> tuple[list[returning.Applicant], bool]:
-        return returning.applicants(state.current()), self._broken()
+    def _take(self, invited: list[returning.Applicant], name: str, meeting: _Meeting, *, ordered: bool) -> _C.Group:
+        """Make the group with these processes. If there is an error, their ranks are lost again."""
+        self.members = self.members + sorted(each.rank for each in invited)
+        self.members = sorted(self.members) if ordered else self.members
+        self.changed = True
+        try:
+            for each in invited:
+                returning.admit(state.current(), each)
+            for each in invited:
+                returning.answer(state.current(), each, name, self._told(), self.limit)
+            return self.join(name, "", meeting)
+        except (McrError, *_STORE_ERRORS) as error:
+            for each in invited:
+                text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
+                watch.give_up(each.rank, text)
+            _raise(self.what, error)
+
+    def _look(self, name: str) -> tuple[list[returning.Applicant], bool]:
+        return returning.applicants(state.current(), name), self._broken()
 
     def _broken(self) -> bool:
         return self.former is not None and core_groups.is_broken(self.former)
@@ -182,7 +205,7 @@ class Forming:
 
     def _told(self) -> dict[str, Any]:
         """What a process needs to take part: the fields that are in JSON's types."""
-        return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "uniform")}
+        return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "wish")}
 
     def _next(self) -> tuple[str, _Meeting]:
         turn = state.current().count(f"survivors {self.name}")
@@ -210,8 +233,8 @@ class Forming:
             made = factory.make_group(name, self.members, self._names(), self.limit)
         except McrError as error:
             problem = str(error)
-        made_by = meeting.meet("made", self.members, problem)
-        told = next(filter(None, made_by.problems), "")
+        made_by = meeting.meet("made", self.members, problem, wish=self.wish)
+        told = next(filter(None, made_by.problems), "") or self._formed(made, made_by)
         if made is not None and made_by.ranks == self.members and not told:
             return made
         if name in current.groups:
@@ -220,6 +243,17 @@ class Forming:
             raise BackendUnavailableError(f"{self.what}: {told}")
         self._leave_out(made_by.ranks)
         return None
+
+    @staticmethod
+    def _formed(made: _C.Group | None, made_by: _Outcome) -> str:
+        """Set the form of torch's calls, or say on all ranks why there is none."""
+        try:
+            uniform = forms.uniform(made_by.wishes)
+        except InvalidArgumentError as error:
+            return str(error)
+        if made is not None:
+            made._set_any_form(not uniform)
+        return ""
 
     def _names(self) -> list[str]:
         """The backends of the new group. All ranks decide alike: by the former group's backends and the members."""
@@ -239,9 +273,16 @@ class Forming:
         return kept
 
 
-def of(what: str, old: _C.Group, members: Sequence[int], limit: timedelta, asked: list[str] | None = None) -> Forming:
+def of(
+    what: str,
+    old: _C.Group,
+    members: Sequence[int],
+    limit: timedelta,
+    wish: dict[str, Any],
+    asked: list[str] | None = None,
+) -> Forming:
     """The making of a group of these members (global ranks) of an old group, as far as they are left."""
     changed = list(members) != list(old.ranks)
     # In a process that has come back, the default group has none.
     backends = list(old.backends) or list(state.current().backends)
-    return Forming(what, old.name(), backends, list(members), limit, asked, changed, former=old)
+    return Forming(what, old.name(), backends, list(members), limit, asked, changed, wish, former=old)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,9 +14,8 @@ import torch
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
-from mcr_dl.base import agreement
 from mcr_dl.base.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
-from mcr_dl.groups import factory, lifecycle, objects, survivors
+from mcr_dl.groups import factory, forms, lifecycle, objects, survivors
 from mcr_dl.libraries import registry
 from mcr_dl.libraries.c10d import OURS
 from mcr_dl.runtime import changes, core_groups, lines, state
@@ -44,8 +42,13 @@ def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None
     The members call this. mcr_dl's options and the parent group determine the form of its calls. Raises
     InvalidArgumentError if torch's default group has other processes, or if the ranks' options differ.
     """
-    current = state.current()
     _agree_on_form(group, options, parent)
+    return publish_agreed(group)
+
+
+def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
+    """As ``publish``, for a group whose members have agreed on the form of its calls: nothing is sent."""
+    current = state.current()
     with _standing_for(group):
         if not torch_dist.is_initialized():
             made = _make_default(group)
@@ -130,30 +133,12 @@ def is_torch_default(group: _C.Group) -> bool:
 
 
 def _agree_on_form(group: _C.Group, options: Any, parent: _C.Group | None = None) -> None:
-    """Have the members of a new group agree whether a call has one form on all ranks; give it up if they disagree.
-
-    Where the options do not say, a part takes its parent's form, and any other group the form in MCR_DL_UNIFORM.
-    """
-    asked = options.uniform if isinstance(options, _C.Options) else None
-    if asked is None and parent is not None:
-        asked = not parent._any_form
-    value = {"asked": asked, "variable": os.environ.get("MCR_DL_UNIFORM", "")}
+    """Have the members of a new group agree on the form of its calls; give it up if they disagree."""
     try:
-        group._set_any_form(not changes.agree(group, "new_group", value, _uniform))
+        group._set_any_form(not changes.agree(group, "new_group", forms.wish(options, parent), forms.uniform))
     except BaseException:
         on_abort(group)
         raise
-
-
-def _uniform(values: list[Any]) -> bool:
-    wanted = []
-    for rank, value in enumerate(values):
-        if value["variable"] not in ("", "0", "1"):
-            message = f"MCR_DL_UNIFORM: expected 0 or 1, got {value['variable']!r} on rank {rank}"
-            raise InvalidArgumentError(message)
-        wanted.append(value["variable"] != "0" if value["asked"] is None else bool(value["asked"]))
-    agreement.require_equal("uniform (of mcr_dl.Options, or MCR_DL_UNIFORM)", wanted)
-    return wanted[0]
 
 
 def _notice_joins() -> None:
@@ -276,8 +261,8 @@ def shrink(parent: _C.Group, excluded: Sequence[int], options: Any) -> Any:
     members = [rank for place, rank in enumerate(parent.ranks) if place not in excluded]
     wanted = _named(options)
     names = registry.parse_for_group(wanted) if wanted else None
-    group = survivors.of("shrink", parent, members, parent.timeout, names).shrink(exactly=True)
-    _agree_on_form(group, options, parent)
+    wish = forms.wish(options, parent)
+    group = survivors.of("shrink", parent, members, parent.timeout, wish, names).shrink(exactly=True)
     return _C.TorchBackend(group, list(group.backends))
 
 

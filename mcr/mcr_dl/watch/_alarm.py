@@ -257,10 +257,13 @@ class Exchange:
 
     # ---- values that stay at the store
 
-    def remove(self, key: str) -> None:
-        """Remove what an earlier process of this rank has left, if the store can be reached."""
+    def take_over(self) -> None:
+        """Before start(): remove what the process that had this rank before has left at its end."""
+        ring = f"ring/{self._number}/{self._rank}"
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._mine.delete_key(f"{key}/{self._rank}"))
+            self._mine.delete_key(f"ended/{self._rank}")
+            if self._mine.check([ring]) and not self._mine.get(ring):
+                self._mine.delete_key(ring)
 
     def leave(self, key: str, value: Any) -> None:
         """Leave a value for all ranks, under this rank's number, if the store can be reached."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from functools import partial
@@ -26,8 +27,8 @@ def process_of(member: dict[str, Any]) -> str:
 
 
 def _is_near(member: dict[str, Any]) -> bool:
-    """Whether the process's number has a meaning here."""
-    return bool(member["processes"] == pid_namespace())
+    """Whether the process runs on this host, and its number has a meaning here."""
+    return bool(member["host"] == socket.gethostname() and member["processes"] == pid_namespace())
 
 
 class Losses:
@@ -84,8 +85,8 @@ class Losses:
 
     def heard(self, alarm: Alarm) -> None:
         """A rank of another host has been lost."""
-        if alarm.lost != self._rank and self._replaced.get(alarm.lost, alarm.process) == alarm.process:
-            self._lose(alarm.lost, alarm.text)
+        if alarm.lost != self._rank:
+            self._lose(alarm.lost, alarm.text, alarm.process)
 
     def note(self, texts: dict[int, str]) -> None:
         """Ranks have been lost before this process came."""
@@ -100,8 +101,14 @@ class Losses:
             self._untold.pop(rank, None)
             del self._texts[rank]
             _C.regain(rank)
-        if self._peers is not None and _is_near(member):
+        near = _is_near(member)
+        self._others = self._others or not near
+        if self._peers is not None and near:
             self._peers.add(rank, member)
+
+    def give_up(self, rank: int, text: str) -> None:
+        """The process that was to take the place of a lost rank does not."""
+        self._lose(rank, text)
 
     def fail_operations(self, groups: list[_C.Group]) -> None:
         """Fail the operations that no thread waits for, so that futures and callbacks get the error.
@@ -120,8 +127,6 @@ class Losses:
 
     def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
         process = process_of(member)
-        if self._replaced.get(rank, process) != process:
-            return
         report, readable = None, True
         try:
             report = self._exchange.ask(lambda: self._exchange.left("ended", rank), _NOTE)
@@ -133,16 +138,19 @@ class Losses:
             return  # the job ends; a failure would have had a status
         end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
         text = f"lost rank {rank}: " + (end if report is None else f"{report['ended']} ({end})")
-        self._lose(rank, text)
-        self._tell(rank, text, process)
+        if self._lose(rank, text, process):
+            self._tell(rank, text, process)
 
-    def _lose(self, rank: int, text: str) -> None:
+    def _lose(self, rank: int, text: str, process: str = "") -> bool:
+        """Note the loss; False if the rank is lost already, or if another process than this one has the rank now."""
         with self._lock:
-            if rank in self._texts:
-                return
+            present = self._replaced.get(rank)
+            if rank in self._texts or (process and present and process != present):
+                return False
             self._texts[rank] = text
             self._since = time.monotonic()
-        _C.lose(rank, text)
+            _C.lose(rank, text)
+            return True
 
     def _tell(self, rank: int, text: str, process: str) -> None:
         assert self._peers is not None

@@ -75,10 +75,10 @@ class Watch:
 
     def start(self) -> None:
         """Begin, on its own threads."""
-        self._exchange.start()
         if self._former is not None:
-            self._exchange.remove("ended")
+            self._exchange.take_over()
             self._losses.note(self._former.lost)
+        self._exchange.start()
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
@@ -94,6 +94,10 @@ class Watch:
         """Another process has taken the place of a lost rank."""
         self.broken = True
         self._losses.replace(rank, member, text)
+
+    def give_up(self, rank: int, text: str) -> None:
+        """That process does not come."""
+        self._losses.give_up(rank, text)
 
     def former(self) -> Former:
         """What a process that takes the place of a lost rank must know."""
@@ -386,6 +390,12 @@ def replace(rank: int, member: dict[str, Any], text: str) -> None:
     """
     if _current is not None:
         _current.replace(rank, member, text)
+
+
+def give_up(rank: int, text: str) -> None:
+    """The process that was to take the place of a lost rank does not: the rank is lost again."""
+    if _current is not None:
+        _current.give_up(rank, text)
 
 
 def former() -> Former:

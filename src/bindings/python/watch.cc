@@ -147,13 +147,13 @@ py::list overdue(double grace) {
 
 // Ends waits that poll, and calls that the library can abort.
 void give_up(Group& group) {
-  for (auto& slot : group.slots()) slot.communicator->give_up();
+  for (const auto& communicator : group.communicators()) communicator->give_up();
 }
 
 // What a device runs for a group that has lost a rank never ends, and nor does later work on its streams.
 void give_up_streams(Group& group) {
-  for (auto& slot : group.slots()) {
-    if (slot.streams) slot.communicator->give_up();
+  for (const auto& communicator : group.communicators()) {
+    if (communicator->streams()) communicator->give_up();
   }
 }
 
