@@ -75,8 +75,11 @@ class Losses:
 
     @property
     def overdue(self) -> bool:
-        """Whether a rank has been lost for so long that no call can still end by itself."""
-        return self.any and time.monotonic() - self._since > _GRACE
+        """Whether a rank has been lost for so long that no call of its groups can still end by itself.
+
+        That stays true when another process takes the rank's place.
+        """
+        return 0 < self._since < time.monotonic() - _GRACE
 
     def await_end(self, ranks: list[int]) -> None:
         """Give a process of these ranks, whose connections have ended, a moment to end itself."""
