@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -52,7 +51,7 @@ def _lose(device: Any, store: torch_dist.Store, rank: int, ranks: int, notes: jo
     issued = [f"issued/{other}" for other in range(ranks) if other != _LOST]
     if rank == _LOST:
         store.wait(issued)
-        time.sleep(0.2)
+        time.sleep(0.2)  # for the device to begin what they have issued
         store.set("killed", str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     tensors = [torch.ones(_COUNT, device=device.kind) for _ in range(3)]
@@ -128,16 +127,10 @@ def _end(processes: list[subprocess.Popen[bytes]], deadline: float) -> str:
     return problem
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
 def _job(given: argparse.Namespace) -> str:
     deadline = time.monotonic() + jobs.left(given.limit) - 2
     (given.folder / _NAME).mkdir(exist_ok=True)
-    store = torch_dist.TCPStore("localhost", _free_port(), is_master=True, wait_for_workers=False)
+    store = torch_dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     ranks = [_start(given, store.port, rank, back=False) for rank in range(given.ranks)]
     try:
         ranks[_LOST].wait(max(0.1, deadline - time.monotonic()))

@@ -10,14 +10,12 @@ ends: "waiting": before the others look, "inside": before they have agreed, "con
 from __future__ import annotations
 
 import os
-import sys
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
-from shrinking import REPORTED, check, die
+from shrinking import check, die, run
 
 import mcr_dl as dist
 from mcr_dl.groups import returning, survivors
@@ -64,7 +62,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
     lost = [int(rank) for rank in lost_ranks.split(",")]
     if REJOIN:
         if REJOIN == "waiting":
-            returning.time = SimpleNamespace(sleep=die, monotonic=time.monotonic)
+            returning.poll = die
         if REJOIN == "connecting":
             watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
         if REJOIN == "without":
@@ -103,8 +101,4 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except dist.McrError as error:
-        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
-        sys.exit(REPORTED)
+    run(main)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -48,6 +49,15 @@ def check(group: object, world: int) -> None:
     print(f"group of {size} of {world}: rank {rank}, {','.join(dist.get_backends(group))}", flush=True)
 
 
+def run(program: Callable[..., None]) -> None:
+    """Run a program on the command line's arguments, and report an error of mcr_dl by the exit code."""
+    try:
+        program(*sys.argv[1:])
+    except dist.McrError as error:
+        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
+        sys.exit(REPORTED)
+
+
 def main(backends: str, losses: str) -> None:
     """One rank."""
     dist.init_process_group(backends.split(","))
@@ -79,8 +89,4 @@ def main(backends: str, losses: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except dist.McrError as error:
-        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
-        sys.exit(REPORTED)
+    run(main)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import torch
 import torch.distributed as dist
+from shrinking import run
 
 import mcr_dl
-
-REPORTED = 3
 
 
 def main(lost: str, excluded: str) -> None:
@@ -46,8 +44,4 @@ def main(lost: str, excluded: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except mcr_dl.McrError as error:
-        print(f"REPORTED {type(error).__name__}: {error}", flush=True)
-        sys.exit(REPORTED)
+    run(main)

@@ -45,6 +45,7 @@ _EXIT_DESYNC = 70  # as for a process that ends itself in a call that cannot con
 
 
 def launch_of(rank: int, world_size: int) -> launcher.Launch:
+    """The launch that the arguments describe, else that of the environment."""
     if (rank < 0) != (world_size < 0):
         message = f"rank and world_size: expected both or none, got rank={rank}, world_size={world_size}"
         raise InvalidArgumentError(message)

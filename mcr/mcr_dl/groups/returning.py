@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -19,10 +18,11 @@ from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.libraries import registry
 from mcr_dl.passes import chain
 from mcr_dl.runtime import dimensions, state
+from mcr_dl.runtime.rounds import poll
 from mcr_dl.tables import choice
 
-_PAUSE = 0.02  # seconds between two looks at the store
-_STORE_ERRORS = (RuntimeError, OSError)
+STORE_ERRORS = (RuntimeError, OSError)
+_LONGEST = 0.02  # seconds between two looks at the store
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
 
@@ -146,18 +146,15 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
     desk, word = _desk(store), uuid.uuid4().hex
     waiting, answered = f"waiting/{rank}", f"answer/{word}"
     desk.set(waiting, agreement.encode([word, watch.identity(rank)]))
-    deadline = time.monotonic() + limit.total_seconds()
     try:
-        while not desk.check([answered]):
-            if time.monotonic() > deadline:
-                message = (
-                    f"rejoin: no group has taken this process for rank {rank} within {limit.total_seconds():g} s: its "
-                    f"members have not called grow(), or the process that had the rank before is not lost"
-                )
-                raise CollectiveTimeoutError(message)
-            time.sleep(_PAUSE)
+        if not poll(lambda: bool(desk.check([answered])), limit.total_seconds(), _LONGEST):
+            message = (
+                f"rejoin: no group has taken this process for rank {rank} within {limit.total_seconds():g} s: its "
+                f"members have not called grow(), or the process that had the rank before is not lost"
+            )
+            raise CollectiveTimeoutError(message)
     except BaseException:
-        with contextlib.suppress(*_STORE_ERRORS):
+        with contextlib.suppress(*STORE_ERRORS):
             desk.delete_key(waiting)
         raise
     return Answer(**agreement.decode(desk.get(answered), answered))

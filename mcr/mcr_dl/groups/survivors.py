@@ -31,7 +31,6 @@ from mcr_dl.runtime import core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
-_STORE_ERRORS = (RuntimeError, OSError)
 _Look = Callable[[], tuple[list[returning.Applicant], bool]]
 
 
@@ -82,7 +81,7 @@ class _Meeting:
                 time.sleep(_PAUSE)
             ranks, words, (invited, broken) = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
-        except _STORE_ERRORS as error:
+        except returning.STORE_ERRORS as error:
             _raise(self._what, error)
         problems, wishes = [word[0] for word in words], [word[1] for word in words]
         return _Outcome(ranks, problems, wishes, [returning.Applicant(*each) for each in invited], broken)
@@ -179,7 +178,7 @@ class Forming:
             for each in invited:
                 returning.answer(state.current(), each, name, self._told(), self.limit)
             return self.join(name, "", meeting)
-        except (McrError, *_STORE_ERRORS) as error:
+        except (McrError, *returning.STORE_ERRORS) as error:
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
                 watch.give_up(each.rank, text)

@@ -150,7 +150,7 @@ void give_up(Group& group) {
   for (const auto& communicator : group.communicators()) communicator->give_up();
 }
 
-// What a device runs for a group that has lost a rank never ends, and nor does later work on its streams.
+// Work that a device runs for a group with a lost rank never ends, and neither does later work on its streams.
 void give_up_streams(Group& group) {
   for (const auto& communicator : group.communicators()) {
     if (communicator->streams()) communicator->give_up();
