@@ -75,14 +75,20 @@ def test_a_process_is_lost_too(nursery: Nursery, backends: str, how: str) -> Non
     job.end(job.rejoin(1))
 
 
+def unreachable(*_: object) -> None:
+    """A store that has ended."""
+    raise OSError("no store")
+
+
 def test_late_news_of_the_process_before() -> None:
     """They do not concern the process that has taken its place: ranks of other hosts may hear them late."""
-    losses = Losses(SimpleNamespace(), 0)
+    losses = Losses(SimpleNamespace(ask=unreachable), 0)
+    losses.begin([0] * 10)
     before, after = ({"host": "node1", "processes": "pid:[1]", "pid": pid} for pid in (10, 11))
-    losses.replace(9, after, "lost rank 9")
-    losses.heard(Alarm(2, "lost", "", "lost rank 9", lost=9, process=process_of(before)))
+    losses.replace(9, after, "lost rank 9", 0)
+    losses.alarmed(Alarm(2, "lost", "", "lost rank 9", lost=9, process=process_of(before)))
     assert not losses.any
-    losses.heard(Alarm(2, "lost", "", "lost rank 9 again", lost=9, process=process_of(after)))
+    losses.alarmed(Alarm(2, "lost", "", "lost rank 9 again", lost=9, process=process_of(after)))
     assert losses.texts == {9: "lost rank 9 again"}
     _C.regain(9)
 

@@ -33,6 +33,27 @@ def await_ready(job: Job, ranks: int) -> None:
         time.sleep(0.05)
 
 
+def start_phases(lab: Lab, backend: str, **variables: str) -> list[Job]:
+    """Three jobs at once, whose ranks are idle, in a blocking collective, in a storm of asynchronous ones."""
+    command = [sys.executable, str(PROGRAM), backend]
+    started = [lab.start([*command, phase], variables, sink=quiet) for phase in ("idle", "collective", "storm")]
+    for job in started:
+        await_ready(job, 3)
+    return started
+
+
+def ends(job: Job, left: set[int], deadline: float) -> dict[int, str]:
+    """The output of the ranks of hosts that are left, once they have ended with an error."""
+    while left & set(job.running()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    outputs = {rank: job.output(rank) for rank in sorted(left)}
+    assert not left & set(job.running()), outputs
+    result = job.wait(5, grace=0)
+    for rank, text in outputs.items():
+        assert result.codes[rank] in (REPORTED, ENDED), (result.codes, text)
+    return outputs
+
+
 @pytest.mark.parametrize("fault", ["cut", "host"])
 @pytest.mark.parametrize("backend", NICS)
 def test_the_network_fails(backend: str, fault: str) -> None:
@@ -40,25 +61,34 @@ def test_the_network_fails(backend: str, fault: str) -> None:
     in a blocking collective and in a storm of asynchronous ones, three jobs at once.
     """
     with Lab(hosts=3, nics=(400, 200)) as lab:
-        command = [sys.executable, str(PROGRAM), backend]
-        started = [lab.start([*command, phase], sink=quiet) for phase in ("idle", "collective", "storm")]
-        for job in started:
-            await_ready(job, 3)
+        started = start_phases(lab, backend)
         if fault == "cut":
             lab.cut(1, NICS[backend])
         else:
             lab.remove_host(1)
         deadline = time.monotonic() + BOUND_SECONDS
-        left = {0, 2} if fault == "host" else {0, 1, 2}
         for job in started:
-            while left & set(job.running()) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            outputs = {rank: job.output(rank) for rank in sorted(left)}
-            assert not left & set(job.running()), outputs
-            result = job.wait(5, grace=0)
-            for rank, text in outputs.items():
-                assert result.codes[rank] in (REPORTED, ENDED), (result.codes, text)
+            for text in ends(job, {0, 2} if fault == "host" else {0, 1, 2}, deadline).values():
                 assert re.search(
                     rf"(CollectiveTimeoutError|BackendError): {backend}\.all_reduce \(group 'default'", text
                 ), text
                 assert re.search("Not arrived: |have arrived|cannot be reached|different calls", text), text
+
+
+@pytest.mark.parametrize("fault", ["cut", "host"])
+@pytest.mark.parametrize("backend", NICS)
+def test_a_host_is_lost(backend: str, fault: str) -> None:
+    """Long before the time limit: the kernels of the hosts do not answer each other on the store's network."""
+    with Lab(hosts=3, nics=(400, 200)) as lab:
+        started = start_phases(lab, backend, NETWORK_LIMIT="600")
+        if fault == "cut":
+            lab.cut(1, NICS["gloo"])
+        else:
+            lab.remove_host(1)
+        deadline = time.monotonic() + BOUND_SECONDS
+        for job in started:
+            outputs = ends(job, {0, 2} if fault == "host" else {0, 1, 2}, deadline)
+            for rank, text in outputs.items():
+                assert "PeerLostError" in text, text
+                lost, name = (0, "host0") if rank == 1 else (1, "host1")
+                assert re.search(rf"ost rank {lost}: its host {name} has not answered for 5 s", text), text

@@ -12,7 +12,7 @@ import torch
 
 import mcr_dl as dist
 
-LIMIT = timedelta(seconds=2)
+LIMIT = timedelta(seconds=float(os.environ.get("NETWORK_LIMIT", "2")))
 REPORTED = 3
 
 

@@ -104,6 +104,12 @@ VARIABLES = (
         "Default: Python's logger `mcr_dl`, as the program sets it up",
         "logging.md",
     ),
+    Variable(
+        "MCR_DL_HOST_TIMEOUT",
+        "seconds after which the ranks of a host that does not answer are lost, 5 by default, at least 3; `0`: hosts "
+        "keep no connections for this; equal on all ranks",
+        "reliability.md#other-hosts",
+    ),
     Variable("MCR_DL_DEBUG", "`detail`: compare all calls across the ranks; equal on all ranks", "reliability.md"),
     Variable(
         "MCR_DL_DUMP_DIR",

@@ -156,9 +156,7 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
 
 def _watch_processes(current: state.State) -> None:
     assert current.knowledge is not None
-    nodes, rank = current.knowledge.nodes, current.launch.rank
-    here = [other for other, node in enumerate(nodes) if node == nodes[rank] and other != rank]
-    watch.watch_processes([other for other in here if other not in watch.lost()], others=len(here) + 1 < len(nodes))
+    watch.watch_processes(current.knowledge.nodes)
 
 
 def _make_world(current: state.State) -> _C.Group:

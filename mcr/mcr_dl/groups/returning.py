@@ -104,7 +104,7 @@ def admit(current: state.State, applicant: Applicant) -> None:
     # Of two processes that come together, each finds the other's identity.
     left = torch_dist.PrefixStore("watch", current.store)
     left.set(f"member/{applicant.rank}", agreement.encode(applicant.member))
-    watch.replace(applicant.rank, applicant.member, applicant.text)
+    watch.replace(applicant.rank, applicant.member, applicant.text, applicant.node)
     assert current.knowledge is not None
     nodes = list(current.knowledge.nodes)
     nodes[applicant.rank] = applicant.node

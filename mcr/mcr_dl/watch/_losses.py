@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -11,12 +12,16 @@ from functools import partial
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.watch import _connections
 from mcr_dl.watch._alarm import Alarm, Exchange, StoreError
+from mcr_dl.watch._connections import Broken, Connections
 from mcr_dl.watch._peers import Peers, ending_text
-from mcr_dl.watch._report import pid_namespace
+from mcr_dl.watch._report import identity, pid_namespace
 
+_log = logging.getLogger("mcr_dl")
 _NOTE = 0.3  # seconds to read the last report of an ended process
 _GRACE = 0.3  # after the loss: calls that the library ends itself have its own text
+_NEWS = 1.5  # seconds for the loss of a rank of another host to be told
 _TRIES = 20  # to raise an alarm while others are raised
 _PAUSE = 0.02
 
@@ -34,31 +39,52 @@ def _is_near(member: dict[str, Any]) -> bool:
 class Losses:
     """The lost ranks, as one process knows them.
 
-    Ranks of this host are noticed by their processes. The lowest rank that still runs on a host tells the other hosts.
+    Ranks of this host are noticed by their processes, those of other hosts by their connections; who notices a loss
+    that others cannot notice tells them. Of several ranks of a host that notice one of theirs, the lowest does that.
     """
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
+        """Raises InvalidArgumentError for a value of the variable that makes no sense."""
         self._exchange, self._rank = exchange, rank
+        self._silence = _connections.limit()
         self._texts: dict[int, str] = {}  # of lost ranks
         self._untold: dict[int, tuple[str, str]] = {}  # text and process of those that the other hosts do not know
         self._replaced: dict[int, str] = {}  # by rank: the process that has taken the place of a lost one
         self._since = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._nodes: list[int] = []  # each rank's host
         self._peers: Peers | None = None
-        self._others = False  # there are ranks on other hosts
+        self._connections: Connections | None = None
 
-    def begin(self, here: list[int], *, others: bool) -> None:
-        """Watch the ranks of this host. Every rank has left its identity at the store before."""
-        self._others = others
+    def begin(self, nodes: list[int]) -> None:
+        """Watch the other ranks. ``nodes``: each rank's host, by a number.
+
+        Every rank has left its identity at the store before.
+        """
+        self._nodes = list(nodes)
+        here = [rank for rank in self._of(nodes[self._rank]) if rank != self._rank]
         try:
             members = self._exchange.ask(lambda: {rank: self._exchange.left("member", rank) for rank in here})
         except StoreError:
             return  # the job cannot start without its store, and says so
         near = {rank: each for rank, each in members.items() if each and _is_near(each)}
         self._peers = Peers(near, self._ended)
+        self._connect()
 
-    def stop(self) -> None:
-        """End the thread that watches."""
+    def _of(self, node: int) -> list[int]:
+        """The ranks of a host that are not lost."""
+        return [rank for rank, other in enumerate(self._nodes) if other == node and rank not in self._texts]
+
+    def _connect(self) -> None:
+        """Connect to other hosts, once there are some."""
+        if self._silence and self._connections is None and len(set(self._nodes)) > 1:
+            self._connections = Connections(self._exchange, identity(self._rank), self._silence, self)
+            self._connections.start(self._nodes, set(self._texts))
+
+    def stop(self, *, well: bool) -> None:
+        """End the threads that watch. ``well``: this process is not lost."""
+        if self._connections is not None:
+            self._connections.stop(well=well)
         if self._peers is not None:
             self._peers.stop()
 
@@ -82,21 +108,34 @@ class Losses:
         return 0 < self._since < time.monotonic() - _GRACE
 
     def await_end(self, ranks: list[int]) -> None:
-        """Give a process of these ranks, whose connections have ended, a moment to end itself."""
-        if self._peers is not None and not any(rank in self._texts for rank in ranks):
-            self._peers.await_end(set(ranks) - {self._rank})
+        """Give a process of these ranks, whose connections have ended, a moment to end itself, and others to tell."""
+        others = set(ranks) - {self._rank}
+        if self._peers is not None and not self._has_lost(others):
+            self._peers.await_end(others)
+        if self._connections is not None and any(self._nodes[rank] != self._nodes[self._rank] for rank in others):
+            with self._lock:
+                self._lock.wait_for(lambda: self._has_lost(others), _NEWS)
 
-    def heard(self, alarm: Alarm) -> None:
-        """A rank of another host has been lost."""
-        if alarm.lost != self._rank:
-            self._lose(alarm.lost, alarm.text, alarm.process)
+    def _has_lost(self, ranks: set[int]) -> bool:
+        return any(rank in self._texts for rank in ranks)
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """Another rank has told that one is lost."""
+        self._learn(alarm.lost, alarm.text, alarm.process)
+
+    def _learn(self, rank: int, text: str, process: str) -> None:
+        if rank == self._rank and process != process_of(identity(rank)):
+            return  # a process that had this rank before
+        if rank == self._rank:
+            text = f"the other ranks have found this process lost, and go on without it: {text}"
+        self._lose(rank, text, process)
 
     def note(self, texts: dict[int, str]) -> None:
         """Ranks have been lost before this process came."""
         for rank, text in texts.items():
             self._lose(rank, text)
 
-    def replace(self, rank: int, member: dict[str, Any], text: str) -> None:
+    def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank, of which this process may not know yet."""
         self._lose(rank, text)
         with self._lock:
@@ -104,10 +143,12 @@ class Losses:
             self._untold.pop(rank, None)
             del self._texts[rank]
             _C.regain(rank)
-        near = _is_near(member)
-        self._others = self._others or not near
-        if self._peers is not None and near:
+            self._nodes[rank] = node
+            if self._connections is not None:
+                self._connections.update(self._nodes, set(self._texts), returned=rank)
+        if self._peers is not None and _is_near(member):
             self._peers.add(rank, member)
+        self._connect()
 
     def give_up(self, rank: int, text: str) -> None:
         """The process that was to take the place of a lost rank does not."""
@@ -129,42 +170,103 @@ class Losses:
     # ---- the end of a process of this host
 
     def _ended(self, rank: int, member: dict[str, Any], status: int | None) -> None:
-        process = process_of(member)
+        end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
+        text, process = self._why(rank, end, failed=bool(status)), process_of(member)
+        if text is None or not self._is_new(rank, process):
+            return
+        # First the others: a call that raises may end this process, and the store with it.
+        self._tell_connected(rank, text, process)
+        assert self._peers is not None
+        self._untold[rank] = text, process
+        running = self._peers.running() - self._untold.keys()
+        if len(set(self._nodes)) > 1 and not any(other < self._rank for other in running):
+            for lost, (why, gone) in list(self._untold.items()):
+                self._tell(lost, why, gone)
+        self._lose(rank, text, process)
+
+    def _why(self, rank: int, end: str, *, failed: bool) -> str | None:
+        """The text for a rank whose process has ended or cannot be reached; None if it has ended communication."""
         report, readable = None, True
         try:
             report = self._exchange.ask(lambda: self._exchange.left("ended", rank), _NOTE)
         except StoreError:
             readable = False
         if report is not None and report["well"]:
-            return
-        if not readable and self._exchange.closed_well and not status:
-            return  # the job ends; a failure would have had a status
-        end = f"process {member['pid']} on {member['host']} {ending_text(status)}"
-        text = f"lost rank {rank}: " + (end if report is None else f"{report['ended']} ({end})")
-        if self._lose(rank, text, process):
-            self._tell(rank, text, process)
+            return None
+        if not readable and self._exchange.closed_well and not failed:
+            return None  # the job ends; a failure would have had a status
+        return f"lost rank {rank}: " + (end if report is None else f"{report['ended']} ({end})")
 
-    def _lose(self, rank: int, text: str, process: str = "") -> bool:
-        """Note the loss; False if the rank is lost already, or if another process than this one has the rank now."""
+    # ---- the news of the connections: see _connections.Listener
+
+    def broken(self, broken: Broken) -> None:
+        """The process has ended, or no rank of its host can be reached."""
+        member = broken.member
+        ranks = self._of(self._nodes[broken.rank]) if broken.silent else [broken.rank]
+        for rank in ranks:
+            if broken.silent:
+                text = self._why(
+                    rank, f"its host {member['host']} has not answered for {self._silence:g} s", failed=True
+                )
+            else:
+                text = self._why(rank, f"process {member['pid']} on {member['host']} {ending_text(None)}", failed=False)
+            process = process_of(member) if rank == broken.rank else self._process(rank)
+            if text is not None and self._is_new(rank, process):
+                self._tell_connected(rank, text, process)
+                self._tell(rank, text, process)
+                self._lose(rank, text, process)
+
+    def _process(self, rank: int) -> str:
+        """The process of a rank, as far as the store says."""
+        member = None
+        with contextlib.suppress(*StoreError):
+            member = self._exchange.ask(lambda: self._exchange.left("member", rank), _NOTE)
+        return process_of(member) if member else ""
+
+    def heard(self, row: dict[str, Any]) -> None:
+        """A connected rank has told that one is lost."""
+        self._learn(int(row["lost"]), str(row["text"]), str(row["process"]))
+
+    def failed(self, rank: int, reason: str) -> None:
+        """There is no connection: the time limits remain."""
+        _log.warning(
+            "rank %d cannot connect to rank %d on another host (%s): it notices the end of that process, and of the "
+            "host, only by its time limits; %s=0 turns these connections off",
+            self._rank,
+            rank,
+            reason,
+            _connections.VARIABLE,
+        )
+
+    # ---- all losses
+
+    def _is_new(self, rank: int, process: str) -> bool:
+        """False if the rank is lost already, or if another process than this one has the rank now."""
+        present = self._replaced.get(rank)
+        return rank not in self._texts and not (process and present and process != present)
+
+    def _lose(self, rank: int, text: str, process: str = "") -> None:
+        """Note the loss, if it is new."""
         with self._lock:
-            present = self._replaced.get(rank)
-            if rank in self._texts or (process and present and process != present):
-                return False
+            if not self._is_new(rank, process):
+                return
             self._texts[rank] = text
             self._since = time.monotonic()
             _C.lose(rank, text)
-            return True
+            self._lock.notify_all()
+            if self._connections is not None:
+                self._connections.update(self._nodes, set(self._texts))
+
+    def _tell_connected(self, rank: int, text: str, process: str) -> None:
+        """Tell the connected ranks of other hosts, also if the store has ended with the rank."""
+        if self._connections is not None:
+            self._connections.tell({"lost": rank, "text": text, "process": process})
 
     def _tell(self, rank: int, text: str, process: str) -> None:
-        assert self._peers is not None
-        self._untold[rank] = text, process
-        running = self._peers.running() - self._untold.keys()
-        if not self._others or any(other < self._rank for other in running):
-            return
-        for lost, (why, gone) in list(self._untold.items()):
-            alarm = Alarm(self._rank, "lost", "", why, lost=lost, process=gone)
-            with contextlib.suppress(*StoreError):
-                self._exchange.ask(partial(self._raise_alarm, alarm), _TRIES * _PAUSE)
+        """Tell all ranks, through the store."""
+        alarm = Alarm(self._rank, "lost", "", text, lost=rank, process=process)
+        with contextlib.suppress(*StoreError):
+            self._exchange.ask(partial(self._raise_alarm, alarm), _TRIES * _PAUSE)
 
     def _raise_alarm(self, alarm: Alarm) -> None:
         for _ in range(_TRIES):

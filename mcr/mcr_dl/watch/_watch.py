@@ -82,18 +82,18 @@ class Watch:
         self._exchange.leave("member", _report.identity(self.rank))
         self._sampler.start()
 
-    def watch_processes(self, here: list[int], *, others: bool) -> None:
-        """Notice the end of these ranks of this host. ``others``: there are ranks on other hosts."""
-        self._losses.begin(here, others=others)
+    def watch_processes(self, nodes: list[int]) -> None:
+        """Notice the end of the other ranks. ``nodes``: each rank's host, by a number."""
+        self._losses.begin(nodes)
 
     def lost(self) -> dict[int, str]:
         """The ranks whose processes have been lost, and what happened to each."""
         return self._losses.texts
 
-    def replace(self, rank: int, member: dict[str, Any], text: str) -> None:
+    def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank."""
         self.broken = True
-        self._losses.replace(rank, member, text)
+        self._losses.replace(rank, member, text, node)
 
     def give_up(self, rank: int, text: str) -> None:
         """That process does not come."""
@@ -106,11 +106,11 @@ class Watch:
     def stop(self, reason: str, *, well: bool) -> None:
         """End, and leave a note why this process is no longer there, and whether it ends as intended."""
         self._ending.set()
-        self._losses.stop()
         self._well = well
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
         self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason, well=well))
+        self._losses.stop(well=well)
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
 
@@ -239,7 +239,7 @@ class Watch:
         """Complete the error text of a call that other ranks take part in."""
         lost = None if timeout else self._lost(label)
         if lost is not None:
-            return complete(text, label, f"{lost[:1].upper()}{lost[1:]}.", timeout=False)
+            return complete(text, label, _sentence(lost), timeout=False)
         now = time.monotonic()
         known = self._known.get((label, seq))
         if known is not None and now - known[0] < _SAME:
@@ -247,7 +247,8 @@ class Watch:
         if now - self._last_alarm < _SPACING:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
-        return complete(text, label, told, timeout=timeout)
+        lost = None if timeout else _C.lost(label)  # by now
+        return complete(text, label, told if lost is None else _sentence(lost), timeout=timeout)
 
     def _lost(self, label: str) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
@@ -306,7 +307,7 @@ class Watch:
             self.broken = True
             _C.stop_desync(alarm.text)
         elif alarm.kind == "lost":
-            self._losses.heard(alarm)
+            self._losses.alarmed(alarm)
         if dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
             dump.write(number, report, vars(alarm))
@@ -315,6 +316,10 @@ class Watch:
 def _name(activity: dict[str, Any]) -> str:
     backend = activity["backend"] or "auto"
     return f"{backend}.{activity['op']} ({activity['label']})"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _position(label: str) -> dict[str, Any] | None:
@@ -369,13 +374,13 @@ def start(
         _current.start()
 
 
-def watch_processes(here: list[int], *, others: bool) -> None:
-    """Notice the end of the processes of these ranks, which run on this host. All ranks have begun to watch before.
+def watch_processes(nodes: list[int]) -> None:
+    """Notice the end of the other ranks' processes. All ranks have begun to watch before.
 
-    ``others``: there are ranks on other hosts, which are told.
+    ``nodes``: each rank's host, by a number.
     """
     if _current is not None:
-        _current.watch_processes(here, others=others)
+        _current.watch_processes(nodes)
 
 
 def lost() -> dict[int, str]:
@@ -383,13 +388,14 @@ def lost() -> dict[int, str]:
     return {} if _current is None else _current.lost()
 
 
-def replace(rank: int, member: dict[str, Any], text: str) -> None:
+def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
     """Another process has taken the place of a lost rank: groups made from now on can have it.
 
-    ``member``: the identity of the process; ``text``: what happened to the one before, if that is not known here.
+    ``member``: the identity of the process; ``text``: what happened to the one before, if that is not known here;
+    ``node``: the number of its host.
     """
     if _current is not None:
-        _current.replace(rank, member, text)
+        _current.replace(rank, member, text, node)
 
 
 def give_up(rank: int, text: str) -> None:

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections between the hosts of a job, which break when a process ends or a host cannot be reached any more.
+
+Each rank keeps a connection to a rank of the first host that has running ranks; the ranks of that host only accept.
+The kernels of both ends check it every second, and answer for stopped processes too, so a slow or stopped process does
+not break its connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import queue
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch.distributed as torch_dist
+
+from mcr_dl.base import documents
+from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.watch._alarm import Exchange, StoreError, decode
+
+VARIABLE = "MCR_DL_HOST_TIMEOUT"
+_DEFAULT, _LEAST = 5.0, 3.0  # seconds
+_CLOSING = 0.4  # seconds for the ranks of its host, and for the process itself, to tell why a process has ended
+_RETRY = 0.2  # seconds between two attempts to connect
+_DEPARTED = 1.0  # seconds before another rank replaces one that has ended as intended: all may be about to
+_SENT = 0.2  # seconds for the thread to send something
+_LAST = 2.0  # seconds for the thread to end
+_LONGEST_LINE = 1 << 16
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+
+
+def limit() -> float:
+    """Seconds after which a host that does not answer is lost; 0: never. Raises InvalidArgumentError."""
+    text = os.environ.get(VARIABLE, "") or str(_DEFAULT)
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) == 0 or _LEAST <= seconds < 1e6:
+            return seconds
+    raise InvalidArgumentError(f"{VARIABLE}: expected 0, or a number of seconds from {_LEAST:g} on, got {text!r}")
+
+
+class Broken(NamedTuple):
+    """A connection that has broken: the rank and the identity of the process at its other end."""
+
+    rank: int
+    member: dict[str, Any]
+    silent: bool  # its host does not answer; else the process has closed the connection without a word
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    rank: int = -1  # of the other end; -1 until that has introduced itself
+    member: dict[str, Any] = field(default_factory=dict)
+    token: str = ""  # with which this process introduces itself
+    deadline: float = 0.0  # to connect or to be introduced; 0: that is done
+    received: bytes = b""
+
+
+class Listener(Protocol):
+    """What gets the news, on the thread of the connections."""
+
+    def broken(self, broken: Broken) -> None:
+        """A connection broke a moment ago, and has not come back."""
+
+    def heard(self, row: dict[str, Any]) -> None:
+        """Another rank has told something (`Connections.tell`)."""
+
+    def failed(self, rank: int, reason: str) -> None:
+        """There is no connection to a rank to which there should be one."""
+
+
+def _store_host(store: torch_dist.Store) -> str:
+    """The host of the job's store, as this process knows it; empty if it has none."""
+    while isinstance(store, torch_dist.PrefixStore):
+        store = store.underlying_store
+    return str(getattr(store, "host", ""))
+
+
+def _own_address(store: torch_dist.Store) -> str:
+    """This host's address on the store's network; empty if that is the loopback's, or if it is not known."""
+    with contextlib.suppress(OSError):
+        kind, protocol, number, _, address = socket.getaddrinfo(_store_host(store), 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, protocol, number) as probe:
+            probe.connect(address)  # sends nothing
+            found = str(probe.getsockname()[0])
+            return "" if found.removeprefix("::ffff:").startswith("127.") or found == "::1" else found
+    return ""
+
+
+def _is_silence(error: OSError) -> bool:
+    return error.errno in _UNREACHABLE
+
+
+def _listening() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+    return socket.create_server(("", 0), backlog=4096)
+
+
+def _check_often(connection: socket.socket, silence: float) -> None:
+    """Let the kernel end the connection when the other host's kernel has not answered for so many seconds."""
+    period = max(1, int(silence / 5))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period)
+    # Looked at once in a period, and before the last one has passed.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((silence - 1.5 * period) * 1000))
+
+
+class Connections:
+    """The connections of one process, on a thread of its own, which makes all calls of the functions that it gets."""
+
+    def __init__(self, exchange: Exchange, member: dict[str, Any], silence: float, listener: Listener) -> None:
+        """``member``: this process's identity; ``silence``: the seconds of `limit`."""
+        self._exchange, self._member, self._rank = exchange, member, int(member["rank"])
+        self._silence, self._listener = silence, listener
+        self._token = secrets.token_hex(16)
+        self._nodes: list[int] = []
+        self._gone: set[int] = set()  # lost ranks
+        self._departed: set[int] = set()  # those that have ended as intended, or cannot be reached
+        self._up: _Connection | None = None  # to the first host
+        self._wanted = -1  # the rank to which this one connects, or -1
+        self._since = self._next = 0.0  # since when, and when the next attempt is due
+        self._reached: set[int] = set()  # nodes to which there has been a connection
+        self._pending: dict[int, tuple[float, Broken]] = {}  # by rank, with the time to report it
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ending = self._well = self._given_up = False
+        self._selector = selectors.DefaultSelector()
+        self._server = _listening()
+        self._wake, self._woken = socket.socketpair()
+        for each in (self._server, self._woken):
+            each.setblocking(False)
+            self._selector.register(each, selectors.EVENT_READ, None)
+        os.register_at_fork(after_in_child=self._forget)
+        self._thread = threading.Thread(target=self._run, name="mcr_dl hosts", daemon=True)
+
+    def start(self, nodes: list[int], gone: set[int]) -> None:
+        """Leave this process's address, and connect. ``nodes``: each rank's host, by a number; ``gone``: lost ranks."""
+        self._nodes, self._gone = list(nodes), set(gone)
+        address = {
+            "member": self._member,
+            "host": _own_address(self._exchange.store),
+            "port": self._server.getsockname()[1],
+            "token": self._token,
+        }
+        self._exchange.leave("address", address)
+        self._thread.start()
+
+    def update(self, nodes: list[int], gone: set[int], *, returned: int = -1) -> None:
+        """Ranks have been lost, or another process has the place of ``returned`` now."""
+
+        def change() -> None:
+            self._nodes, self._gone = list(nodes), set(gone)
+            if returned >= 0:
+                self._given_up = False
+                self._departed.discard(returned)
+                self._pending.pop(returned, None)
+
+        self._request(change)
+
+    def tell(self, row: dict[str, Any]) -> None:
+        """Send a row of JSON's types to the ranks to which there are connections, before this returns."""
+        sent = threading.Event()
+
+        def send() -> None:
+            for each in self._introduced():
+                self._send(each, row)
+            sent.set()
+
+        if threading.current_thread() is self._thread:
+            send()
+        elif self._thread.is_alive():
+            self._request(send)
+            sent.wait(_SENT)
+
+    def stop(self, *, well: bool) -> None:
+        """Close all. ``well``: the other ends do not take this process for lost."""
+        self._well, self._ending = well, True
+        self._request(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join(_LAST)
+
+    def _request(self, action: Callable[[], None]) -> None:
+        self._requests.put(action)
+        with contextlib.suppress(OSError):
+            self._wake.send(b"w")
+
+    def _forget(self) -> None:
+        """In a forked child: its copies would keep the connections open after the end of this process."""
+        for each in self._sockets():
+            each.close()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while not self._ending:
+            self._keep_connected()
+            for key, _ in self._selector.select(self._pause()):
+                if key.fileobj is self._server:
+                    self._accept()
+                elif key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                else:
+                    self._proceed(key.data)
+            while not self._requests.empty():
+                self._requests.get()()
+            self._conclude()
+        if self._well:
+            for each in self._introduced():
+                self._send(each, {"ends": True})
+        for opened in self._sockets():
+            opened.close()
+        self._wake.close()
+
+    def _sockets(self) -> list[socket.socket]:
+        keys = list((self._selector.get_map() or {}).values())
+        return [key.fileobj for key in keys if isinstance(key.fileobj, socket.socket)]
+
+    def _all(self) -> list[_Connection]:
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+
+    def _introduced(self) -> list[_Connection]:
+        return [each for each in self._all() if each.rank >= 0 and not each.deadline]
+
+    def _pause(self) -> float | None:
+        due = [at for at, _ in self._pending.values()] + [each.deadline for each in self._all() if each.deadline]
+        if self._wanted >= 0 and self._up is None:
+            due.append(self._next)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _conclude(self) -> None:
+        """Report what broke a moment ago, and end what is overdue."""
+        now = time.monotonic()
+        for rank, (at, broken) in list(self._pending.items()):
+            if at <= now:
+                del self._pending[rank]
+                self._report(broken)
+        for each in self._all():
+            if 0 < each.deadline <= now:
+                self._broke(each, TimeoutError(errno.ETIMEDOUT, "no answer"))
+
+    def _report(self, broken: Broken) -> None:
+        known = self._gone | self._departed
+        self._departed.add(broken.rank)
+        if broken.rank not in known:
+            self._listener.broken(broken)
+
+    # ---- the connection to the first host
+
+    def _target(self) -> int:
+        """The rank to which this one connects; -1 on the first host, or if that was not possible."""
+        if self._given_up:
+            return -1
+        running = [rank for rank in range(len(self._nodes)) if rank not in self._gone | self._departed]
+        mine = self._nodes[self._rank]
+        first = self._nodes[running[0]] if running else mine
+        if first == mine:
+            return -1
+        targets = [rank for rank in running if self._nodes[rank] == first]
+        return targets[sum(node == mine for node in self._nodes[: self._rank]) % len(targets)]
+
+    def _keep_connected(self) -> None:
+        target, now = self._target(), time.monotonic()
+        if target != self._wanted:
+            self._wanted, self._since = target, max(now, self._next)
+            if self._up is not None:
+                self._send(self._up, {"ends": True})
+                self._close(self._up)
+        if target >= 0 and self._up is None and now >= self._next:
+            self._next = now + _RETRY
+            self._connect(target)
+
+    def _connect(self, target: int) -> None:
+        address: dict[str, Any] | None = None
+        try:
+            with contextlib.suppress(*StoreError):
+                address = self._exchange.ask(lambda: self._exchange.left("address", target))
+            if address is None:
+                raise OSError(errno.ENOENT, "it has left no address at the store")
+            host = address["host"] or _store_host(self._exchange.store) or address["member"]["host"]
+            kind, protocol, number, _, place = socket.getaddrinfo(host, address["port"], type=socket.SOCK_STREAM)[0]
+            opened = socket.socket(kind, protocol, number)
+        except OSError as error:
+            self._failed(target, {} if address is None else address["member"], error)
+            return
+        opened.setblocking(False)
+        deadline = time.monotonic() + self._silence
+        self._up = _Connection(opened, target, address["member"], address["token"], deadline)
+        self._selector.register(opened, selectors.EVENT_WRITE, self._up)
+        code = opened.connect_ex(place)
+        if code not in (0, errno.EINPROGRESS):
+            self._broke(self._up, OSError(code, os.strerror(code)))
+
+    def _connected(self, each: _Connection) -> None:
+        code = each.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._broke(each, OSError(code, os.strerror(code)))
+            return
+        each.deadline = 0.0
+        self._selector.modify(each.socket, selectors.EVENT_READ, each)
+        self._begin(each)
+        self._send(each, {"token": each.token, "member": self._member})
+
+    def _failed(self, target: int, member: dict[str, Any], error: OSError) -> None:
+        """An attempt to connect has failed; the last one counts, unless an earlier connection has just broken."""
+        known, refused = self._nodes[target] in self._reached, error.errno == errno.ECONNREFUSED
+        patience = _CLOSING if known and refused else self._silence
+        if target in self._pending or time.monotonic() - self._since < patience:
+            return
+        if known and member:
+            self._report(Broken(target, member, not refused))
+        else:
+            self._given_up = True
+            self._listener.failed(target, str(error))
+
+    # ---- all connections
+
+    def _begin(self, each: _Connection) -> None:
+        _check_often(each.socket, self._silence)
+        self._reached.add(self._nodes[each.rank])
+        self._pending.pop(each.rank, None)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            accepted, _ = self._server.accept()
+            accepted.setblocking(False)
+            one = _Connection(accepted, deadline=time.monotonic() + self._silence)
+            self._selector.register(accepted, selectors.EVENT_READ, one)
+
+    def _proceed(self, each: _Connection) -> None:
+        """The connection has been made, or there is something to read."""
+        if each.socket.fileno() < 0:
+            return  # closed by what came just before
+        if each is self._up and each.deadline:
+            self._connected(each)
+        else:
+            self._receive(each)
+
+    def _receive(self, each: _Connection) -> None:
+        try:
+            received = each.socket.recv(_LONGEST_LINE)
+            if not received:
+                raise ConnectionResetError(errno.ECONNRESET, "closed")
+            *lines, each.received = (each.received + received).split(b"\n")
+            if len(each.received) > _LONGEST_LINE:
+                raise ValueError("expected a line")
+            for line in lines:
+                self._take(each, decode(line))
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broke(each, error)
+        except (ValueError, KeyError, TypeError):  # not from a rank of this job
+            self._close(each)
+
+    def _take(self, each: _Connection, row: dict[str, Any]) -> None:
+        if each.rank < 0:
+            rank = int(row["member"]["rank"])
+            if not hmac.compare_digest(str(row["token"]), self._token) or not 0 <= rank < len(self._nodes):
+                raise ValueError("expected the token of this process")
+            each.rank, each.member, each.deadline = rank, row["member"], 0.0
+            self._departed.discard(rank)
+            self._begin(each)
+        elif "ends" in row:
+            self._departed.add(each.rank)
+            self._next = time.monotonic() + _DEPARTED
+            self._close(each)
+        else:
+            self._listener.heard(row)
+
+    @staticmethod
+    def _send(each: _Connection, row: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a broken connection is noticed on reading
+            each.socket.sendall(documents.dumps(row).encode() + b"\n")
+
+    def _broke(self, each: _Connection, error: OSError) -> None:
+        self._close(each)
+        if each.rank < 0:
+            return
+        if each.deadline:
+            self._failed(each.rank, each.member, error)
+            return
+        silent = _is_silence(error)
+        due = time.monotonic() + (0 if silent else _CLOSING)
+        self._pending[each.rank] = due, Broken(each.rank, each.member, silent)
+        self._since = self._next = time.monotonic()  # the process may have lost its connection only
+
+    def _close(self, each: _Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(each.socket)
+        each.socket.close()
+        if each is self._up:
+            self._up = None

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of other hosts that are lost: real jobs whose processes have the names of several hosts, on one machine.
+
+Networks that are cut need real ones: tests/lab.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import jobs
+from mcr_dl import InvalidArgumentError
+from mcr_dl.bench.ranks import environments
+from mcr_dl.testing.nursery import Child, Nursery
+from mcr_dl.watch import _connections
+
+
+def start(nursery: Nursery, hosts: str, program: str, *arguments: str, **variables: str) -> list[Child]:
+    """A job with these hosts of its ranks, whose store is held by a separate process."""
+    return jobs.start(nursery, "hosts", [hosts, program, *arguments], len(hosts.split(",")), **variables)
+
+
+def end_without(nursery: Nursery, ranks: list[Child], lost: set[int]) -> list[Child]:
+    """The ranks that are not lost, once they have ended."""
+    survivors = [child for rank, child in enumerate(ranks) if rank not in lost]
+    jobs.end(nursery, survivors)
+    return survivors
+
+
+@pytest.mark.parametrize(
+    ("hosts", "losses", "left"),
+    [
+        ("0,0,1", "2", 2),  # alone on its host
+        ("0,1,1", "0", 2),  # alone on the first host
+        ("0,1,2", "1", 2),
+        ("0,1,2", "0/1", 1),
+        ("0,0,1,1", "2,3", 2),  # all of a host
+        ("0,0,1,1", "0,1", 2),  # all of the first host
+        ("0,0,1,1", "0/3", 2),
+        ("0,1,1,0", "0,2", 2),
+    ],
+)
+def test_the_others_notice(nursery: Nursery, hosts: str, losses: str, left: int) -> None:
+    """Their calls raise PeerLostError long before the time limit, and they go on."""
+    ranks = start(nursery, hosts, "shrinking", "gloo", losses)
+    lost = {int(rank) for rank in losses.replace("/", ",").split(",")}
+    survivors = end_without(nursery, ranks, lost)
+    jobs.expect(survivors, 0, f"group of {left} of {len(ranks)}: rank")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("how", ["kill", "fork"])
+def test_a_rank_is_killed(nursery: Nursery, backend: str, how: str) -> None:
+    """Its children do not keep its connections. The error names the process and its host."""
+    ranks = start(nursery, "0,1,2", "connected", backend, how, "1", MCR_DL_MPI_INTERRUPTIBLE="1")
+    survivors = end_without(nursery, ranks, {1})
+    jobs.expect(survivors, jobs.REPORTED, "PeerLostError", f"ost rank 1: process {ranks[1].pid} on host1 has ended")
+
+
+def test_rank_0_is_killed_with_the_store(nursery: Nursery) -> None:
+    """No rank of its host is left, and the store is gone: each rank notices it by itself."""
+    command = ["0,1,2", "connected", "gloo", "kill", "0"]
+    ranks = [nursery.start(jobs.PROGRAMS / "hosts.py", command, each) for each in environments(3, {}).values()]
+    survivors = end_without(nursery, ranks, {0})
+    jobs.expect(survivors, jobs.REPORTED, "PeerLostError", "ost rank 0: process")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stopped_rank_is_not_lost(nursery: Nursery, rank: int) -> None:
+    """Also if it is stopped for longer than hosts may be silent: the kernel answers for it."""
+    ranks = start(nursery, "0,0,1", "connected", "gloo", "stop", str(rank), MCR_DL_HOST_TIMEOUT="3")
+    state = Path(f"/proc/{ranks[rank].pid}/stat")
+    deadline = time.monotonic() + jobs.LIMIT
+    while state.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline, ranks[rank].text
+        time.sleep(0.05)
+    time.sleep(6)
+    os.kill(ranks[rank].pid, signal.SIGCONT)
+    jobs.end(nursery, ranks)
+    jobs.expect(ranks, 0, "group of 3 of 3: rank")
+
+
+@pytest.mark.parametrize(("before", "after"), [("0,0,1", "0,0,2"), ("0,0,0", "0,0,1"), ("0,1,1", "2,1,1")])
+def test_a_process_of_another_host_comes(nursery: Nursery, before: str, after: str) -> None:
+    """It is watched too: the one that is killed at once is replaced by another."""
+    holder, environment = jobs.agent_store(nursery, 3)
+    del holder
+    rank = next(place for place in range(3) if before.split(",")[place] != after.split(",")[place])
+    arguments = ["growing", "gloo", str(rank), "grow"]
+    program = jobs.PROGRAMS / "hosts.py"
+    ranks = [nursery.start(program, [before, *arguments], each) for each in environment]
+    survivors = [child for place, child in enumerate(ranks) if place != rank]
+    jobs.await_text(survivors, "lost: ")
+    for how in ("again", "yes"):
+        new = nursery.start(program, [after, *arguments], {**environment[rank], "GROWING_REJOIN": how})
+        nursery.wait([new], jobs.LIMIT)
+    jobs.end(nursery, [*survivors, new])
+    jobs.expect([*survivors, new], 0, "group of 3 of 3: rank")
+
+
+@pytest.mark.parametrize("value", ["-1", "1", "five", "nan", "1e9"])
+def test_a_wrong_time(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Zero, or enough for the kernel to ask several times."""
+    monkeypatch.setenv(_connections.VARIABLE, value)
+    with pytest.raises(InvalidArgumentError, match=f"MCR_DL_HOST_TIMEOUT: expected 0, or a number .*, got '{value}'"):
+        _connections.limit()
