@@ -4,7 +4,8 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks (hierarchies: two by two), in which rank 1 dies, stops, raises or leaves while
-the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy.
+the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy,
+or with each rank on an emulated host of its own, where no other rank can watch its process.
 With --json FILE, also writes the figures there.
 """
 
@@ -35,16 +36,28 @@ from mcr_dl.testing.nursery import Child, Nursery
 
 PROGRAM = script.ROOT / "tests" / "programs" / "faulty.py"
 PHASES, FAULTS = ("idle", "collective", "storm"), tuple(jobs.LOST)
-# Arguments of the program and variables by name.
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "mpi": ("mpi", {}),
-    "mpi, interruptible": ("mpi", {"MCR_DL_MPI_INTERRUPTIBLE": "1"}),
-    "gloo": ("gloo", {}),
-    "shm": ("shm", {}),
-    "stripe(gloo,mpi)": ("gloo;mpi;stripe(gloo,mpi)", {}),
-    "hier(shm,gloo)": ("gloo;hier(shm,gloo)", {}),
-    "hier(shm,mpi)": ("mpi;hier(shm,mpi)", {}),
-    "themis(shm,gloo)": ("gloo;themis(shm,gloo)", {}),
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The program's argument and variables; ``hosts``: each rank's, as tests/programs/hosts.py takes them."""
+
+    backend: str
+    interruptible: bool = False
+    hosts: str = ""
+
+
+BACKENDS = {
+    "mpi": Setup("mpi"),
+    "mpi, interruptible": Setup("mpi", interruptible=True),
+    "mpi, interruptible, a host each": Setup("mpi", interruptible=True, hosts="0,1,2"),
+    "gloo": Setup("gloo"),
+    "gloo, a host each": Setup("gloo", hosts="0,1,2"),
+    "shm": Setup("shm"),
+    "stripe(gloo,mpi)": Setup("gloo;mpi;stripe(gloo,mpi)"),
+    "hier(shm,gloo)": Setup("gloo;hier(shm,gloo)"),
+    "hier(shm,mpi)": Setup("mpi;hier(shm,mpi)"),
+    "themis(shm,gloo)": Setup("gloo;themis(shm,gloo)"),
 }
 RANKS, ON_TWO_HOSTS = 3, 4  # of a job; hierarchies have two dimensions of two ranks
 _GRID = {
@@ -78,9 +91,12 @@ def moment(rank: Child, what: str) -> float | None:
 
 def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> str | None:
     """The guarantee that a survivor broke, if any; its call took ``took`` seconds and may take ``bound``."""
+    far = fault == "stop" and bool(BACKENDS[backend].hosts)
     if rank.code not in ((jobs.REPORTED, jobs.ENDED) if backend == "mpi" else (jobs.REPORTED,)):
         return f"code {rank.code}"
-    if not re.search(jobs.LOST[fault], rank.text):
+    # Another host cannot tell stopped processes from others that do not answer.
+    named = r"rank 1: it does not answer: process \d+ on \S+ has ended, is stopped" if far else jobs.LOST[fault]
+    if not re.search(named, rank.text):
         return "not named"
     return "late" if took > bound else None
 
@@ -96,12 +112,16 @@ def _topology() -> str:
 
 def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float, bound: float) -> Outcome:
     """Inject one fault."""
-    names, variables = BACKENDS[backend]
-    variables = {**variables, "FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
-    size = RANKS
+    setup, program, size = BACKENDS[backend], PROGRAM, RANKS
+    arguments = [setup.backend, phase, fault]
+    variables = {"FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
+    if setup.interruptible:
+        variables["MCR_DL_MPI_INTERRUPTIBLE"] = "1"
+    if setup.hosts:
+        program, arguments = PROGRAM.with_name("hosts.py"), [setup.hosts, PROGRAM.stem, *arguments]
     if backend.startswith(("hier", "themis")):
         size, variables["MCR_DL_TOPOLOGY"] = ON_TWO_HOSTS, _topology()
-    ranks = jobs.start(nursery, PROGRAM, [names, phase, fault], size, **variables)
+    ranks = jobs.start(nursery, program, arguments, size, **variables)
     survivors = [ranks[0], *ranks[2:]]
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")

@@ -31,7 +31,7 @@ from mcr_dl.watch._alarm import Exchange, StoreError, decode
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT, _LEAST = 5.0, 3.0  # seconds
 _CLOSING = 0.4  # seconds for the ranks of its host, and for the process itself, to tell why a process has ended
-_RETRY = 0.2  # seconds between two attempts to connect
+_RETRY = 0.1  # seconds between two attempts to connect
 _DEPARTED = 1.0  # seconds before another rank replaces one that has ended as intended: all may be about to
 _SENT = 0.2  # seconds for the thread to send something
 _LAST = 2.0  # seconds for the thread to end
@@ -134,6 +134,7 @@ class Connections:
         self._since = self._next = 0.0  # since when, and when the next attempt is due
         self._reached: set[int] = set()  # nodes to which there has been a connection
         self._pending: dict[int, tuple[float, Broken]] = {}  # by rank, with the time to report it
+        self._ready = threading.Event()  # there is a connection, or there is to be none
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = self._well = self._given_up = False
         self._selector = selectors.DefaultSelector()
@@ -145,8 +146,11 @@ class Connections:
         os.register_at_fork(after_in_child=self._forget)
         self._thread = threading.Thread(target=self._run, name="mcr_dl hosts", daemon=True)
 
-    def start(self, nodes: list[int], gone: set[int]) -> None:
-        """Leave this process's address, and connect. ``nodes``: each rank's host, by a number; ``gone``: lost ranks."""
+    def start(self, nodes: list[int], gone: set[int], *, wait: bool) -> None:
+        """Leave this process's address, and connect. ``nodes``: each rank's host, by a number; ``gone``: lost ranks.
+
+        ``wait``: return when the other end knows this process, so that its end is noticed from now on.
+        """
         self._nodes, self._gone = list(nodes), set(gone)
         address = {
             "member": self._member,
@@ -156,6 +160,8 @@ class Connections:
         }
         self._exchange.leave("address", address)
         self._thread.start()
+        if wait:
+            self._ready.wait(self._silence + _CLOSING)
 
     def update(self, nodes: list[int], gone: set[int], *, returned: int = -1) -> None:
         """Ranks have been lost, or another process has the place of ``returned`` now."""
@@ -277,7 +283,9 @@ class Connections:
             if self._up is not None:
                 self._send(self._up, {"ends": True})
                 self._close(self._up)
-        if target >= 0 and self._up is None and now >= self._next:
+        if target < 0:
+            self._ready.set()
+        elif self._up is None and now >= self._next:
             self._next = now + _RETRY
             self._connect(target)
 
@@ -322,6 +330,7 @@ class Connections:
             self._report(Broken(target, member, not refused))
         else:
             self._given_up = True
+            self._ready.set()
             self._listener.failed(target, str(error))
 
     # ---- all connections
@@ -372,6 +381,9 @@ class Connections:
             each.rank, each.member, each.deadline = rank, row["member"], 0.0
             self._departed.discard(rank)
             self._begin(each)
+            self._send(each, {"known": True})
+        elif "known" in row:
+            self._ready.set()
         elif "ends" in row:
             self._departed.add(each.rank)
             self._next = time.monotonic() + _DEPARTED

@@ -69,17 +69,17 @@ class Losses:
             return  # the job cannot start without its store, and says so
         near = {rank: each for rank, each in members.items() if each and _is_near(each)}
         self._peers = Peers(near, self._ended)
-        self._connect()
+        self._connect(wait=True)
 
     def _of(self, node: int) -> list[int]:
         """The ranks of a host that are not lost."""
         return [rank for rank, other in enumerate(self._nodes) if other == node and rank not in self._texts]
 
-    def _connect(self) -> None:
+    def _connect(self, *, wait: bool) -> None:
         """Connect to other hosts, once there are some."""
         if self._silence and self._connections is None and len(set(self._nodes)) > 1:
             self._connections = Connections(self._exchange, identity(self._rank), self._silence, self)
-            self._connections.start(self._nodes, set(self._texts))
+            self._connections.start(self._nodes, set(self._texts), wait=wait)
 
     def stop(self, *, well: bool) -> None:
         """End the threads that watch. ``well``: this process is not lost."""
@@ -148,7 +148,7 @@ class Losses:
                 self._connections.update(self._nodes, set(self._texts), returned=rank)
         if self._peers is not None and _is_near(member):
             self._peers.add(rank, member)
-        self._connect()
+        self._connect(wait=False)  # the process may not be ready to be connected to
 
     def give_up(self, rank: int, text: str) -> None:
         """The process that was to take the place of a lost rank does not."""

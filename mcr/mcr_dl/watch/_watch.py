@@ -172,7 +172,8 @@ class Watch:
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
         told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout", patience)
-        return complete(text, call["label"], told, timeout=True)
+        lost = _C.lost(call["label"])
+        return complete(text, call["label"], told if lost is None else _sentence(lost), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
         key = activity["thread"], activity["turn"]
@@ -247,7 +248,7 @@ class Watch:
         if now - self._last_alarm < _SPACING:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
-        lost = None if timeout else _C.lost(label)  # by now
+        lost = _C.lost(label)  # by now
         return complete(text, label, told if lost is None else _sentence(lost), timeout=timeout)
 
     def _lost(self, label: str) -> str | None:
