@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as torch_dist
@@ -16,6 +19,7 @@ from mcr_dl import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.base import agreement, documents
 from mcr_dl.libraries import mpi, nccl, registry
 from mcr_dl.libraries.pmi import PmiResponder
+from mcr_dl.watch._connections import Broken, Connections
 
 PACKAGE = Path(mcr_dl.__file__).parent
 
@@ -134,3 +138,48 @@ def test_process_management(value: bytes) -> None:
         assert responder._answer("cmd=get kvsname=x key=good").endswith("value=1")
     finally:
         responder.close()
+
+
+# ---- other hosts
+
+
+class _Told:
+    """A listener that records the news."""
+
+    def __init__(self) -> None:
+        self.news: list[object] = []
+
+    def broken(self, broken: Broken) -> None:
+        self.news.append(broken)
+
+    def heard(self, row: dict[str, object]) -> None:
+        self.news.append(row)
+
+    def failed(self, rank: int, reason: str) -> None:
+        self.news.append((rank, reason))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'{"lost": 1, "text": "lost rank 1", "process": ""}\n',
+        b'{"token": "0123456789abcdef", "member": {"rank": 1}}\n',
+        b'{"token": 5, "member": {"rank": 1e400}}\n',
+        b"[[[[1]]]]\n",
+        b"x" * 200_000,
+    ],
+)
+def test_strangers_on_the_port_of_lost_ranks(sent: bytes) -> None:
+    """They are disconnected, and no rank is taken for lost."""
+    left: dict[str, dict[str, object]] = {}
+    exchange = SimpleNamespace(leave=left.__setitem__, store=torch_dist.HashStore())
+    told = _Told()
+    connections = Connections(exchange, {"rank": 0, "host": "a", "processes": "", "pid": 1}, 5.0, told)
+    connections.start([0, 1], set(), wait=True)
+    with socket.create_connection(("127.0.0.1", left["address"]["port"]), timeout=20) as stranger:
+        stranger.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):  # with data unread
+            assert stranger.recv(1) == b""
+    connections.stop(well=True)
+    assert told.news == []

@@ -25,10 +25,10 @@ def quiet(rank: int, line: str) -> None:
     """Print nothing."""
 
 
-def await_ready(job: Job, ranks: int) -> None:
-    """Wait until all ranks communicate."""
+def await_text(job: Job, ranks: int, text: str = "ready") -> None:
+    """Wait until all ranks have printed it."""
     deadline = time.monotonic() + START_SECONDS
-    while not all("ready" in job.output(rank) for rank in range(ranks)):
+    while not all(text in job.output(rank) for rank in range(ranks)):
         assert time.monotonic() < deadline, [job.output(rank) for rank in range(ranks)]
         time.sleep(0.05)
 
@@ -38,7 +38,7 @@ def start_phases(lab: Lab, backend: str, **variables: str) -> list[Job]:
     command = [sys.executable, str(PROGRAM), backend]
     started = [lab.start([*command, phase], variables, sink=quiet) for phase in ("idle", "collective", "storm")]
     for job in started:
-        await_ready(job, 3)
+        await_text(job, 3)
     return started
 
 
@@ -92,3 +92,19 @@ def test_a_host_is_lost(backend: str, fault: str) -> None:
                 assert "PeerLostError" in text, text
                 lost, name = (0, "host0") if rank == 1 else (1, "host1")
                 assert re.search(rf"ost rank {lost}: its host {name} has not answered for 5 s", text), text
+
+
+def test_a_host_comes_back_too_late() -> None:
+    """The others have gone on without it; its rank has lost the others, and learns that it is left out."""
+    with Lab(hosts=3, nics=(400, 200)) as lab:
+        program = str(TESTS / "programs" / "connected.py")
+        job = lab.start([sys.executable, program, "gloo", "cut", "1"], sink=quiet)
+        await_text(job, 3, "group of 3 of 3")
+        lab.cut(1, NICS["gloo"])
+        await_text(job, 3, "lost: ")
+        lab.restore(1, NICS["gloo"])
+        result = job.wait(START_SECONDS, grace=None)
+        texts = [job.output(rank) for rank in range(3)]
+        assert [result.codes[rank] for rank in range(3)] == [0, REPORTED, 0], texts
+        assert all("group of 2 of 3: rank" in texts[rank] for rank in (0, 2)), texts
+        assert "have found this process lost, and go on without it" in texts[1], texts[1]

@@ -172,8 +172,7 @@ class Watch:
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
         told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout", patience)
-        lost = _C.lost(call["label"])
-        return complete(text, call["label"], told if lost is None else _sentence(lost), timeout=True)
+        return complete(text, call["label"], _with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
         key = activity["thread"], activity["turn"]
@@ -248,8 +247,7 @@ class Watch:
         if now - self._last_alarm < _SPACING:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
-        lost = _C.lost(label)  # by now
-        return complete(text, label, told if lost is None else _sentence(lost), timeout=timeout)
+        return complete(text, label, _with_loss(told, label), timeout=timeout)
 
     def _lost(self, label: str) -> str | None:
         """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
@@ -321,6 +319,12 @@ def _name(activity: dict[str, Any]) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _with_loss(told: str, label: str) -> str:
+    """A diagnosis, with what has become known of a lost rank meanwhile."""
+    lost = _C.lost(label)
+    return told if lost is None else f"{told} {_sentence(lost)}".strip()
 
 
 def _position(label: str) -> dict[str, Any] | None:
