@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
-from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 
 _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
+
+
+_locate: Callable[[str, list[int]], str] | None = None
+
+
+def set_locator(locate: Callable[[str, list[int]], str]) -> None:
+    """Let errors say where ranks are that have not come: ``locate`` gets the error so far, and the ranks."""
+    global _locate
+    _locate = locate
 
 
 def encode(value: Any) -> str:
@@ -33,9 +43,31 @@ def agree(
 ) -> Any:
     """Run ``decide`` on rank 0 over all ranks' values (JSON's types, in rank order) and give every rank the result.
 
-    If ``decide`` raises, every rank raises InvalidArgumentError with the text of that error.
+    If ``decide`` raises, every rank raises InvalidArgumentError with the text of that error. Raises
+    CollectiveTimeoutError, which names the missing ranks, after the store's timeout.
     """
     store.set(f"{key}/{rank}", encode(value))
+    try:
+        return _agreed(store, rank, size, key, decide)
+    except torch_dist.DistStoreError as error:
+        raise CollectiveTimeoutError(_late(store, rank, size, key)) from error
+
+
+def _late(store: torch_dist.Store, rank: int, size: int, key: str) -> str:
+    """Who has not come. Of those that wait, rank 0 knows it first."""
+    missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
+    missing = missing or ([0] if rank else [])
+    limit: timedelta = cast(Any, store).timeout  # torch's types lack it
+    seconds = limit / timedelta(seconds=1)
+    text = f"init_process_group: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
+    if not missing:
+        return f"{text}, although all have come"
+    names = ", ".join(f"rank {other}" for other in missing[:8]) + (", ..." if len(missing) > 8 else "")
+    told = "" if _locate is None else _locate(text, missing[:8])
+    return f"{text}. Not arrived: {told or names}."
+
+
+def _agreed(store: torch_dist.Store, rank: int, size: int, key: str, decide: Callable[[list[Any]], Any]) -> Any:
     if rank == 0:
         texts = [store.get(f"{key}/{other}") for other in range(size)]
         try:

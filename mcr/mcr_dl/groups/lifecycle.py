@@ -19,6 +19,7 @@ from mcr_dl.base import agreement, launcher, variables
 from mcr_dl.base.errors import (
     BackendError,
     BackendUnavailableError,
+    CollectiveTimeoutError,
     DesyncError,
     InvalidArgumentError,
 )
@@ -187,7 +188,7 @@ def _connect_world(world: _C.Group, current: state.State) -> None:
         problem = ""
         try:
             communicators.connect(world, [name])
-        except (BackendUnavailableError, BackendError) as error:
+        except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
             problem = str(error)
         problems = agreement.agree(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
         told = startup.problem_of(problems)

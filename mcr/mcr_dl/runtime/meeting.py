@@ -13,7 +13,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
-from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
+from mcr_dl.base.errors import BackendUnavailableError, CollectiveTimeoutError, InvalidArgumentError
 from mcr_dl.libraries import registry
 
 # Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.
@@ -61,10 +61,22 @@ def _rendezvous(launch: launcher.Launch, init_method: str | None, timeout: timed
 
 
 def meet(launch: launcher.Launch, init_method: str | None, timeout: timedelta) -> torch_dist.Store:
-    """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this."""
-    point = (launch, init_method, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    """The store of the launch; reuses the store of an earlier init at the same point. Every rank calls this.
+
+    Raises CollectiveTimeoutError if ranks are missing, or if rank 0 cannot be reached.
+    """
+    address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    point = (launch, init_method, *address)
     if point not in _stores:
-        _stores[point] = _rendezvous(launch, init_method, timeout)
+        try:
+            _stores[point] = _rendezvous(launch, init_method, timeout)
+        except torch_dist.DistError as error:
+            told = str(error).partition("\n")[0]
+            if "timed out" not in told.lower():
+                raise
+            where = init_method or ":".join(filter(None, address)) or "the launcher's address"
+            message = f"init_process_group: timed out: the {launch.size} ranks have not met at {where}: {told}"
+            raise CollectiveTimeoutError(message) from error
     _stores[point].set_timeout(timeout)
     return _stores[point]
 

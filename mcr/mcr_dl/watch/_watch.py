@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
+from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
 from mcr_dl.watch import _fork, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, INQUIRY, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
-from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text
+from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text, whereabouts
 from mcr_dl.watch._losses import Losses
 
 _PERIOD = 0.1  # seconds between two samples
@@ -171,7 +172,8 @@ class Watch:
         if call.get("behind"):
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
-        told = self._explanation(text, call["label"], call["seq"], call["message"], "timeout", patience)
+        unnumbered = call["message"] or call["op"] == "connect"
+        told = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
         return complete(text, call["label"], _with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
@@ -234,6 +236,23 @@ class Watch:
         os._exit(code)
 
     # ---- alarms
+
+    def locate(self, text: str, ranks: list[int]) -> str:
+        """Where these ranks are, for the error of a step that they have not come to; empty if that is not known."""
+
+        def look() -> str:
+            number, _ = self._exchange.raise_alarm(Alarm(self.rank, "timeout", "", text))
+            answers = self._exchange.gather(number)
+            return "; ".join(f"rank {rank}: {self._where(rank, answers.reports.get(rank))}" for rank in ranks)
+
+        try:
+            return self._exchange.ask(look)
+        except StoreError:
+            return ""
+
+    def _where(self, rank: int, report: _report.Report | None) -> str:
+        report = report or self._exchange.left("ended", rank)
+        return absent(self._exchange.left("member", rank)) if report is None else whereabouts(report)
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
@@ -350,6 +369,11 @@ def explain(text: str, label: str, seq: int, message: int, timeout: int) -> str:
     return text if _current is None else _current.explain(text, label, seq, bool(message), bool(timeout))
 
 
+def locate(text: str, ranks: list[int]) -> str:
+    """Where ranks are that have not come to a step of the start; empty if that is not known."""
+    return "" if _current is None else _current.locate(text, ranks)
+
+
 def compare() -> None:
     """Leave this process's new calls for the comparison, in detail mode, before a group ends."""
     if _current is not None:
@@ -442,3 +466,4 @@ def close() -> None:
 
 
 _C.set_explainer(explain)
+agreement.set_locator(locate)
