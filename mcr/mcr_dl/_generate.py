@@ -119,6 +119,7 @@ _FUNCTIONS = (
     "def log_callers(wanted: bool) -> None:",
     "def timeout(value: timedelta | float, name: str = ...) -> timedelta:",
     "def positions(since: dict[str, int] = ...) -> list[dict[str, Any]]:",
+    "def take_messages() -> list[tuple[str, list[tuple[Any, ...]], bool]]:",
     "def activities() -> list[dict[str, Any]]:",
     "def pending(most: int = ...) -> list[tuple[Work, dict[str, Any]]]:",
     "def overdue(grace: float) -> list[tuple[Work, dict[str, Any]]]:",

@@ -49,6 +49,18 @@ const std::string* candidate(const Passage& passage) {
   return passage.slot != nullptr ? &passage.slot->name : passage.group.only_backend();
 }
 
+// The candidate under which ranks match a message: a backend's variants share its messages, unlike shares of a stripe.
+const std::string* matched_by(const Passage& passage) {
+  const auto* slot = passage.slot;
+  return slot != nullptr && slot->striped == nullptr ? &slot->backend.name : candidate(passage);
+}
+
+int64_t enter(Passage& passage, std::shared_ptr<const Chain>* chain = nullptr) {
+  const bool message = row(passage.call.op).is(kPeer);
+  const auto* name = message ? matched_by(passage) : candidate(passage);
+  return passage.group.position().enter(passage.call, name, passage.trail.bytes, chain);
+}
+
 // Prepares every call, before any pass sees it. False: there is nothing to do. A call that goes through passes has no
 // number yet.
 bool admit(Passage& passage) {
@@ -67,16 +79,15 @@ bool admit(Passage& passage) {
   if (empty(call)) return false;
   call.asynchronous = asynchronous && !call.any_form;
   trail.bytes = message_bytes(call, group.size());
-  trail.seq = group.position().enter(call, candidate(passage), trail.bytes);
+  trail.seq = enter(passage);
   return true;
 }
 
 // Numbers a call that goes through passes, and returns its chain; an empty one if another thread has removed the passes
 // meanwhile.
 std::shared_ptr<const Chain> enter_with_passes(Passage& passage) {
-  auto& [group, slot, call, plan, asynchronous, interrupt, trail] = passage;
   std::shared_ptr<const Chain> chain;
-  trail.seq = group.position().enter(call, candidate(passage), trail.bytes, &chain);
+  passage.trail.seq = enter(passage, &chain);
   return chain == nullptr ? std::make_shared<const Chain>() : chain;
 }
 
@@ -265,6 +276,7 @@ class Issue {
                                               std::string(name(call.device.type)) + ", and no fallback");
     }
     span_ = Profiler::span(call.op, slot->name);
+    prepared_ = true;
   }
 
   bool polled() const {
@@ -316,6 +328,10 @@ class Issue {
     try {
       throw;
     } catch (const Error& error) {
+      const auto number = passage_.trail.seq;
+      if (!prepared_ && number != 0 && row(passage_.call.op).is(kPeer)) {
+        passage_.group.position().withdraw_message(number);
+      }
       throw refusal(passage_, error);
     }
   }
@@ -324,6 +340,7 @@ class Issue {
   CallerLock* const lock_;
   Timing timing_;
   bool brief_ = false;
+  bool prepared_ = false;  // the library may have got the call
   Decision decision_;
   std::unique_ptr<Profiler::Span> span_;
 };

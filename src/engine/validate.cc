@@ -41,6 +41,7 @@ void check_reduction(const Call& call) {
 void check_root(const Call& call, const OpRow& op, const Names& names, int rank, int size) {
   const bool peer = op.is(kPeer);
   const char* name = names.root != nullptr ? names.root : peer ? "peer" : "root";
+  if (peer && call.tag < 0) wrong("tag", "0 or more", to_string(call.tag));
   if (call.root == kAnyRank && call.op == Op::recv) {
     if (size == 1) wrong(name, "a group with another rank to receive from", "one of this rank alone");
     return;
@@ -48,7 +49,6 @@ void check_root(const Call& call, const OpRow& op, const Names& names, int rank,
   if (call.root < 0 || call.root >= size)
     wrong(name, "a rank of the group (0 to " + to_string(size - 1) + " in group ranks)", to_string(call.root));
   if (peer && call.root == rank) wrong(name, "another rank than this one", to_string(call.root));
-  if (peer && call.tag < 0) wrong("tag", "0 or more", to_string(call.tag));
 }
 
 // The sides that hold one block per rank here: on a rooted op, only the root has such a side.

@@ -58,7 +58,12 @@ class Position::Lock {
 };
 
 Position::Position(const std::string& group, const std::string& label, std::vector<int> ranks, int rank)
-    : group_(group), label_(label), ranks_(std::move(ranks)), rank_(rank), kept_(detail() ? kKeptInDetail : kKept) {}
+    : group_(group),
+      label_(label),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      kept_(detail() ? kKeptInDetail : kKept),
+      traffic_(detail() ? std::make_unique<Traffic>() : nullptr) {}
 
 std::shared_ptr<Position> Position::make(const std::string& group, const std::string& label, std::vector<int> ranks,
                                          int rank) {
@@ -134,7 +139,12 @@ int64_t Position::enter(const Call& call, const std::string* backend, int64_t by
     if (chain == nullptr) return 0;
     *chain = chain_;
   }
-  if (op.is(kPeer)) return ++messages_;
+  if (op.is(kPeer)) {
+    ++messages_;
+    if (traffic_ != nullptr) [[unlikely]]
+      traffic_->add(call, backend, call_site(), messages_);
+    return messages_;
+  }
   auto& entered = place_of(++collectives_);
   entered.seq = collectives_;
   entered.bytes = bytes;
@@ -158,6 +168,18 @@ void Position::withdraw(int64_t seq) {
   if (seq != collectives_) return;
   history_ = seq == 1 ? 0 : place_of(seq - 1).history;
   --collectives_;
+}
+
+void Position::withdraw_message(int64_t seq) {
+  if (traffic_ == nullptr) return;
+  const Lock lock(busy_);
+  traffic_->withdraw(seq);
+}
+
+Traffic::Taken Position::take_traffic() const {
+  if (traffic_ == nullptr) return {};
+  const Lock lock(busy_);
+  return traffic_->take();
 }
 
 void Position::set_chain(std::shared_ptr<const Chain> chain) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/call.h"
+#include "observe/traffic.h"
 
 namespace mcr {
 
@@ -53,6 +54,8 @@ class Position {
   /// Withdraws a collective that was refused on this rank before anything was sent: it is no longer counted, unless
   /// another has followed it. In detail mode it still counts, as the comparison may have seen it.
   void withdraw(int64_t seq);
+  /// Withdraws a send or receive from the traffic, under the same condition.
+  void withdraw_message(int64_t seq);
   /// Sets the chain of calls that get a number from now on; null for none. Earlier calls keep the chain with which they
   /// entered.
   void set_chain(std::shared_ptr<const Chain> chain);
@@ -76,6 +79,8 @@ class Position {
     std::vector<Entered> newest;  // the retained collectives from the requested number on, oldest first
   };
   Reading read(int64_t from = 0) const;
+  /// In detail mode: the sends and receives since the last call.
+  Traffic::Taken take_traffic() const;
 
   const std::string& group() const { return group_; }
   const std::string& label() const { return label_; }
@@ -113,6 +118,7 @@ class Position {
   uint64_t history_ = 0;
   std::shared_ptr<const Chain> chain_;
   std::vector<Entered> kept_;
+  const std::unique_ptr<Traffic> traffic_;  // null unless in detail mode
 };
 
 }  // namespace mcr

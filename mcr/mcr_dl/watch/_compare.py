@@ -2,12 +2,13 @@
 """``MCR_DL_DEBUG=detail``: checks that all ranks of every group make the same calls.
 
 Each rank leaves its new calls at the store, in numbered batches, ten times a second; the first rank of each group
-collects and compares them. None of this is on the path of a call. At the end of the runtime all ranks wait until the
-last calls have been compared.
+collects and compares them: collectives here, sends and receives in _messages.py. None of this is on the path of a call.
+At the end of the runtime all ranks wait until the last calls have been compared.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from mcr_dl import _C
 from mcr_dl.base import documents
 from mcr_dl.watch._alarm import decode
 from mcr_dl.watch._diagnosis import call_text, collectives_text, difference, ranks_text
+from mcr_dl.watch._messages import Messages, Taken
 
 _Call = dict[str, Any]
+_MOST_NAMED = 8  # messages without a match
 
 
 class Verdict(NamedTuple):
@@ -37,38 +40,63 @@ class _Group:
         self.counted = counted  # its calls are the program's: all ranks end with the same number of them
         self.next = 1  # the first collective that is not left yet
         self.batch = 0
+        self.unsent: deque[str] = deque()  # batches that are not at the store yet
         self.read = dict.fromkeys(ranks, 0)  # batches
         self.calls: dict[int, dict[int, _Call]] = {rank: {} for rank in ranks}
+        self.messages = Messages(name)
+
+    def prepare(self, calls: list[_Call], messages: list[tuple[Any, ...]], *, lost: bool) -> None:
+        """Make a batch of new calls. ``lost``: some of the messages are not known."""
+        new = [call for call in calls if call["seq"] >= self.next]
+        if new:
+            self.next = new[-1]["seq"] + 1
+        if not self.counted:
+            messages, lost = [], False  # they follow from the program's calls in another group
+        if len(self.ranks) > 1 and (new or messages or lost):
+            self.unsent.append(documents.dumps({"calls": new, "messages": messages, "lost": lost}))
+
+    def add(self, rank: int, batch: dict[str, Any]) -> None:
+        """Take a batch of a rank."""
+        self.calls[rank].update((call["seq"], call) for call in batch["calls"])
+        self.messages.add(rank, (Taken(*run) for run in batch["messages"]), lost=batch["lost"])
 
     def compare(self) -> str | None:
-        """The first difference among the collectives that all ranks have left; equal ones are forgotten."""
+        """The first difference among the calls that can be compared now; equal ones are forgotten."""
+        return self._told(self._compare_collectives() or self.messages.compare())
+
+    def compare_ends(self, counts: dict[int, int]) -> str | None:
+        """The first call that has no counterpart, from the number of each rank's collectives."""
+        if not self.counted:
+            return None
+        return self._told(self._compare_counts(counts) or self.messages.compare_ends())
+
+    def _compare_collectives(self) -> str | None:
         common = set.intersection(*(set(calls) for calls in self.calls.values()))
         for seq in sorted(common):
             forms = {rank: calls.pop(seq) for rank, calls in self.calls.items()}
             told = difference(forms)
             if told is not None:
-                return self._told(f"collective {seq} of group '{self.name}' is {told}")
+                return f"collective {seq} of group '{self.name}' is {told}"
             if len({form["history"] for form in forms.values()}) > 1:
-                return self._told(f"those of group '{self.name}' differ before collective {seq}")
+                return f"those of group '{self.name}' differ before collective {seq}"
         return None
 
-    def compare_ends(self, counts: dict[int, int]) -> str | None:
-        """The first collective that only some ranks have made, from the number of each rank's."""
-        if not self.counted or len(set(counts.values())) < 2:
+    def _compare_counts(self, counts: dict[int, int]) -> str | None:
+        if len(set(counts.values())) < 2:
             return None
         least = min(counts.values())
         short = [rank for rank, count in counts.items() if count == least]
         more, count = next((rank, count) for rank, count in counts.items() if count > least)
         call = self.calls[more].get(least + 1)
         what = f", then {call_text(call)}" if call else ""
-        return self._told(
+        return (
             f"group '{self.name}' ends after {collectives_text(least)} on {ranks_text(short)}, but after {count} on "
             f"rank {more}{what}"
         )
 
     @staticmethod
-    def _told(what: str) -> str:
-        return f"the ranks have made different calls: {what}"
+    def _told(what: str | None) -> str | None:
+        return what and f"the ranks have made different calls: {what}"
 
 
 class Comparison:
@@ -85,6 +113,11 @@ class Comparison:
             return None
         self._leave_new()
         return self._compare()
+
+    def unmatched(self, name: str) -> list[str]:
+        """Messages of the group that have no match so far, if this rank compares them. From any thread."""
+        led = (group for group in list(self._groups.values()) if group.name == name and group.ranks[0] == self._rank)
+        return [text for group in led for text in group.messages.waiting(_MOST_NAMED)]
 
     def finish(self) -> Verdict | None:
         """A step of the end, when this process makes no more calls; None if other ranks have not got there yet."""
@@ -120,23 +153,22 @@ class Comparison:
         return [f"{kind}/{rank}" for rank in range(self._size)]
 
     def _leave_new(self) -> dict[str, int]:
-        positions = _C.positions({label: group.next for label, group in self._groups.items()})
-        for position in positions:
-            name = position["group"]
-            group = self._groups.get(position["label"])
-            if group is None:
-                group = self._groups[position["label"]] = _Group(name, position["ranks"], not self._derived(name))
-            self._leave(position, group)
+        messages = {label: (runs, lost) for label, runs, lost in _C.take_messages()}
+        calls = {}
+        for position in _C.positions({label: group.next for label, group in self._groups.items()}):
+            label, name = position["label"], position["group"]
+            calls[label] = position["calls"]
+            if label not in self._groups:
+                self._groups[label] = _Group(name, position["ranks"], not self._derived(name))
+        for label, group in self._groups.items():
+            runs, lost = messages.get(label, ([], False))
+            group.prepare(calls.get(label, []), runs, lost=lost)
+        for group in self._groups.values():
+            while group.unsent:
+                self._store.set(self._key(group.name, self._rank, group.batch), group.unsent[0])
+                group.unsent.popleft()
+                group.batch += 1
         return {group.name: group.next - 1 for group in self._groups.values()}
-
-    def _leave(self, position: dict[str, Any], group: _Group) -> None:
-        calls = [call for call in position["calls"] if call["seq"] >= group.next]
-        if not calls:
-            return
-        group.next = calls[-1]["seq"] + 1
-        if len(group.ranks) > 1:
-            self._store.set(self._key(group.name, self._rank, group.batch), documents.dumps(calls))
-            group.batch += 1
 
     def _compare(self) -> tuple[str, str] | None:
         for group in self._led():
@@ -162,10 +194,10 @@ class Comparison:
     def _take(self, group: _Group) -> None:
         for rank in group.ranks:
             while self._store.check([key := self._key(group.name, rank, group.read[rank])]):
-                for call in decode(self._store.get(key)):
-                    group.calls[rank][call["seq"]] = call
-                self._store.delete_key(key)
+                batch = decode(self._store.get(key))
                 group.read[rank] += 1
+                group.add(rank, batch)
+                self._store.delete_key(key)
 
     @staticmethod
     def _key(name: str, rank: int, batch: int) -> str:

@@ -157,6 +157,9 @@ def diagnose(
         sentences.append(f"The ranks have made different calls: {told}.")
     if message:
         where = [f"rank {rank}: {whereabouts(report)}" for rank, report in members.items()]
+        unmatched = [text for report in members.values() for text in report.get("unmatched", [])]
+        if unmatched:
+            sentences.append(f"Messages without a match so far: {_some(unmatched)}.")
         sentences.append(f"Where the ranks are: {_some([*silent, *where])}.")
     else:
         late = {}

@@ -318,7 +318,10 @@ class Watch:
         return told
 
     def _answer(self, alarm: Alarm) -> _report.Report:
-        return _report.make(self.rank, self._size, self._ages, alarm.group)
+        report = _report.make(self.rank, self._size, self._ages, alarm.group)
+        if self._comparison is not None and alarm.message:
+            report["unmatched"] = self._comparison.unmatched(alarm.group)
+        return report
 
     def _heard(self, number: int, alarm: Alarm) -> None:
         if alarm.kind == "desync":

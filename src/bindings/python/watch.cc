@@ -82,6 +82,23 @@ py::list positions(const std::map<std::string, int64_t>& from) {
   return result;
 }
 
+py::list take_messages() {
+  py::list result;
+  for (const auto& position : Position::all()) {
+    const auto taken = position->take_traffic();
+    if (taken.runs.empty() && !taken.lost) continue;
+    py::list runs;
+    for (const auto& run : taken.runs) {
+      const auto& [sends, peer, tag, backend] = run.stream;
+      const auto from = peer == kAnyRank ? peer : position->ranks()[static_cast<std::size_t>(peer)];
+      runs.append(py::make_tuple(sends, from, tag, text_or_none(backend), std::string(row(run.dtype).name), run.bytes,
+                                 text_or_none(run.caller), run.count));
+    }
+    result.append(py::make_tuple(position->label(), runs, taken.lost));
+  }
+  return result;
+}
+
 py::list activities() {
   py::list result;
   for (const auto& reading : Activity::all()) {
@@ -210,6 +227,7 @@ void add_watch(py::module_& module) {
       [](const py::object& value, const std::string& name) { return python::milliseconds(value.ptr(), name.c_str()); },
       py::arg("value"), py::arg("name") = "timeout");
   module.def("positions", positions, py::arg("since") = std::map<std::string, int64_t>());
+  module.def("take_messages", take_messages);
   module.def("activities", activities);
   module.def("pending", pending, py::arg("most") = 1000);
   module.def("overdue", overdue, py::arg("grace"));
