@@ -17,7 +17,7 @@ void Traffic::add(const Call& call, const std::string* backend, const std::strin
   const auto bytes = call.out.count * size_of(call.dtype);
   if (const auto newest = newest_.find(stream); newest != newest_.end()) {
     auto& run = runs_[newest->second];
-    if (run.bytes == bytes && run.dtype == call.dtype && run.caller == caller) {
+    if (run.bytes == bytes && run.dtype == call.dtype && run.caller == caller && run.layout == call.layout) {
       ++run.count;
       run.last = number;
       return;
@@ -29,7 +29,7 @@ void Traffic::add(const Call& call, const std::string* backend, const std::strin
     return;
   }
   newest_[stream] = runs_.size();
-  runs_.push_back({stream, bytes, caller, 1, number, call.dtype});
+  runs_.push_back({stream, bytes, caller, call.layout, 1, number, call.dtype});
 }
 
 void Traffic::withdraw(int64_t number) {

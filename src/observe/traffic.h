@@ -34,6 +34,7 @@ class Traffic {
     Stream stream;
     int64_t bytes = 0;
     const std::string* caller = nullptr;  // as in Entered
+    const std::string* layout = nullptr;  // as in Entered
     int64_t count = 0;
     int64_t last = 0;  // the number of the last message; 0 if that was withdrawn
     DType dtype = DType::Byte;

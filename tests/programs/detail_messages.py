@@ -193,6 +193,8 @@ def _made(rank: int, difference: str) -> tuple[torch.Tensor, int]:
         x = torch.ones(1100)
     elif rank == 1 and "type" in difference:
         x = torch.ones(1000, dtype=torch.int32)
+    elif rank == 1 and difference == "strides":
+        x = torch.ones(500, 2).t()
     elif rank == 1 and difference == "tag":
         tag = 5
     return x, tag

@@ -25,6 +25,7 @@ class Form(NamedTuple):
 
     dtype: str
     nbytes: int
+    layout: str | None  # of the tensor in memory, if not row by row
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Taken(NamedTuple):
     backend: str | None
     dtype: str
     nbytes: int
+    layout: str | None
     caller: str | None
     count: int
 
@@ -60,7 +62,7 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Order:
-    """The messages from one rank to a place that have no match yet; those of one side are all equal or none."""
+    """The messages from one rank to a place that have no match yet: after a comparison, those of one side alone."""
 
     sends: deque[Run] = field(default_factory=deque)
     receives: deque[Run] = field(default_factory=deque)
@@ -108,7 +110,8 @@ def _rank_text(rank: int) -> str:
 
 
 def _message_text(sends: bool, run: Run, place: _Place, *, tagged: bool) -> str:
-    parts = [run.form.dtype, f"{run.form.nbytes} bytes", f"tag {place.tag}" if tagged else None, place.backend]
+    parts = [run.form.dtype, f"{run.form.nbytes} bytes", run.form.layout]
+    parts += [f"tag {place.tag}" if tagged else None, place.backend]
     at = f", called at {run.caller}" if run.caller else ""
     name = "send" if sends else "recv"
     return f"{name}({', '.join(part for part in parts if part)}) on rank {run.rank}{at}"
@@ -154,7 +157,7 @@ class Messages:
         for run in [] if self.given_up else runs:
             place = _Place(run.peer if run.sends else rank, run.tag, run.backend)
             state = self._places.setdefault(place, _State())
-            made = Run(Form(run.dtype, run.nbytes), rank, run.caller, run.count)
+            made = Run(Form(run.dtype, run.nbytes, run.layout), rank, run.caller, run.count)
             if run.peer == ANY:
                 if state.from_any is None:
                     state.from_any = {}
@@ -183,18 +186,14 @@ class Messages:
 
     def _compare_ends(self) -> str | None:
         singles = [single for place, state in self._places.items() for single in _singles(place, state)]
-        sends = [single for single in singles if single.sends]
-        receives = [single for single in singles if not single.sends]
-        for send in sends:
-            found = min(
-                (
-                    each
-                    for each in receives
-                    if each.place.target == send.place.target and each.source in (ANY, send.source)
-                ),
-                key=lambda each: each.place != send.place,
-                default=None,
-            )
+        receives: dict[tuple[object, int], _Single] = {}
+        for each in singles:
+            for where in () if each.sends else (each.place, each.place.target):
+                receives.setdefault((where, each.source), each)
+        for send in (single for single in singles if single.sends):
+            wheres = (send.place, send.place.target)  # another form is likelier than another tag or backend
+            keys = [(where, source) for where in wheres for source in (send.source, ANY)]
+            found = next((receives[key] for key in keys if key in receives), None)
             if found is not None:
                 return self._differ(send, found)
         return self._alone(singles[0]) if singles else None
@@ -246,6 +245,9 @@ class Messages:
             balance.send = balance.send or run
         else:
             balance.receive = balance.receive or run
+        if balance.count == 0:
+            del balances[run.form]
+            self._kept -= 1
 
     def _forget(self) -> None:
         for place, state in list(self._places.items()):

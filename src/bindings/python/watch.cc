@@ -92,7 +92,7 @@ py::list take_messages() {
       const auto& [sends, peer, tag, backend] = run.stream;
       const auto from = peer == kAnyRank ? peer : position->ranks()[static_cast<std::size_t>(peer)];
       runs.append(py::make_tuple(sends, from, tag, text_or_none(backend), std::string(row(run.dtype).name), run.bytes,
-                                 text_or_none(run.caller), run.count));
+                                 text_or_none(run.layout), text_or_none(run.caller), run.count));
     }
     result.append(py::make_tuple(position->label(), runs, taken.lost));
   }
