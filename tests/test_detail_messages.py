@@ -177,7 +177,7 @@ FORMS = {
     "shorter": "float32, 3600 bytes",
     "longer": "float32, 4400 bytes",
     "type": "int32, 4000 bytes",
-    "strides": r"float32, 4000 bytes, strides \(1, 2\)",
+    "strides": r"float32, 4000 bytes, shape \(2, 500\) with strides \(1, 2\)",
 }
 
 
@@ -225,6 +225,23 @@ def test_messages_without_a_match(nursery: Nursery, backend: str, difference: st
     for rank in ranks:
         assert re.search(rf"RAISED DesyncError the ranks have made different calls: .*{text}", rank.text), rank.text
         assert rank.code == jobs.REPORTED, rank.text
+
+
+@pytest.mark.parametrize("backend", ["mpi", "shm"])
+def test_messages_without_a_match_at_a_timeout(nursery: Nursery, backend: str) -> None:
+    """The call that times out names the messages that wait, and the end of the program raises on both ranks."""
+    ranks = jobs.start(nursery, PROGRAM, ["timed_out", backend], 2, MCR_DL_DEBUG="detail")
+    jobs.end(nursery, ranks)
+    at = r"called at detail_messages\.py:\d+ in timed_out"
+    text = (
+        rf"RAISED .* timed out: .*Messages without a match so far: send\(float32, 40 bytes, tag 0, {backend}\) on rank "
+        rf"0, {at}, to rank 1; recv\(float32, 40 bytes, tag 5, {backend}\) on rank 1, {at}, from rank 0\."
+    )
+    assert re.search(text, ranks[1].text), ranks[1].text
+    for rank in ranks:
+        assert "DesyncError: the ranks have made different calls: a message from rank 0 to rank 1" in rank.text, (
+            rank.text
+        )
 
 
 def test_without_detail(nursery: Nursery) -> None:

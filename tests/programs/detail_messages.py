@@ -249,5 +249,20 @@ def ends(backends: str, difference: str) -> None:
     del works
 
 
+def timed_out(backend: str) -> None:
+    """A receive with another tag than its send: its timeout names both."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=2))
+    x = torch.ones(10)
+    if dist.get_rank() == 0:
+        dist.isend(x, 1)
+        time.sleep(4)
+    elif dist.get_rank() == 1:
+        try:
+            dist.recv(x, 0, tag=5)
+        except dist.CollectiveTimeoutError as error:
+            say("RAISED", error)
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
