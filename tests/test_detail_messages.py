@@ -105,8 +105,8 @@ DIFFERENT = {
     ),
     "size from any rank": (
         [(0, [send(2)]), (1, [send(2)]), (2, [recv(ANY), recv(ANY, 8)])],
-        f"a message from rank 0 to rank 2 of {NAME} is send(float32, 4 bytes, tag 0, mpi) on rank 0, called at a.py:4 "
-        "in f, but recv(float32, 8 bytes, tag 0, mpi) on rank 2, called at b.py:8 in g",
+        f"a message to rank 2 of {NAME} is send(float32, 4 bytes, tag 0, mpi) on rank 1, called at a.py:4 in f, but "
+        "recv(float32, 8 bytes, tag 0, mpi) on rank 2, called at b.py:8 in g",
     ),
     "one receive from any rank more": (
         [(0, [send(2)]), (2, [recv(ANY, count=2)])],
@@ -189,8 +189,8 @@ def test_messages_that_differ(nursery: Nursery, backend: str, size: int, differe
     jobs.end(nursery, ranks)
     at = r"called at detail_messages\.py:\d+ in _exchange"
     text = (
-        rf"DesyncError:? the ranks have made different calls: send 3 from rank 0 to rank 1 \(tag 0\) of group 'default'"
-        rf" is send\(float32, 4000 bytes, {backend}\) on rank 0, {at}, but "
+        r"DesyncError:? .*the ranks have made different calls: send 3 from rank 0 to rank 1 \(tag 0\) of group "
+        rf"'default' is send\(float32, 4000 bytes, {backend}\) on rank 0, {at}, but "
         rf"recv\({FORMS[difference]}, {backend}\) on rank 1, {at}\n"
     )
     for rank in ranks:
@@ -221,7 +221,7 @@ def test_messages_without_a_match(nursery: Nursery, backend: str, difference: st
     backends = "shm,gloo" if difference == "backend" else backend
     ranks = jobs.start(nursery, PROGRAM, ["ends", backends, difference], 3, MCR_DL_DEBUG="detail")
     jobs.end(nursery, ranks)
-    text = ENDS[difference].format(at=r"called at detail_messages\.py:\d+ in ends")
+    text = ENDS[difference].format(at=r"called at detail_messages\.py:\d+ in [\w<>]+")
     for rank in ranks:
         assert re.search(rf"RAISED DesyncError the ranks have made different calls: .*{text}", rank.text), rank.text
         assert rank.code == jobs.REPORTED, rank.text

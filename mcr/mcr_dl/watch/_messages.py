@@ -200,7 +200,8 @@ class Messages:
 
     def _differ(self, send: _Single, receive: _Single) -> str:
         texts = [_message_text(each.sends, each.run, each.place, tagged=True) for each in (send, receive)]
-        what = f"a message from rank {send.source} to rank {send.place.target} of group '{self._name}'"
+        source = "" if receive.source == ANY else f" from rank {send.source}"  # else it may be another's
+        what = f"a message{source} to rank {send.place.target} of group '{self._name}'"
         return f"{what} is {texts[0]}, but {texts[1]}"
 
     def _alone(self, single: _Single) -> str:
