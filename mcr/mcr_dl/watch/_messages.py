@@ -38,7 +38,8 @@ class Run:
     count: int
 
 
-class Taken(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Taken:
     """A run as ``_C.take_messages()`` describes it. ``peer``: a global rank, or ANY."""
 
     sends: bool
@@ -84,7 +85,8 @@ class _State:
     from_any: dict[Form, _Balance] | None = None  # of the messages that none of the orders has; None: there are none
 
 
-class _Single(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Single:
     """Messages without a match at the end. ``source``: a rank, or ANY."""
 
     sends: bool
