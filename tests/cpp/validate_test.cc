@@ -86,6 +86,8 @@ TEST(roots_and_peers) {
   Call recv = call_of(Op::recv, 0, 4);
   recv.root = kAnyRank;
   CHECK(accepted(recv));
+  recv.tag = -1;
+  CHECK(refused(validated(recv), kInvalid, "tag", "-1"));
 }
 
 TEST(even_blocks) {

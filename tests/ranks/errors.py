@@ -208,6 +208,7 @@ _RANKS: dict[str, Bad] = {
     "tag": _bad(
         "isend", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=-1, backend=c.backend)
     ),
+    "tag from any rank": _bad("irecv", "tag", lambda c: mcr_dl.irecv(_ones(1), tag=-1, backend=c.backend)),
     "tag too large": _bad(
         "isend", "tag", lambda c: mcr_dl.isend(_ones(1), (mcr_dl.get_rank() + 1) % c.size, tag=2**32, backend=c.backend)
     ),
