@@ -236,6 +236,7 @@ OTHERS = {
     "bench/syndicate_soak.py",
     "bench/lab/cli.py",
     "bench/late_issues.py",
+    "bench/starts.py",
     "bench/one_rank.py",
     "bench/overhead.py",
     "bench/soak.py",

@@ -19,6 +19,7 @@ import mcr_dl
 from harness import launchers
 from mcr_dl import InvalidArgumentError, InvalidTypeError, _pages
 from mcr_dl.base import errors, launcher, variables
+from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
 from mcr_dl.runtime import startup
 from mcr_dl.testing.nursery import Child, Nursery
@@ -82,6 +83,36 @@ def test_a_library_that_the_environment_names(nursery: Nursery, size: int) -> No
         assert re.search(r"RAISED BackendUnavailableError: rank 1: .*MCR_DL_MPI_LIB=/no/lib\.so: no such f", rank.text)
     for rank in start(nursery, ["on_rank", "1", "MCR_DL_MPI_LIB", "/no/lib.so", "gloo"], size):
         assert "STARTED gloo\n" in rank.text  # mpi was not requested
+
+
+# ---- ranks that do not come
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm", "mpi"])
+def test_a_rank_that_does_not_come_to_the_start(nursery: Nursery, backend: str) -> None:
+    """The others say which one, and where it is, after the timeout; inside MPI, their processes end."""
+    ranks = nursery.ranks(jobs.PROGRAMS / "starts.py", ["late", "2", backend], 3)
+    jobs.end(nursery, ranks[:2])
+    for rank in ranks[:2]:
+        assert rank.code == (jobs.ENDED if backend == "mpi" else jobs.REPORTED), rank.text
+        assert "CollectiveTimeoutError: " in rank.text, rank.text
+        assert re.search(r"rank 2: it is at starts\.py:\d+ in <lambda>", rank.text), rank.text
+
+
+@pytest.mark.parametrize(
+    ("absent", "texts"),
+    [
+        (2, ["3 ranks have not met at 127.0.0.1:", "have not agreed on 'backends' within 2 s. Not arrived: "]),
+        (0, ["3 ranks have not met at 127.0.0.1:", "3 ranks have not met at 127.0.0.1:"]),
+    ],
+)
+def test_a_rank_that_does_not_start(nursery: Nursery, absent: int, texts: list[str]) -> None:
+    """The others say what they have waited for."""
+    command, program = ["late", "9", "gloo"], jobs.PROGRAMS / "starts.py"
+    ranks = [nursery.start(program, command, each) for rank, each in environments(3, {}).items() if rank != absent]
+    jobs.end(nursery, ranks)
+    for rank, text in zip(ranks, texts, strict=True):
+        jobs.expect([rank], jobs.REPORTED, "RAISED CollectiveTimeoutError: init_process_group: timed out: the", text)
 
 
 def test_names_that_differ_between_ranks(nursery: Nursery) -> None:

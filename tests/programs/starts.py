@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as torch_dist
 
 import mcr_dl as dist
 from mcr_dl.libraries import shm
+from mcr_dl.runtime import communicators
 
 RANK = int(os.environ["RANK"])
 
@@ -68,6 +70,18 @@ def on_rank(rank: str, variable: str, value: str, *names: str) -> None:
     if int(rank) == RANK:
         os.environ[variable] = value
     start(*names)
+
+
+def late(rank: str, name: str) -> None:
+    """One rank does not come to the start of the backend."""
+    if int(rank) == RANK:
+        communicators.connect = lambda *_, **__: time.sleep(60)  # type: ignore[assignment]
+    try:
+        dist.init_process_group(name, timeout=2)
+    except dist.McrError as error:
+        print(f"RAISED {type(error).__name__}: {error}", flush=True)
+        time.sleep(3)  # the store is rank 0's, and others may still ask it
+        os._exit(3)
 
 
 if __name__ == "__main__":
