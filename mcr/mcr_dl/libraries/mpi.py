@@ -21,7 +21,9 @@ from torch.distributed import PrefixStore, Store
 from mcr_dl.base import launcher as launchers
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries.descriptor import FusionLimits, Library, module_path
+from mcr_dl.libraries import pmix
 from mcr_dl.libraries.pmi import PmiResponder
+from mcr_dl.libraries.pmix import PmixError, PmixResponder
 
 Family = Literal["mpich", "openmpi"]
 
@@ -93,9 +95,9 @@ def load() -> MpiLibrary:
 
 def require_launcher(size: int) -> None:
     """Raise MpiLibraryError if the library needs a launcher to start ``size`` ranks, and has none here."""
-    if size > 1 and not launchers.has_mpi_launcher() and find().family == "openmpi":
+    if size > 1 and not launchers.has_mpi_launcher() and not _starts_alone(find()):
         raise MpiLibraryError(
-            f"Open MPI cannot start under this launcher, as it needs its own; run `mpiexec -n {size} python "
+            f"this Open MPI has no libpmix with a server's interface, so it needs its own launcher; run `mpiexec -n {size} python "
             f"script.py`, or use MPICH under torchrun: `pip install mpich` and `{_VARIABLE}=mpich torchrun ...`"
         )
 
@@ -108,7 +110,7 @@ def module(library: MpiLibrary) -> str:
 
 
 class Mpi(Library):
-    """MPI. The process ends it; without an MPI launcher, MPI_Init needs ``PmiResponder`` on torch's store."""
+    """MPI. The process ends it; without an MPI launcher, MPI_Init needs a responder on torch's store."""
 
     automatic = True
     networks = True
@@ -119,7 +121,7 @@ class Mpi(Library):
     fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
     title = "MPI library"
 
-    _responder: PmiResponder | None = None
+    _responder: PmiResponder | PmixResponder | None = None
 
     def exists(self) -> bool:
         """Every build has it; the library may be missing."""
@@ -149,7 +151,7 @@ class Mpi(Library):
                 raise BackendUnavailableError(str(error), absent=error.absent) from error
 
     def require_launcher(self, size: int) -> None:
-        """Open MPI starts under its own launcher only."""
+        """Open MPI without a PMIx server starts under its own launcher only."""
         try:
             require_launcher(size)
         except MpiLibraryError as error:
@@ -166,9 +168,17 @@ class Mpi(Library):
             os.environ.setdefault(name, value)
 
     def start(self, store: Store, rank: int, size: int) -> None:
-        """Make sure that MPI_Init finds a process manager: the launcher's, or ``PmiResponder`` on torch's store."""
-        if self._responder is None and size > 1 and not launchers.has_mpi_launcher():
-            self._responder = PmiResponder(PrefixStore("pmi", store), rank, size)
+        """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
+        if self._responder is not None or size == 1 or launchers.has_mpi_launcher():
+            return
+        library, store = find(), PrefixStore("pmi", store)
+        if library.family == "mpich":
+            self._responder = PmiResponder(store, rank, size)
+            return
+        try:
+            self._responder = PmixResponder(store, rank, size, library.path)
+        except PmixError as error:
+            raise BackendUnavailableError(f"{library.path} ({library.how}) cannot start: {error}") from error
 
     def started(self) -> None:
         """Hide the responder from child programs."""
@@ -219,6 +229,8 @@ def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
     """Reject a library that would take each process for a job of its own."""
     if launcher.family == library.family or not launcher.exclusive:
         return library
+    if launcher.name == "torchrun" and _starts_alone(library):
+        return library
     mine = _NAMES[library.family]
     if launcher.name == "torchrun":
         fix = (
@@ -235,6 +247,11 @@ def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
         f"this program was started by {launcher.name}, which cannot start the MPI library that it uses: {mine} at "
         f"{library.path} ({library.how}); {fix}"
     )
+
+
+def _starts_alone(library: MpiLibrary) -> bool:
+    """Whether the library needs no MPI launcher."""
+    return library.family == "mpich" or pmix.server_library(library.path) is not None
 
 
 def _not_found(wanted: Family | None) -> MpiLibraryError:

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PMIx server of one rank: a program that runs next to the rank and forwards what other ranks must answer.
+
+Open MPI asks its launcher for the other ranks through PMIx, whose library can be a client or a server, but not both in
+one process. ``PmixResponder`` starts this file by its path, so that it imports neither torch nor mcr_dl, and is at the
+other end of the connection whose file descriptor is the only argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+MAJOR = 5  # the version of PMIx whose structures and callbacks are declared here
+PATIENCE = 20.0  # seconds for each of the steps that start the server
+STAYS = "stays"  # the answer to the request to end, while MPI has not ended
+_LOOK = 0.5  # seconds between two looks at whether the rank still runs
+
+_SUCCESS = 0
+_DONE = -157  # PMIX_OPERATION_SUCCEEDED: no callback follows
+_ERROR = -1
+_NOT_FOUND = -46
+_NOT_SUPPORTED = -47
+_BOOL, _STRING, _SIZE, _UINT16, _UINT32, _PROC, _INFO, _BYTES, _ARRAY, _RANK = 1, 3, 4, 13, 14, 22, 24, 27, 39, 40
+_EVERY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD
+_CONSTRUCT = 0  # the group operation that makes a group
+_SLOTS = 64  # pointers in the table of callbacks: more than any version has
+_CONNECTED, _FINALIZED, _ABORT, _FENCE, _MODEX, _REGISTER, _JOB_CONTROL, _GROUP = 0, 1, 2, 3, 4, 11, 19, 25
+
+
+class Job(NamedTuple):
+    """What the server tells its rank, and where it keeps its files."""
+
+    library: str
+    name: str
+    rank: int
+    nodes: tuple[str, ...]
+    placement: tuple[int, ...]  # for each rank, the index of its node
+    folder: str  # belongs to this server, which removes it
+    shared: str  # of the ranks of this node
+    crowded: bool  # whether the node has more ranks than cores
+
+
+class Proc(ctypes.Structure):
+    """``pmix_proc_t``."""
+
+    _fields_ = [("name", ctypes.c_char * 256), ("rank", ctypes.c_uint32)]
+
+
+class Array(ctypes.Structure):
+    """``pmix_data_array_t``."""
+
+    _fields_ = [("kind", ctypes.c_uint16), ("size", ctypes.c_size_t), ("items", ctypes.c_void_p)]
+
+
+class Bytes(ctypes.Structure):
+    """``pmix_byte_object_t``."""
+
+    _fields_ = [("bytes", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+
+
+class Data(ctypes.Union):
+    """The members of ``pmix_value_t.data`` that are used here; ``space`` has the size of the largest."""
+
+    _fields_ = [
+        ("flag", ctypes.c_bool),
+        ("string", ctypes.c_char_p),
+        ("size", ctypes.c_size_t),
+        ("uint16", ctypes.c_uint16),
+        ("uint32", ctypes.c_uint32),
+        ("array", ctypes.POINTER(Array)),
+        ("bytes", Bytes),
+        ("space", ctypes.c_uint64 * 3),
+    ]
+
+
+class Value(ctypes.Structure):
+    """``pmix_value_t``."""
+
+    _fields_ = [("kind", ctypes.c_uint16), ("data", Data)]
+
+
+class Info(ctypes.Structure):
+    """``pmix_info_t``."""
+
+    _fields_ = [("key", ctypes.c_char * 512), ("flags", ctypes.c_uint32), ("value", Value)]
+
+
+_Status, _Pointer, _Size = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+_Procs, _Infos = ctypes.POINTER(Proc), ctypes.POINTER(Info)
+_Done = ctypes.CFUNCTYPE(None, _Status, _Pointer)
+_Release = ctypes.CFUNCTYPE(None, _Pointer)
+_Collected = ctypes.CFUNCTYPE(None, _Status, _Pointer, _Size, _Pointer, _Release, _Pointer)
+_Informed = ctypes.CFUNCTYPE(None, _Status, _Infos, _Size, _Pointer, _Release, _Pointer)
+_ClientCall = ctypes.CFUNCTYPE(_Status, _Procs, _Pointer, _Pointer, _Pointer)
+_AbortCall = ctypes.CFUNCTYPE(
+    _Status, _Procs, _Pointer, _Status, ctypes.c_char_p, _Procs, _Size, _Pointer, _Pointer
+)
+_FenceCall = ctypes.CFUNCTYPE(_Status, _Procs, _Size, _Infos, _Size, _Pointer, _Size, _Collected, _Pointer)
+_ModexCall = ctypes.CFUNCTYPE(_Status, _Procs, _Infos, _Size, _Pointer, _Pointer)
+_RegisterCall = ctypes.CFUNCTYPE(_Status, _Pointer, _Size, _Infos, _Size, _Pointer, _Pointer)
+_ControlCall = ctypes.CFUNCTYPE(_Status, _Procs, _Procs, _Size, _Infos, _Size, _Pointer, _Pointer)
+_GroupCall = ctypes.CFUNCTYPE(
+    _Status, ctypes.c_uint8, ctypes.c_char_p, _Procs, _Size, _Infos, _Size, _Informed, _Pointer
+)
+
+
+_malloc = ctypes.CDLL(None).malloc
+_malloc.restype, _malloc.argtypes = _Pointer, (_Size,)
+
+
+class ServerError(RuntimeError):
+    """The server cannot start."""
+
+
+class InfoList:
+    """An array of ``pmix_info_t``, and what it points to."""
+
+    def __init__(self) -> None:
+        """An empty array."""
+        self._entries: list[tuple[str, int, str, Any]] = []
+        self._kept: list[object] = []
+
+    def add(self, key: str, value: str | bool) -> InfoList:
+        """Add a string or a truth."""
+        if isinstance(value, bool):
+            return self._add(key, _BOOL, "flag", value)
+        return self._add(key, _STRING, "string", value.encode())
+
+    def number(self, key: str, kind: int, value: int) -> InfoList:
+        """Add a number of one of PMIx's types."""
+        return self._add(key, kind, {_UINT16: "uint16", _SIZE: "size"}.get(kind, "uint32"), value)
+
+    def give(self, key: str, value: bytes) -> InfoList:
+        """Add a byte object, whose memory will be the reader's to free."""
+        memory = _malloc(len(value))
+        ctypes.memmove(memory, value, len(value))
+        return self._add(key, _BYTES, "bytes", Bytes(memory, len(value)))
+
+    def array(self, key: str, kind: int, items: Any) -> InfoList:
+        """Add an array of structures."""
+        self._keep(items)
+        array = self._keep(Array(kind, len(items), ctypes.addressof(items)))
+        return self._add(key, _ARRAY, "array", ctypes.pointer(array))
+
+    def made(self) -> Any:
+        """The array. It is valid as long as this object."""
+        infos = self._keep((Info * len(self._entries))())
+        for info, (key, kind, member, value) in zip(infos, self._entries, strict=True):
+            info.key, info.value.kind = key.encode(), kind
+            setattr(info.value.data, member, value)
+        return infos
+
+    def _add(self, key: str, kind: int, member: str, value: object) -> InfoList:
+        self._entries.append((key, kind, member, value))
+        return self
+
+    def _keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value
+
+
+def job_infos(job: Job, kept: list[object]) -> Any:
+    """What ``PMIx_server_register_nspace`` takes: the job, its nodes, and each of its ranks."""
+    size = len(job.placement)
+    on_node = [[rank for rank in range(size) if job.placement[rank] == node] for node in range(len(job.nodes))]
+    mine = on_node[job.placement[job.rank]]
+    infos = InfoList()
+    for key in ("pmix.job.size", "pmix.univ.size", "pmix.max.size"):
+        infos.number(key, _UINT32, size)
+    infos.number("pmix.job.napps", _UINT32, 1).number("pmix.num.nodes", _UINT32, len(job.nodes))
+    infos.add("pmix.nmap", "raw:" + ",".join(job.nodes))
+    infos.add("pmix.pmap", "raw:" + ";".join(",".join(map(str, ranks)) for ranks in on_node))
+    infos.number("pmix.local.size", _UINT32, len(mine)).number("pmix.node.size", _UINT32, len(mine))
+    infos.add("pmix.lpeers", ",".join(map(str, mine))).number("pmix.lldr", _RANK, mine[0])
+    infos.add("pmix.tmpdir", job.folder).add("pmix.nsdir", job.shared)
+    if job.crowded:
+        infos.add("pmix.ndosub", True)
+    for rank in range(size):
+        node = job.placement[rank]
+        local = on_node[node].index(rank)
+        each = InfoList().number("pmix.rank", _RANK, rank).number("pmix.appnum", _UINT32, 0)
+        each.number("pmix.grank", _RANK, rank).number("pmix.apprank", _RANK, rank)
+        each.number("pmix.lrank", _UINT16, local).number("pmix.nrank", _UINT16, local)
+        each.number("pmix.nodeid", _UINT32, node).add("pmix.hname", job.nodes[node])
+        if rank == job.rank:
+            each.add("pmix.pdir", job.folder)
+        kept.append(each)
+        infos.array("pmix.pdata", _INFO, each.made())
+    kept.append(infos)
+    return infos.made()
+
+
+class Server:
+    """libpmix as a server, with one client: the rank."""
+
+    def __init__(self, job: Job, send: Callable[[object], None]) -> None:
+        """Load the library. ``send`` is called from its threads."""
+        self._job = job
+        self._send_now = send
+        self._lock = threading.Lock()
+        self._pmix = ctypes.CDLL(job.library)
+        self._pending: dict[int, Callable[[int, bytes, int], None]] = {}
+        self._kept: list[object] = []  # what the library may read for as long as it runs
+        self._lent: dict[int, object] = {}  # what it reads until it calls _returned
+        self._release = _Release(self._returned)
+        self._count = 0
+        self.connected = self.finalized = False
+
+    def start(self) -> dict[str, str]:
+        """Start to serve. The result is what the rank needs in its environment."""
+        self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
+        version = self._pmix.PMIx_Get_version().decode()
+        if not version.startswith(f"OpenPMIx {MAJOR}."):
+            raise ServerError(f"expected {self._job.library} to be OpenPMIx {MAJOR}, got {version!r}")
+        infos = InfoList().add("pmix.srv.nspace", f"{self._job.name}.server")
+        infos.number("pmix.srv.rank", _RANK, self._job.rank)
+        infos.add("pmix.srvr.tmpdir", self._job.folder).add("pmix.sys.tmpdir", self._job.folder)
+        infos.add("pmix.hname", self._job.nodes[self._job.placement[self._job.rank]])
+        given = self._keep(infos.made())
+        self._keep(infos)
+        table = self._keep((ctypes.c_void_p * _SLOTS)(*self._callbacks()))
+        self._check("PMIx_server_init", self._pmix.PMIx_server_init(table, given, _Size(len(given))))
+        name = ctypes.create_string_buffer(self._job.name.encode(), 256)
+        about = job_infos(self._job, self._kept)
+        self._wait("PMIx_server_register_nspace", name, 1, about, _Size(len(about)))
+        rank = Proc(self._job.name.encode(), self._job.rank)
+        self._wait(
+            "PMIx_server_register_client", ctypes.byref(rank), os.getuid(), os.getgid(), None
+        )
+        variables = ctypes.POINTER(ctypes.c_char_p)()
+        self._check("PMIx_server_setup_fork", self._pmix.PMIx_server_setup_fork(ctypes.byref(rank), ctypes.byref(variables)))
+        found: dict[str, str] = {}
+        index = 0
+        while variables[index] is not None:
+            key, _, value = os.fsdecode(variables[index]).partition("=")
+            found[key] = value
+            index += 1
+        return found
+
+    def answer(self, number: int, status: int, data: bytes, context: int) -> None:
+        """Pass on what the other ranks have answered."""
+        with self._lock:
+            action = self._pending.pop(number)
+        action(status, data, context)
+
+    def stop(self) -> None:
+        """End the library."""
+        self._pmix.PMIx_server_finalize()
+
+    def _callbacks(self) -> Iterable[int | None]:
+        table: list[int | None] = [None] * _SLOTS
+        for slot, kind, function in (
+            (_CONNECTED, _ClientCall, self._client_connected),
+            (_FINALIZED, _ClientCall, self._client_finalized),
+            (_ABORT, _AbortCall, lambda *_: _DONE),  # the rank ends itself, its launcher or its peers notice
+            (_FENCE, _FenceCall, self._fence),
+            (_MODEX, _ModexCall, lambda *_: _NOT_FOUND),  # a fence has brought all that other ranks have published
+            (_REGISTER, _RegisterCall, lambda *_: _DONE),
+            (_JOB_CONTROL, _ControlCall, lambda *_: _NOT_SUPPORTED),  # the library itself removes files of a lost rank
+            (_GROUP, _GroupCall, self._group),
+        ):
+            callback = self._keep(kind(function))
+            table[slot] = ctypes.cast(callback, ctypes.c_void_p).value
+        return table
+
+    def _client_connected(self, *_: object) -> int:
+        self.connected = True
+        return _DONE
+
+    def _client_finalized(self, *_: object) -> int:
+        self.finalized = True
+        return _DONE
+
+    def _fence(
+        self, procs: Any, nprocs: int, infos: Any, ninfos: int, data: int | None, size: int, call: Any, argument: int
+    ) -> int:
+        del infos, ninfos
+        mine = ctypes.string_at(data, size) if data else b""
+
+        def answer(status: int, together: bytes, context: int) -> None:
+            del context
+            buffer = ctypes.create_string_buffer(together, len(together))
+            call(status, ctypes.addressof(buffer), len(together), argument, self._release, self._lend(buffer))
+
+        return self._ask(answer, "fence", self._members(procs, nprocs), mine, False)
+
+    def _group(
+        self, what: int, name: bytes, procs: Any, nprocs: int, infos: Any, ninfos: int, call: Any, argument: int
+    ) -> int:
+        if what != _CONSTRUCT:
+            return _DONE
+        mine, numbered = b"", False
+        for index in range(ninfos):
+            info = infos[index]
+            if info.key == b"pmix.grp.endpt":
+                mine = ctypes.string_at(info.value.data.bytes.bytes, info.value.data.bytes.size)
+            elif info.key == b"pmix.grp.actxid":
+                numbered = True
+        members = self._members(procs, nprocs)
+
+        def answer(status: int, together: bytes, context: int) -> None:
+            array = (Proc * len(members))(*(Proc(self._job.name.encode(), rank) for rank in members))
+            result = InfoList().array("pmix.grp.mbrs", _PROC, array)
+            if numbered:
+                result.number("pmix.grp.ctxid", _SIZE, context)
+            if together:
+                result.give("pmix.grp.endpt", together)
+            made = result.made()
+            call(status, made, len(made), argument, self._release, self._lend(result))
+
+        return self._ask(answer, f"group {os.fsdecode(name)}", members, mine, numbered)
+
+    def _members(self, procs: Any, nprocs: int) -> tuple[int, ...]:
+        ranks = {procs[index].rank for index in range(nprocs)}
+        return tuple(range(len(self._job.placement))) if _EVERY_RANK in ranks else tuple(sorted(ranks))
+
+    def _ask(
+        self, answer: Callable[[int, bytes, int], None], what: str, members: tuple[int, ...], data: bytes, numbered: bool
+    ) -> int:
+        with self._lock:
+            self._count += 1
+            number = self._count
+            self._pending[number] = answer
+        return _SUCCESS if self._send(what, number, members, data, numbered) else _ERROR
+
+    def _send(self, what: str, number: int, members: tuple[int, ...], data: bytes, numbered: bool) -> bool:
+        try:
+            with self._lock:
+                self._send_now((what, number, members, data, numbered))
+        except OSError:  # the rank has closed its end
+            return False
+        return True
+
+    def _wait(self, function: str, *arguments: Any) -> None:
+        """Call a function that reports its end by a callback."""
+        ended = threading.Event()
+        result: list[int] = []
+
+        def report(status: int, _: int | None) -> None:
+            result.append(status)
+            ended.set()
+
+        callback = self._keep(_Done(report))
+        status = getattr(self._pmix, function)(*arguments, callback, None)
+        if status == _SUCCESS:
+            if not ended.wait(PATIENCE):
+                raise ServerError(f"{function} did not end within {PATIENCE:.0f} s")
+            status = result[0]
+        self._check(function, status)
+
+    def _check(self, function: str, status: int) -> None:
+        if status not in (_SUCCESS, _DONE):
+            self._pmix.PMIx_Error_string.restype = ctypes.c_char_p
+            raise ServerError(f"{function}: {self._pmix.PMIx_Error_string(status).decode()} ({status})")
+
+    def _keep(self, value: Any) -> Any:
+        self._kept.append(value)
+        return value
+
+    def _lend(self, value: object) -> int:
+        with self._lock:
+            self._count += 1
+            self._lent[self._count] = value
+            return self._count
+
+    def _returned(self, number: int | None) -> None:
+        with self._lock:
+            self._lent.pop(number or 0, None)
+
+
+def serve(connection: Connection[Any, Any], parent: int) -> None:
+    """Start the server, and serve until the rank has ended or needs no server any more."""
+    job = Job(*connection.recv())
+    server = Server(job, connection.send)
+    try:
+        try:
+            variables = server.start()
+        except (OSError, AttributeError, ServerError) as error:
+            connection.send(("failed", str(error)))
+            return
+        connection.send(("started", variables))
+        sources: list[Any] = [connection, *_ends_of(parent)]
+        while os.getppid() == parent:
+            if connection in wait(sources, _LOOK):
+                try:
+                    answer = connection.recv()
+                except (EOFError, OSError):  # the rank ends
+                    sources.remove(connection)
+                    continue
+                if answer is not None:
+                    server.answer(*answer)
+                elif server.finalized or not server.connected:
+                    break
+                else:  # Open MPI ends a process whose server ends before MPI does
+                    connection.send(STAYS)
+        server.stop()
+    finally:
+        shutil.rmtree(job.folder, ignore_errors=True)
+
+
+def _ends_of(process: int) -> list[int]:
+    """What becomes readable at the end of a process, where the system has it."""
+    try:
+        return [os.pidfd_open(process)]
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
