@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts Open MPI without its launcher: answers its process-management requests from torch's store.
 
-Open MPI asks its launcher for the other ranks through PMIx. Here each rank has a PMIx server of its own, a process that
-runs ``pmix_server.py`` with the libpmix of that Open MPI. What other ranks must answer, the server asks this process,
-and a thread here answers from the store; so MPI_Init and MPI_Finalize must run without the GIL, and before Python ends.
+Open MPI asks its launcher for the other ranks through PMIx. Here the first rank of each host starts a PMIx server, a
+process that runs ``pmix_server.py`` with the libpmix of that Open MPI. What other hosts must answer, the server asks the
+first rank, where a thread answers from the store; so MPI_Init and MPI_Finalize must run without the GIL, and before
+Python ends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OWN = ("PMIX_", "PRTE_", "OMPI_COMM_WORLD_")  # variables of launchers, which t
 
 
 class PmixError(RuntimeError):
-    """A rank's PMIx server cannot start."""
+    """Open MPI's PMIx server cannot start."""
 
 
 def server_library(mpi: str) -> str | None:
@@ -92,34 +93,39 @@ def node_names(hosts: Sequence[tuple[str, str]]) -> tuple[tuple[str, ...], tuple
 class PmixResponder:
     """Plays the MPI launcher for this process; the store replaces the launcher's own network.
 
-    Construct it on every rank, together, before MPI_Init: raises PmixError on all ranks if one cannot start its server.
-    It sets the variables that MPI reads in the environment, and `hide()` removes them.
+    Construct it on every rank, together, before MPI_Init: raises PmixError on all ranks if one cannot start. It sets
+    the variables that MPI reads in the environment, and `hide()` removes them.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, mpi: str, *, timeout: timedelta = _TIMEOUT
-    ) -> None:
-        """Start the server of the library at the path ``mpi``. `timeout` is how long one rank waits for the others in MPI_Init and MPI_Finalize."""
+    def __init__(self, store: Store, rank: int, size: int, mpi: str, *, timeout: timedelta = _TIMEOUT) -> None:
+        """Find or start the server of this host, with the libpmix of the library at the path ``mpi``.
+
+        `timeout` is how long one rank waits for the others, here, in MPI_Init and in MPI_Finalize.
+        """
         self._rank, self._size, self._timeout = rank, size, timeout
         self._given = store  # kept alive: it may be the store that serves all ranks
         self._store = PrefixStore("mcr_dl/pmix", own_connection(store))
+        self._placement: tuple[int, ...] = ()
         self._rounds: Counter[str] = Counter()
         self._leaving, self._gone = threading.Event(), threading.Event()
-        self._stays = self._closed = False  # whether the server outlives `close`, and whether that was called
         self._process = os.getpid()
         self._environment: dict[str, str] = {}
-        self._folder = tempfile.mkdtemp(prefix="mcr_dl-pmix-")
-        self._connection, self._theirs = Pipe()
-        self._server: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Any] | None = None
+        trouble = ""
         try:
             self._start(mpi)
-        except (OSError, PmixError, EOFError, RuntimeError) as error:
-            self._store.set(f"ready/{rank}", f"rank {rank}: {error}")
-        else:
-            self._store.set(f"ready/{rank}", "")
-        self._agree()
+        except EOFError:
+            trouble = f"rank {rank}: Open MPI's PMIx server has ended while it started"
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            trouble = f"rank {rank}: {error}"
+        self._store.set(f"ready/{rank}", trouble)
+        troubles = list(filter(None, self._of_all("ready")))
+        if troubles or self._connection is None:  # a rank without a server would let the others wait in MPI_Init
+            if self._connection is not None:
+                self._connection.close()
+            raise PmixError("; ".join(troubles))
         os.environ.update(self._environment)
-        self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmix", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(self._connection,), name="mcr_dl-pmix", daemon=True)
         self._thread.start()
 
     def hide(self) -> None:
@@ -133,116 +139,112 @@ class PmixResponder:
         self._leaving.set()
 
     def close(self) -> None:
-        """Stop answering, and end the server if MPI has ended or never began. Else it ends with this process."""
-        if os.getpid() != self._process:  # a forked child must not answer
+        """Tell the server that this rank ends. If MPI has not ended, the server stays until the process has."""
+        if os.getpid() != self._process or self._gone.is_set() or self._connection is None:  # forked, or closed
             return
         self.hide()
         self._leaving.set()
         self._gone.set()
-        if self._server is None or self._closed:
-            return
-        self._closed = True
         with contextlib.suppress(OSError):
             self._connection.send(None)
         self._thread.join(_PATIENCE)
-        if not self._stays and not self._thread.is_alive():
-            self._end_server()
-
-    def _end_server(self) -> None:
-        """Wait for the server, which has been told to end, and remove what it may have left."""
-        if self._server is not None:
-            try:
-                self._server.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, mpi: str) -> None:
-        library = server_library(mpi)
-        if library is None:
-            raise PmixError("Open MPI's libpmix, with its server interface, was not found")
-        if not sys.executable:
-            raise PmixError("sys.executable is empty, so that Open MPI's PMIx server cannot be started")
         self._store.set(f"host/{self._rank}", f"{host_identity()}\n{socket.gethostname()}")
-        hosts = [tuple(text.split("\n")) for text in self._of_all("host")]
-        nodes, placement = node_names([(identity, name) for identity, name in hosts])
-        first = placement.index(placement[self._rank])
-        if first == self._rank:
-            self._store.set(f"shared/{first}", self._folder)
+        hosts = [text.split("\n") for text in self._of_all("host")]
+        nodes, self._placement = node_names([(identity, name) for identity, name in hosts])
         if self._rank == 0:
             self._store.set("job", f"mcr_dl-{uuid.uuid4().hex}")
-        self._store.wait(["job", f"shared/{first}"], self._timeout)
-        name, shared = self._store.get("job").decode(), self._store.get(f"shared/{first}").decode()
-        crowded = placement.count(placement[self._rank]) > (os.cpu_count() or 1)
-        job = pmix_server.Job(library, name, self._rank, nodes, placement, self._folder, shared, crowded)
-        self._environment = {**self._launch(job), **_prefix(mpi)}
+        node = self._placement[self._rank]
+        key = f"folder/{node}"
+        if self._placement.index(node) == self._rank:
+            folder = ""
+            try:
+                folder = self._launch(mpi, nodes, node)
+            finally:
+                self._store.set(key, folder)
+        else:
+            self._store.wait([key], self._timeout)
+            self._connect(self._store.get(key).decode())
+        self._environment.update(_prefix(mpi))
 
-    def _launch(self, job: pmix_server.Job) -> dict[str, str]:
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(_OWN)}
-        number = self._theirs.fileno()
-        self._server = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(pmix_server.__file__)), str(number), str(os.getpid())],
-            cwd="/",
-            env={**variables, "PMIX_MCA_gds": "hash"},  # one client: no need to share memory with it
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[number],
-            start_new_session=True,  # an interrupt from the keyboard is for the rank
-        )
-        self._theirs.close()
-        self._connection.send(tuple(job))
-        if not self._connection.poll(_START):
-            self._server.kill()
-            raise PmixError(f"Open MPI's PMIx server did not start within {_START:.0f} s")
-        what, value = self._connection.recv()
-        if what != "started":
-            raise PmixError(f"Open MPI's PMIx server: {value}")
-        return dict(value)
+    def _launch(self, mpi: str, nodes: tuple[str, ...], node: int) -> str:
+        """Start the server of this host. The result is its folder."""
+        library = server_library(mpi)
+        if library is None or not sys.executable:
+            missing = "sys.executable is empty" if library else f"there is no {_FILE} with a server's interface"
+            raise PmixError(f"Open MPI's PMIx server cannot be started: {missing}")
+        self._store.wait(["job"], self._timeout)
+        folder = tempfile.mkdtemp(prefix="mcr_dl-pmix-")
+        crowded = self._placement.count(node) > (os.cpu_count() or 1)
+        name = self._store.get("job").decode()
+        job = pmix_server.Job(library, name, node, nodes, self._placement, folder, crowded)
+        ours, theirs = Pipe()
+        try:
+            with theirs:
+                _run_server(theirs.fileno())
+            ours.send(tuple(job))
+            if not ours.poll(_START):
+                raise PmixError(f"Open MPI's PMIx server did not start within {_START:.0f} s")
+            well, value = ours.recv()
+            if not well:
+                raise PmixError(f"Open MPI's PMIx server: {value}")
+        except BaseException:
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._environment, self._connection = dict(value), ours
+        return folder
 
-    def _agree(self) -> None:
-        """Raise PmixError if a rank has no server: the others would wait for it in MPI_Init."""
-        troubles = list(filter(None, self._of_all("ready")))
-        if troubles:
-            self._connection.close()
-            self._end_server()
-            raise PmixError("; ".join(troubles))
+    def _connect(self, folder: str) -> None:
+        """Connect with the server that another rank of this host has started."""
+        if not folder:
+            raise PmixError("the first rank of this host could not start Open MPI's PMIx server")
+        place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:  # the path of a socket has at most 107 bytes
+            with socket.socket(socket.AF_UNIX) as opened:
+                opened.connect(f"/proc/self/fd/{place}/{pmix_server.SOCKET}")
+                connection: Connection[Any, Any] = Connection(opened.detach())
+        finally:
+            os.close(place)
+        connection.send(self._rank)
+        if not connection.poll(_START):
+            raise PmixError(f"Open MPI's PMIx server did not answer within {_START:.0f} s")
+        self._environment, self._connection = connection.recv(), connection
 
     def _of_all(self, key: str) -> list[str]:
         keys = [f"{key}/{rank}" for rank in range(self._size)]
         self._store.wait(keys, self._timeout)
         return [value.decode() for value in self._store.multi_get(keys)]
 
-    def _serve(self) -> None:
+    def _serve(self, connection: Connection[Any, Any]) -> None:
         with contextlib.suppress(EOFError, OSError):
-            while True:
-                request = self._connection.recv()
-                if request == pmix_server.STAYS:
-                    self._stays = True
-                    return
+            while (request := connection.recv()) not in (pmix_server.ENDED, pmix_server.STAYS):
                 what, number, members, data, numbered = request
-                self._connection.send((number, *self._meet(what, members, data, numbered)))
+                connection.send((number, *self._meet(what, members, data, numbered)))
 
     def _meet(self, what: str, members: Sequence[int], data: bytes, numbered: bool) -> tuple[int, bytes, int]:
-        """Exchange data among the members: a status of PMIx, the data of all in the order of ranks, a new number."""
-        ranks = hashlib.sha256(f"{what} {members}".encode()).hexdigest()
-        key = f"{ranks}/{self._rounds[ranks]}"
-        self._rounds[ranks] += 1
+        """Exchange data among the members' hosts: a status of PMIx, the data of all hosts, and a new number."""
+        nodes = sorted({self._placement[rank] for rank in members})
+        round_of = hashlib.sha256(f"{what} {members}".encode()).hexdigest()
+        key = f"{round_of}/{self._rounds[round_of]}"
+        self._rounds[round_of] += 1
+        mine = self._placement[self._rank]
         try:
-            if numbered and self._rank == members[0]:
+            if numbered and mine == nodes[0]:
                 self._store.set(f"{key}/number", str(self._store.add("numbers", 1)))
-            self._store.set(f"{key}/{self._rank}", data)
-            keys = [f"{key}/{rank}" for rank in members] + ([f"{key}/number"] if numbered else [])
+            self._store.set(f"{key}/{mine}", data)
+            keys = [f"{key}/{node}" for node in nodes] + ([f"{key}/number"] if numbered else [])
             self._wait(keys)
             values = self._store.multi_get(keys)
             # The store ends with its process, usually rank 0's, and this may be the last request to it: rank 0 leaves
             # after the others.
-            self._store.set(f"{key}/left/{self._rank}", "")
+            self._store.set(f"{key}/left/{mine}", "")
             if self._rank == 0:
-                self._wait([f"{key}/left/{rank}" for rank in members])
+                self._wait([f"{key}/left/{node}" for node in nodes])
         except RuntimeError:
             return _TIMED_OUT, b"", 0
-        return _SUCCESS, b"".join(values[: len(members)]), int(values[-1]) if numbered else 0
+        return _SUCCESS, b"".join(values[: len(nodes)]), int(values[-1]) if numbered else 0
 
     def _wait(self, keys: list[str]) -> None:
         """Wait for keys. At the end of the process the other ranks may be gone, and this thread must not be inside the
@@ -254,3 +256,18 @@ class PmixResponder:
         while not self._store.check(keys):
             if self._gone.wait(_PAUSE):
                 raise RuntimeError("the process ends")
+
+
+def _run_server(connection: int) -> None:
+    """Run the program that becomes the server. It ends at once, as the server is not to be a child of this process."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(_OWN)}
+    subprocess.run(
+        [sys.executable, "-I", "-S", str(Path(pmix_server.__file__)), str(connection), str(os.getpid())],
+        env={**variables, "PMIX_MCA_gds": "hash"},  # keeps the job's data in the server, without shared memory
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[connection],
+        start_new_session=True,  # an interrupt from the keyboard is for the ranks
+        timeout=_START,
+        check=True,
+    )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PMIx server of one rank: a program that runs next to the rank and forwards what other ranks must answer.
+"""A PMIx server: a program that serves the ranks of one host and forwards what other hosts must answer.
 
 Open MPI asks its launcher for the other ranks through PMIx, whose library can be a client or a server, but not both in
-one process. ``PmixResponder`` starts this file by its path, so that it imports neither torch nor mcr_dl, and is at the
-other end of the connection whose file descriptor is the only argument.
+one process. ``PmixResponder`` of a host's first rank starts this file by its path, so that it imports neither torch nor
+mcr_dl. Each rank of the host is connected with it by a socket in the job's folder, which only their user can enter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -21,7 +23,8 @@ from typing import Any, NamedTuple
 MAJOR = 5  # the version of PMIx whose structures and callbacks are declared here
 PATIENCE = 20.0  # seconds for each of the steps that start the server
 STAYS = "stays"  # the answer to the request to end, while MPI has not ended
-_LOOK = 0.5  # seconds between two looks at whether the rank still runs
+ENDED = "ended"  # the other answer: the server needs this rank no more
+SOCKET = "ranks"  # in the job's folder
 
 _SUCCESS = 0
 _DONE = -157  # PMIX_OPERATION_SUCCEEDED: no callback follows
@@ -36,16 +39,19 @@ _CONNECTED, _FINALIZED, _ABORT, _FENCE, _MODEX, _REGISTER, _JOB_CONTROL, _GROUP 
 
 
 class Job(NamedTuple):
-    """What the server tells its rank, and where it keeps its files."""
+    """What the server tells its ranks, and where they keep their files."""
 
     library: str
     name: str
-    rank: int
+    node: int  # the server's
     nodes: tuple[str, ...]
     placement: tuple[int, ...]  # for each rank, the index of its node
-    folder: str  # belongs to this server, which removes it
-    shared: str  # of the ranks of this node
+    folder: str  # the server removes it
     crowded: bool  # whether the node has more ranks than cores
+
+    def ranks(self, node: int) -> list[int]:
+        """The ranks of a node."""
+        return [rank for rank, its_node in enumerate(self.placement) if its_node == node]
 
 
 class Proc(ctypes.Structure):
@@ -169,9 +175,8 @@ class InfoList:
 
 def job_infos(job: Job, kept: list[object]) -> Any:
     """What ``PMIx_server_register_nspace`` takes: the job, its nodes, and each of its ranks."""
-    size = len(job.placement)
-    on_node = [[rank for rank in range(size) if job.placement[rank] == node] for node in range(len(job.nodes))]
-    mine = on_node[job.placement[job.rank]]
+    size, mine = len(job.placement), job.ranks(job.node)
+    on_node = [job.ranks(node) for node in range(len(job.nodes))]
     infos = InfoList()
     for key in ("pmix.job.size", "pmix.univ.size", "pmix.max.size"):
         infos.number(key, _UINT32, size)
@@ -180,29 +185,33 @@ def job_infos(job: Job, kept: list[object]) -> Any:
     infos.add("pmix.pmap", "raw:" + ";".join(",".join(map(str, ranks)) for ranks in on_node))
     infos.number("pmix.local.size", _UINT32, len(mine)).number("pmix.node.size", _UINT32, len(mine))
     infos.add("pmix.lpeers", ",".join(map(str, mine))).number("pmix.lldr", _RANK, mine[0])
-    infos.add("pmix.tmpdir", job.folder).add("pmix.nsdir", job.shared)
+    infos.add("pmix.tmpdir", job.folder).add("pmix.nsdir", job.folder)
     if job.crowded:
         infos.add("pmix.ndosub", True)
-    for rank in range(size):
-        node = job.placement[rank]
+    for rank, node in enumerate(job.placement):
         local = on_node[node].index(rank)
         each = InfoList().number("pmix.rank", _RANK, rank).number("pmix.appnum", _UINT32, 0)
         each.number("pmix.grank", _RANK, rank).number("pmix.apprank", _RANK, rank)
         each.number("pmix.lrank", _UINT16, local).number("pmix.nrank", _UINT16, local)
         each.number("pmix.nodeid", _UINT32, node).add("pmix.hname", job.nodes[node])
-        if rank == job.rank:
-            each.add("pmix.pdir", job.folder)
+        if node == job.node:
+            each.add("pmix.pdir", folder_of(job, rank))
         kept.append(each)
         infos.array("pmix.pdata", _INFO, each.made())
     kept.append(infos)
     return infos.made()
 
 
+def folder_of(job: Job, rank: int) -> str:
+    """Where Open MPI keeps files of a rank."""
+    return os.path.join(job.folder, str(rank))
+
+
 class Server:
-    """libpmix as a server, with one client: the rank."""
+    """libpmix as a server, whose clients are the ranks of its node."""
 
     def __init__(self, job: Job, send: Callable[[object], None]) -> None:
-        """Load the library. ``send`` is called from its threads."""
+        """Load the library. ``send`` takes what other nodes must answer; it is called from the library's threads."""
         self._job = job
         self._send_now = send
         self._lock = threading.Lock()
@@ -212,44 +221,60 @@ class Server:
         self._lent: dict[int, object] = {}  # what it reads until it calls _returned
         self._release = _Release(self._returned)
         self._count = 0
-        self.connected = self.finalized = False
+        self._unreachable = False
+        self._using: set[int] = set()  # the ranks that are between MPI_Init and MPI_Finalize
 
-    def start(self) -> dict[str, str]:
-        """Start to serve. The result is what the rank needs in its environment."""
+    def start(self) -> None:
+        """Start to serve."""
         self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
         version = self._pmix.PMIx_Get_version().decode()
         if not version.startswith(f"OpenPMIx {MAJOR}."):
             raise ServerError(f"expected {self._job.library} to be OpenPMIx {MAJOR}, got {version!r}")
-        infos = InfoList().add("pmix.srv.nspace", f"{self._job.name}.server")
-        infos.number("pmix.srv.rank", _RANK, self._job.rank)
+        infos = self._keep(InfoList().add("pmix.srv.nspace", f"{self._job.name}.server"))
+        infos.number("pmix.srv.rank", _RANK, self._job.node).add("pmix.hname", self._job.nodes[self._job.node])
         infos.add("pmix.srvr.tmpdir", self._job.folder).add("pmix.sys.tmpdir", self._job.folder)
-        infos.add("pmix.hname", self._job.nodes[self._job.placement[self._job.rank]])
-        given = self._keep(infos.made())
-        self._keep(infos)
+        given = infos.made()
         table = self._keep((ctypes.c_void_p * _SLOTS)(*self._callbacks()))
         self._check("PMIx_server_init", self._pmix.PMIx_server_init(table, given, _Size(len(given))))
+        mine, about = self._job.ranks(self._job.node), job_infos(self._job, self._kept)
         name = ctypes.create_string_buffer(self._job.name.encode(), 256)
-        about = job_infos(self._job, self._kept)
-        self._wait("PMIx_server_register_nspace", name, 1, about, _Size(len(about)))
-        rank = Proc(self._job.name.encode(), self._job.rank)
-        self._wait(
-            "PMIx_server_register_client", ctypes.byref(rank), os.getuid(), os.getgid(), None
-        )
-        variables = ctypes.POINTER(ctypes.c_char_p)()
-        self._check("PMIx_server_setup_fork", self._pmix.PMIx_server_setup_fork(ctypes.byref(rank), ctypes.byref(variables)))
-        found: dict[str, str] = {}
+        self._wait("PMIx_server_register_nspace", name, len(mine), about, _Size(len(about)))
+        for rank in mine:
+            os.mkdir(folder_of(self._job, rank))
+            client = ctypes.byref(self._proc(rank))
+            self._wait("PMIx_server_register_client", client, os.getuid(), os.getgid(), None)
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """What a rank needs in its environment."""
+        found = ctypes.POINTER(ctypes.c_char_p)()
+        client = ctypes.byref(self._proc(rank))
+        self._check("PMIx_server_setup_fork", self._pmix.PMIx_server_setup_fork(client, ctypes.byref(found)))
+        result: dict[str, str] = {}
         index = 0
-        while variables[index] is not None:
-            key, _, value = os.fsdecode(variables[index]).partition("=")
-            found[key] = value
+        while (entry := found[index]) is not None:
+            key, _, value = os.fsdecode(entry).partition("=")
+            result[key] = value
             index += 1
-        return found
+        return result
+
+    def is_used(self, rank: int) -> bool:
+        """Whether the rank is between MPI_Init and MPI_Finalize."""
+        return rank in self._using
+
+    def fail(self) -> None:
+        """Answer what is asked and will be asked with an error: there is no way to the other nodes any more."""
+        with self._lock:
+            self._unreachable = True
+            pending, self._pending = self._pending, {}
+        for answer in pending.values():
+            answer(_ERROR, b"", 0)
 
     def answer(self, number: int, status: int, data: bytes, context: int) -> None:
-        """Pass on what the other ranks have answered."""
+        """Pass on what the other nodes have answered."""
         with self._lock:
-            action = self._pending.pop(number)
-        action(status, data, context)
+            action = self._pending.pop(number, None)
+        if action is not None:
+            action(status, data, context)
 
     def stop(self) -> None:
         """End the library."""
@@ -271,12 +296,12 @@ class Server:
             table[slot] = ctypes.cast(callback, ctypes.c_void_p).value
         return table
 
-    def _client_connected(self, *_: object) -> int:
-        self.connected = True
+    def _client_connected(self, proc: Any, *_: object) -> int:
+        self._using.add(proc.contents.rank)
         return _DONE
 
-    def _client_finalized(self, *_: object) -> int:
-        self.finalized = True
+    def _client_finalized(self, proc: Any, *_: object) -> int:
+        self._using.discard(proc.contents.rank)
         return _DONE
 
     def _fence(
@@ -307,7 +332,7 @@ class Server:
         members = self._members(procs, nprocs)
 
         def answer(status: int, together: bytes, context: int) -> None:
-            array = (Proc * len(members))(*(Proc(self._job.name.encode(), rank) for rank in members))
+            array = (Proc * len(members))(*map(self._proc, members))
             result = InfoList().array("pmix.grp.mbrs", _PROC, array)
             if numbered:
                 result.number("pmix.grp.ctxid", _SIZE, context)
@@ -326,18 +351,19 @@ class Server:
         self, answer: Callable[[int, bytes, int], None], what: str, members: tuple[int, ...], data: bytes, numbered: bool
     ) -> int:
         with self._lock:
+            if self._unreachable:
+                return _ERROR
             self._count += 1
-            number = self._count
-            self._pending[number] = answer
-        return _SUCCESS if self._send(what, number, members, data, numbered) else _ERROR
+            self._pending[self._count] = answer
+            try:
+                self._send_now((what, self._count, members, data, numbered))
+            except OSError:  # the rank has ended
+                del self._pending[self._count]
+                return _ERROR
+        return _SUCCESS
 
-    def _send(self, what: str, number: int, members: tuple[int, ...], data: bytes, numbered: bool) -> bool:
-        try:
-            with self._lock:
-                self._send_now((what, number, members, data, numbered))
-        except OSError:  # the rank has closed its end
-            return False
-        return True
+    def _proc(self, rank: int) -> Proc:
+        return Proc(self._job.name.encode(), rank)
 
     def _wait(self, function: str, *arguments: Any) -> None:
         """Call a function that reports its end by a callback."""
@@ -376,44 +402,89 @@ class Server:
             self._lent.pop(number or 0, None)
 
 
-def serve(connection: Connection[Any, Any], parent: int) -> None:
-    """Start the server, and serve until the rank has ended or needs no server any more."""
-    job = Job(*connection.recv())
-    server = Server(job, connection.send)
-    try:
+class Ranks:
+    """The connections with the ranks of the node. The first rank, which has started this program, forwards requests."""
+
+    def __init__(self, first: Connection[Any, Any], parent: int) -> None:
+        """Take the first rank's connection and process."""
+        self._first = first
+        self._job = Job(*first.recv())
+        self._server = Server(self._job, first.send)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._number = {first: self._job.ranks(self._job.node)[0]}  # the ranks that are connected
+        self._ends: dict[int, Connection[Any, Any]] = {}  # of their processes
+        self._watch(first, parent)
+
+    def serve(self) -> None:
+        """Start the server, and serve until the last rank has ended or needs no server any more."""
+        os.chdir(self._job.folder)  # the path of a socket has at most 107 bytes
         try:
-            variables = server.start()
-        except (OSError, AttributeError, ServerError) as error:
-            connection.send(("failed", str(error)))
+            try:
+                self._listener.bind(SOCKET)
+                self._listener.listen(len(self._job.placement))
+                self._server.start()
+                self._first.send((True, self._server.variables(self._number[self._first])))
+            except (OSError, AttributeError, ServerError) as error:
+                self._first.send((False, str(error)))
+                return
+            # A rank that has not come by the end of the first one does not come any more.
+            while self._number:
+                found = wait([self._listener, *self._number, *self._ends])
+                for ready in found:
+                    if isinstance(ready, int) and ready in self._ends:
+                        self._drop(self._ends[ready])
+                    elif ready in self._number:
+                        self._receive(ready)
+                if self._listener in found:  # last: a new connection may get the number of one that was closed above
+                    self._accept()
+            self._server.stop()
+        finally:
+            shutil.rmtree(self._job.folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        process, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        connection: Connection[Any, Any] = Connection(accepted.detach())
+        try:
+            rank = int(connection.recv())
+            connection.send(self._server.variables(rank))
+        except (EOFError, OSError):
             return
-        connection.send(("started", variables))
-        sources: list[Any] = [connection, *_ends_of(parent)]
-        while os.getppid() == parent:
-            if connection in wait(sources, _LOOK):
-                try:
-                    answer = connection.recv()
-                except (EOFError, OSError):  # the rank ends
-                    sources.remove(connection)
-                    continue
-                if answer is not None:
-                    server.answer(*answer)
-                elif server.finalized or not server.connected:
-                    break
-                else:  # Open MPI ends a process whose server ends before MPI does
-                    connection.send(STAYS)
-        server.stop()
-    finally:
-        shutil.rmtree(job.folder, ignore_errors=True)
+        self._number[connection] = rank
+        self._watch(connection, process)
 
+    def _receive(self, connection: Connection[Any, Any]) -> None:
+        try:
+            message = connection.recv()
+            if message is not None:
+                self._server.answer(*message)
+            elif self._server.is_used(self._number[connection]):
+                connection.send(STAYS)  # Open MPI ends a process whose server ends before MPI does
+            else:
+                connection.send(ENDED)
+                self._drop(connection)
+        except (EOFError, OSError):
+            self._drop(connection)
 
-def _ends_of(process: int) -> list[int]:
-    """What becomes readable at the end of a process, where the system has it."""
-    try:
-        return [os.pidfd_open(process)]
-    except OSError:
-        return []
+    def _watch(self, connection: Connection[Any, Any], process: int) -> None:
+        """Notice the end of a process also while processes that it has forked hold the connection."""
+        try:
+            self._ends[os.pidfd_open(process)] = connection
+        except OSError:  # an old kernel, or the process has ended: then the connection ends
+            return
+
+    def _drop(self, connection: Connection[Any, Any]) -> None:
+        if self._number.pop(connection, None) is None:
+            return
+        for end in [end for end, its in self._ends.items() if its is connection]:
+            del self._ends[end]
+            os.close(end)
+        if connection is self._first:
+            self._server.fail()
+        connection.close()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    if os.fork() == 0:  # no child of the rank, which may end first
+        Ranks(Connection(int(sys.argv[1])), int(sys.argv[2])).serve()
