@@ -128,18 +128,6 @@ def test_info(launcher: str) -> None:
     assert text.count("Support: mpi") == 1
 
 
-def test_open_mpi_under_torchrun() -> None:
-    """It cannot start there; the error names the commands that work."""
-    library = str(launchers.openmpi_library())
-    codes, text = run([([*TORCHRUN, "2", SCRIPT], {"MCR_DL_MPI_LIB": library})])
-    assert codes != [0]
-    flat = " ".join(text.split())
-    assert "BackendUnavailableError" in flat, text
-    for word in ("Open MPI", "mpiexec -n", "pip install mpich", "MCR_DL_MPI_LIB=mpich"):
-        assert word in flat, f"{word!r} is not in\n{text}"
-    assert ": done" not in text
-
-
 def test_open_mpi_under_mpichs_mpiexec() -> None:
     """A library that the launcher cannot start raises instead of running as several jobs of one rank."""
     command, _ = launchers.mpiexec("mpiexec-mpich", 2)

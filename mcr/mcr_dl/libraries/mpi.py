@@ -20,8 +20,8 @@ from torch.distributed import PrefixStore, Store
 
 from mcr_dl.base import launcher as launchers
 from mcr_dl.base.errors import BackendUnavailableError
-from mcr_dl.libraries.descriptor import FusionLimits, Library, module_path
 from mcr_dl.libraries import pmix
+from mcr_dl.libraries.descriptor import FusionLimits, Library, module_path
 from mcr_dl.libraries.pmi import PmiResponder
 from mcr_dl.libraries.pmix import PmixError, PmixResponder
 
@@ -97,8 +97,9 @@ def require_launcher(size: int) -> None:
     """Raise MpiLibraryError if the library needs a launcher to start ``size`` ranks, and has none here."""
     if size > 1 and not launchers.has_mpi_launcher() and not _starts_alone(find()):
         raise MpiLibraryError(
-            f"this Open MPI has no libpmix with a server's interface, so it needs its own launcher; run `mpiexec -n {size} python "
-            f"script.py`, or use MPICH under torchrun: `pip install mpich` and `{_VARIABLE}=mpich torchrun ...`"
+            "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
+            f"`mpiexec -n {size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
+            f"`{_VARIABLE}=mpich torchrun ...`"
         )
 
 

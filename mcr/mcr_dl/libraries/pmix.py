@@ -2,9 +2,9 @@
 """Starts Open MPI without its launcher: answers its process-management requests from torch's store.
 
 Open MPI asks its launcher for the other ranks through PMIx. Here the first rank of each host starts a PMIx server, a
-process that runs ``pmix_server.py`` with the libpmix of that Open MPI. What other hosts must answer, the server asks the
-first rank, where a thread answers from the store; so MPI_Init and MPI_Finalize must run without the GIL, and before
-Python ends.
+process that runs ``pmix_server.py`` with the libpmix of that Open MPI. What other hosts must answer, the server asks
+the first rank, where a thread answers from the store; so MPI_Init and MPI_Finalize must run without the GIL, and
+before Python ends.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ class PmixError(RuntimeError):
 
 def server_library(mpi: str) -> str | None:
     """The libpmix that an Open MPI uses, if it has the server's interface: the one loaded, else the one next to it."""
-    for path in [*_loaded(), *_next_to(Path(mpi))]:
+    for file in [*_loaded(), *_next_to(Path(mpi))]:
         with contextlib.suppress(OSError):
-            if _SERVER_INTERFACE in Path(path).read_bytes():
-                return str(path)
+            if _SERVER_INTERFACE in file.read_bytes():
+                return str(file)
     return None
 
 
-def _loaded() -> list[str]:
+def _loaded() -> list[Path]:
     with contextlib.suppress(OSError), open(_IMAGE) as maps:
-        paths = dict.fromkeys(line.split(maxsplit=5)[-1].strip() for line in maps if _FILE in line)
-        return list(paths)
+        return [
+            Path(path) for path in dict.fromkeys(line.split(maxsplit=5)[-1].strip() for line in maps if _FILE in line)
+        ]
     return []
 
 
@@ -110,22 +111,23 @@ class PmixResponder:
         self._leaving, self._gone = threading.Event(), threading.Event()
         self._process = os.getpid()
         self._environment: dict[str, str] = {}
-        self._connection: Connection[Any, Any] | None = None
+        connection: Connection[Any, Any] | None = None
         trouble = ""
         try:
-            self._start(mpi)
+            connection = self._start(mpi)
         except EOFError:
             trouble = f"rank {rank}: Open MPI's PMIx server has ended while it started"
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             trouble = f"rank {rank}: {error}"
         self._store.set(f"ready/{rank}", trouble)
         troubles = list(filter(None, self._of_all("ready")))
-        if troubles or self._connection is None:  # a rank without a server would let the others wait in MPI_Init
-            if self._connection is not None:
-                self._connection.close()
+        if troubles or connection is None:  # the others would wait in MPI_Init for a rank without a server
+            if connection is not None:
+                connection.close()
             raise PmixError("; ".join(troubles))
+        self._connection = connection
         os.environ.update(self._environment)
-        self._thread = threading.Thread(target=self._serve, args=(self._connection,), name="mcr_dl-pmix", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="mcr_dl-pmix", daemon=True)
         self._thread.start()
 
     def hide(self) -> None:
@@ -140,7 +142,7 @@ class PmixResponder:
 
     def close(self) -> None:
         """Tell the server that this rank ends. If MPI has not ended, the server stays until the process has."""
-        if os.getpid() != self._process or self._gone.is_set() or self._connection is None:  # forked, or closed
+        if os.getpid() != self._process or self._gone.is_set():  # forked, or closed
             return
         self.hide()
         self._leaving.set()
@@ -149,7 +151,8 @@ class PmixResponder:
             self._connection.send(None)
         self._thread.join(_PATIENCE)
 
-    def _start(self, mpi: str) -> None:
+    def _start(self, mpi: str) -> Connection[Any, Any]:
+        """Meet the other ranks, and start the server of this host or connect with it."""
         self._store.set(f"host/{self._rank}", f"{host_identity()}\n{socket.gethostname()}")
         hosts = [text.split("\n") for text in self._of_all("host")]
         nodes, self._placement = node_names([(identity, name) for identity, name in hosts])
@@ -160,16 +163,17 @@ class PmixResponder:
         if self._placement.index(node) == self._rank:
             folder = ""
             try:
-                folder = self._launch(mpi, nodes, node)
+                folder, connection, variables = self._launch(mpi, nodes, node)
             finally:
                 self._store.set(key, folder)
         else:
             self._store.wait([key], self._timeout)
-            self._connect(self._store.get(key).decode())
-        self._environment.update(_prefix(mpi))
+            connection, variables = self._connect(self._store.get(key).decode())
+        self._environment = {**variables, **_prefix(mpi)}
+        return connection
 
-    def _launch(self, mpi: str, nodes: tuple[str, ...], node: int) -> str:
-        """Start the server of this host. The result is its folder."""
+    def _launch(self, mpi: str, nodes: tuple[str, ...], node: int) -> tuple[str, Connection[Any, Any], dict[str, str]]:
+        """Start the server of this host. The result is its folder, the connection and this rank's variables."""
         library = server_library(mpi)
         if library is None or not sys.executable:
             missing = "sys.executable is empty" if library else f"there is no {_FILE} with a server's interface"
@@ -193,16 +197,18 @@ class PmixResponder:
             ours.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._environment, self._connection = dict(value), ours
-        return folder
+        return folder, ours, value
 
-    def _connect(self, folder: str) -> None:
+    def _connect(self, folder: str) -> tuple[Connection[Any, Any], dict[str, str]]:
         """Connect with the server that another rank of this host has started."""
         if not folder:
             raise PmixError("the first rank of this host could not start Open MPI's PMIx server")
         place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:  # the path of a socket has at most 107 bytes
+        try:
+            if os.fstat(place).st_uid != os.geteuid():  # what the server sends is unpickled
+                raise PmixError(f"{folder}: expected a folder of this user, with the socket of Open MPI's PMIx server")
             with socket.socket(socket.AF_UNIX) as opened:
+                # Not by the folder's own path: that of a socket has at most 107 bytes.
                 opened.connect(f"/proc/self/fd/{place}/{pmix_server.SOCKET}")
                 connection: Connection[Any, Any] = Connection(opened.detach())
         finally:
@@ -210,18 +216,18 @@ class PmixResponder:
         connection.send(self._rank)
         if not connection.poll(_START):
             raise PmixError(f"Open MPI's PMIx server did not answer within {_START:.0f} s")
-        self._environment, self._connection = connection.recv(), connection
+        return connection, connection.recv()
 
     def _of_all(self, key: str) -> list[str]:
         keys = [f"{key}/{rank}" for rank in range(self._size)]
         self._store.wait(keys, self._timeout)
         return [value.decode() for value in self._store.multi_get(keys)]
 
-    def _serve(self, connection: Connection[Any, Any]) -> None:
+    def _serve(self) -> None:
         with contextlib.suppress(EOFError, OSError):
-            while (request := connection.recv()) not in (pmix_server.ENDED, pmix_server.STAYS):
+            while (request := self._connection.recv()) not in (pmix_server.ENDED, pmix_server.STAYS):
                 what, number, members, data, numbered = request
-                connection.send((number, *self._meet(what, members, data, numbered)))
+                self._connection.send((number, *self._meet(what, members, data, numbered)))
 
     def _meet(self, what: str, members: Sequence[int], data: bytes, numbered: bool) -> tuple[int, bytes, int]:
         """Exchange data among the members' hosts: a status of PMIx, the data of all hosts, and a new number."""
@@ -233,7 +239,7 @@ class PmixResponder:
         try:
             if numbered and mine == nodes[0]:
                 self._store.set(f"{key}/number", str(self._store.add("numbers", 1)))
-            self._store.set(f"{key}/{mine}", data)
+            self._store.set(f"{key}/{mine}", data)  # type: ignore[arg-type]  # it takes bytes too
             keys = [f"{key}/{node}" for node in nodes] + ([f"{key}/number"] if numbered else [])
             self._wait(keys)
             values = self._store.multi_get(keys)
@@ -263,7 +269,8 @@ def _run_server(connection: int) -> None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith(_OWN)}
     subprocess.run(
         [sys.executable, "-I", "-S", str(Path(pmix_server.__file__)), str(connection), str(os.getpid())],
-        env={**variables, "PMIX_MCA_gds": "hash"},  # keeps the job's data in the server, without shared memory
+        # The job's data stays in the server, without shared memory, and the server gets what MPI wants to be printed.
+        env={**variables, "PMIX_MCA_gds": "hash", "PMIX_MCA_plog": "^stdfd"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[connection],

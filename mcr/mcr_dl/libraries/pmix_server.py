@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 MAJOR = 5  # the version of PMIx whose structures and callbacks are declared here
 PATIENCE = 20.0  # seconds for each of the steps that start the server
+_LAST = 5  # seconds to end the library
 STAYS = "stays"  # the answer to the request to end, while MPI has not ended
 ENDED = "ended"  # the other answer: the server needs this rank no more
 SOCKET = "ranks"  # in the job's folder
@@ -35,7 +36,7 @@ _BOOL, _STRING, _SIZE, _UINT16, _UINT32, _PROC, _INFO, _BYTES, _ARRAY, _RANK = 1
 _EVERY_RANK = 0xFFFFFFFE  # PMIX_RANK_WILDCARD
 _CONSTRUCT = 0  # the group operation that makes a group
 _SLOTS = 64  # pointers in the table of callbacks: more than any version has
-_CONNECTED, _FINALIZED, _ABORT, _FENCE, _MODEX, _REGISTER, _JOB_CONTROL, _GROUP = 0, 1, 2, 3, 4, 11, 19, 25
+_CONNECTED, _FINALIZED, _ABORT, _FENCE, _MODEX, _REGISTER, _LOG, _JOB_CONTROL, _GROUP = 0, 1, 2, 3, 4, 11, 17, 19, 25
 
 
 class Job(NamedTuple):
@@ -106,12 +107,11 @@ _Release = ctypes.CFUNCTYPE(None, _Pointer)
 _Collected = ctypes.CFUNCTYPE(None, _Status, _Pointer, _Size, _Pointer, _Release, _Pointer)
 _Informed = ctypes.CFUNCTYPE(None, _Status, _Infos, _Size, _Pointer, _Release, _Pointer)
 _ClientCall = ctypes.CFUNCTYPE(_Status, _Procs, _Pointer, _Pointer, _Pointer)
-_AbortCall = ctypes.CFUNCTYPE(
-    _Status, _Procs, _Pointer, _Status, ctypes.c_char_p, _Procs, _Size, _Pointer, _Pointer
-)
+_AbortCall = ctypes.CFUNCTYPE(_Status, _Procs, _Pointer, _Status, ctypes.c_char_p, _Procs, _Size, _Pointer, _Pointer)
 _FenceCall = ctypes.CFUNCTYPE(_Status, _Procs, _Size, _Infos, _Size, _Pointer, _Size, _Collected, _Pointer)
 _ModexCall = ctypes.CFUNCTYPE(_Status, _Procs, _Infos, _Size, _Pointer, _Pointer)
 _RegisterCall = ctypes.CFUNCTYPE(_Status, _Pointer, _Size, _Infos, _Size, _Pointer, _Pointer)
+_LogCall = ctypes.CFUNCTYPE(None, _Procs, _Infos, _Size, _Infos, _Size, _Done, _Pointer)
 _ControlCall = ctypes.CFUNCTYPE(_Status, _Procs, _Procs, _Size, _Infos, _Size, _Pointer, _Pointer)
 _GroupCall = ctypes.CFUNCTYPE(
     _Status, ctypes.c_uint8, ctypes.c_char_p, _Procs, _Size, _Infos, _Size, _Informed, _Pointer
@@ -289,6 +289,7 @@ class Server:
             (_FENCE, _FenceCall, self._fence),
             (_MODEX, _ModexCall, lambda *_: _NOT_FOUND),  # a fence has brought all that other ranks have published
             (_REGISTER, _RegisterCall, lambda *_: _DONE),
+            (_LOG, _LogCall, self._log),
             (_JOB_CONTROL, _ControlCall, lambda *_: _NOT_SUPPORTED),  # the library itself removes files of a lost rank
             (_GROUP, _GroupCall, self._group),
         ):
@@ -303,6 +304,17 @@ class Server:
     def _client_finalized(self, proc: Any, *_: object) -> int:
         self._using.discard(proc.contents.rank)
         return _DONE
+
+    def _log(
+        self, _: Any, infos: Any, ninfos: int, directives: Any, ndirectives: int, call: Any, argument: int
+    ) -> None:
+        """Print what a rank has to say, mostly why MPI ends it."""
+        del directives, ndirectives
+        for info in infos[:ninfos]:
+            if info.value.kind == _STRING and info.value.data.string:
+                os.write(2, info.value.data.string)
+        # Not from here: the library holds a lock that the answer needs.
+        threading.Thread(target=call, args=(_SUCCESS, argument), daemon=True).start()
 
     def _fence(
         self, procs: Any, nprocs: int, infos: Any, ninfos: int, data: int | None, size: int, call: Any, argument: int
@@ -348,7 +360,12 @@ class Server:
         return tuple(range(len(self._job.placement))) if _EVERY_RANK in ranks else tuple(sorted(ranks))
 
     def _ask(
-        self, answer: Callable[[int, bytes, int], None], what: str, members: tuple[int, ...], data: bytes, numbered: bool
+        self,
+        answer: Callable[[int, bytes, int], None],
+        what: str,
+        members: tuple[int, ...],
+        data: bytes,
+        numbered: bool,
     ) -> int:
         with self._lock:
             if self._unreachable:
@@ -437,9 +454,10 @@ class Ranks:
                         self._receive(ready)
                 if self._listener in found:  # last: a new connection may get the number of one that was closed above
                     self._accept()
-            self._server.stop()
         finally:
             shutil.rmtree(self._job.folder, ignore_errors=True)
+        signal.alarm(_LAST)  # the library may wait for an answer that does not come; the signal ends this process
+        self._server.stop()
 
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
