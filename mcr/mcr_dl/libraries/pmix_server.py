@@ -122,10 +122,6 @@ _malloc = ctypes.CDLL(None).malloc
 _malloc.restype, _malloc.argtypes = _Pointer, (_Size,)
 
 
-class ServerError(RuntimeError):
-    """The server cannot start."""
-
-
 class InfoList:
     """An array of ``pmix_info_t``, and what it points to."""
 
@@ -222,14 +218,14 @@ class Server:
         self._release = _Release(self._returned)
         self._count = 0
         self._unreachable = False
-        self._using: set[int] = set()  # the ranks that are between MPI_Init and MPI_Finalize
+        self.using: set[int] = set()  # the ranks that are between MPI_Init and MPI_Finalize
 
     def start(self) -> None:
         """Start to serve."""
         self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
         version = self._pmix.PMIx_Get_version().decode()
         if not version.startswith(f"OpenPMIx {MAJOR}."):
-            raise ServerError(f"expected {self._job.library} to be OpenPMIx {MAJOR}, got {version!r}")
+            raise RuntimeError(f"expected {self._job.library} to be OpenPMIx {MAJOR}, got {version!r}")
         infos = self._keep(InfoList().add("pmix.srv.nspace", f"{self._job.name}.server"))
         infos.number("pmix.srv.rank", _RANK, self._job.node).add("pmix.hname", self._job.nodes[self._job.node])
         infos.add("pmix.srvr.tmpdir", self._job.folder).add("pmix.sys.tmpdir", self._job.folder)
@@ -256,10 +252,6 @@ class Server:
             result[key] = value
             index += 1
         return result
-
-    def is_used(self, rank: int) -> bool:
-        """Whether the rank is between MPI_Init and MPI_Finalize."""
-        return rank in self._using
 
     def fail(self) -> None:
         """Answer what is asked and will be asked with an error: there is no way to the other nodes any more."""
@@ -298,11 +290,11 @@ class Server:
         return table
 
     def _client_connected(self, proc: Any, *_: object) -> int:
-        self._using.add(proc.contents.rank)
+        self.using.add(proc.contents.rank)
         return _DONE
 
     def _client_finalized(self, proc: Any, *_: object) -> int:
-        self._using.discard(proc.contents.rank)
+        self.using.discard(proc.contents.rank)
         return _DONE
 
     def _log(
@@ -395,14 +387,14 @@ class Server:
         status = getattr(self._pmix, function)(*arguments, callback, None)
         if status == _SUCCESS:
             if not ended.wait(PATIENCE):
-                raise ServerError(f"{function} did not end within {PATIENCE:.0f} s")
+                raise RuntimeError(f"{function} did not end within {PATIENCE:.0f} s")
             status = result[0]
         self._check(function, status)
 
     def _check(self, function: str, status: int) -> None:
         if status not in (_SUCCESS, _DONE):
             self._pmix.PMIx_Error_string.restype = ctypes.c_char_p
-            raise ServerError(f"{function}: {self._pmix.PMIx_Error_string(status).decode()} ({status})")
+            raise RuntimeError(f"{function}: {self._pmix.PMIx_Error_string(status).decode()} ({status})")
 
     def _keep(self, value: Any) -> Any:
         self._kept.append(value)
@@ -441,7 +433,7 @@ class Ranks:
                 self._listener.listen(len(self._job.placement))
                 self._server.start()
                 self._first.send((True, self._server.variables(self._number[self._first])))
-            except (OSError, AttributeError, ServerError) as error:
+            except (OSError, AttributeError, RuntimeError) as error:
                 self._first.send((False, str(error)))
                 return
             # A rank that has not come by the end of the first one does not come any more.
@@ -476,7 +468,7 @@ class Ranks:
             message = connection.recv()
             if message is not None:
                 self._server.answer(*message)
-            elif self._server.is_used(self._number[connection]):
+            elif self._number[connection] in self._server.using:
                 connection.send(STAYS)  # Open MPI ends a process whose server ends before MPI does
             else:
                 connection.send(ENDED)
