@@ -207,11 +207,11 @@ class Server:
     """libpmix as a server, whose clients are the ranks of its node."""
 
     def __init__(self, job: Job, send: Callable[[object], None]) -> None:
-        """Load the library. ``send`` takes what other nodes must answer; it is called from the library's threads."""
+        """Not started yet. ``send`` takes what other nodes must answer; it is called from the library's threads."""
         self._job = job
         self._send_now = send
         self._lock = threading.Lock()
-        self._pmix = ctypes.CDLL(job.library)
+        self._pmix: Any = None
         self._pending: dict[int, Callable[[int, bytes, int], None]] = {}
         self._kept: list[object] = []  # what the library may read for as long as it runs
         self._lent: dict[int, object] = {}  # what it reads until it calls _returned
@@ -221,15 +221,15 @@ class Server:
         self.using: set[int] = set()  # the ranks that are between MPI_Init and MPI_Finalize
 
     def start(self) -> None:
-        """Start to serve."""
+        """Load the library and start to serve."""
+        self._pmix = ctypes.CDLL(self._job.library)
         self._pmix.PMIx_Get_version.restype = ctypes.c_char_p
         version = self._pmix.PMIx_Get_version().decode()
         if not version.startswith(f"OpenPMIx {MAJOR}."):
             raise RuntimeError(f"expected {self._job.library} to be OpenPMIx {MAJOR}, got {version!r}")
         infos = self._keep(InfoList().add("pmix.srv.nspace", f"{self._job.name}.server"))
         infos.number("pmix.srv.rank", _RANK, self._job.node).add("pmix.hname", self._job.nodes[self._job.node])
-        infos.add("pmix.srvr.tmpdir", self._job.folder).add("pmix.sys.tmpdir", self._job.folder)
-        given = infos.made()
+        given = infos.add("pmix.srvr.tmpdir", self._job.folder).add("pmix.sys.tmpdir", self._job.folder).made()
         table = self._keep((ctypes.c_void_p * _SLOTS)(*self._callbacks()))
         self._check("PMIx_server_init", self._pmix.PMIx_server_init(table, given, _Size(len(given))))
         mine, about = self._job.ranks(self._job.node), job_infos(self._job, self._kept)
