@@ -62,7 +62,7 @@ def test_a_backend_of_one_host_in_a_job_of_several(nursery: Nursery, size: int) 
 def test_a_library_that_cannot_start_here(nursery: Nursery, named: list[str], size: int) -> None:
     """It exists on one rank: left out on all with a warning, but an error on all if it was named."""
     for rank in start(nursery, ["loaded", "1", str(launchers.openmpi_library()), *named], size):
-        assert "rank 1: backend 'mpi' is unavailable: Open MPI cannot start under this launcher" in rank.text
+        assert "rank 1: backend 'mpi' is unavailable: this Open MPI needs its own launcher" in rank.text
         assert ("RAISED BackendUnavailableError: rank 1: " in rank.text) == bool(named), rank.text
         assert ("STARTED gloo shm\n" in rank.text and LEFT_OUT in rank.text) != bool(named), rank.text
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as torch_dist
 
 import mcr_dl as dist
-from mcr_dl.libraries import shm
+from mcr_dl.libraries import pmix, shm
 from mcr_dl.runtime import communicators
 
 RANK = int(os.environ["RANK"])
@@ -52,8 +52,9 @@ def plugged_in() -> None:
 
 
 def loaded(rank: str, library: str, *names: str) -> None:
-    """One rank has already loaded another MPI library."""
+    """One rank has already loaded an Open MPI, which has no PMIx server."""
     if int(rank) == RANK:
+        pmix.server_library = lambda _: None
         ctypes.CDLL(library, mode=os.RTLD_GLOBAL)
     start(*names)
 
