@@ -60,11 +60,7 @@ class Answer:
 
 def that_take_others(names: Iterable[str]) -> list[str]:
     """The backends that a process can use which was not there when the job began."""
-    return [name for name in names if not any(registry.describe(each).together for each in _libraries(name))]
-
-
-def _libraries(name: str) -> tuple[str, ...]:
-    return registry.parts_of(name) or (name,)
+    return [name for name in names if not registry.of_all_ranks(name)]
 
 
 def _desk(store: torch_dist.Store) -> torch_dist.Store:
@@ -91,10 +87,10 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
 def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
     """The number of the host: that of other ranks on it, or a new one."""
     assert current.knowledge is not None
-    nodes, left = current.knowledge.nodes, torch_dist.PrefixStore("watch", current.store)
+    nodes = current.knowledge.nodes
     for other in [rank, *range(len(nodes))]:
-        key = f"member/{other}"
-        if left.check([key]) and agreement.decode(left.get(key), key)["host"] == member["host"]:
+        known = watch.member(current.store, other)
+        if known is not None and known["host"] == member["host"]:
             return int(nodes[other])
     return max(nodes) + 1
 
@@ -102,8 +98,7 @@ def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
 def admit(current: state.State, applicant: Applicant) -> None:
     """Take the process for a rank of the job. Each member of the group calls this, with equal arguments."""
     # Of two processes that come together, each finds the other's identity.
-    left = torch_dist.PrefixStore("watch", current.store)
-    left.set(f"member/{applicant.rank}", agreement.encode(applicant.member))
+    watch.leave_member(current.store, applicant.rank, applicant.member)
     watch.replace(applicant.rank, applicant.member, applicant.text, applicant.node)
     assert current.knowledge is not None
     nodes = list(current.knowledge.nodes)

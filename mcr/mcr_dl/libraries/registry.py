@@ -148,6 +148,11 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for part in _C.Candidate(name).parts for each in (*parts_of(part), part)))
 
 
+def of_all_ranks(name: str) -> bool:
+    """Whether the backend, or a part of it, is a library that all ranks of a job start and end together."""
+    return any(describe(each).together for each in parts_of(name) or (name,))
+
+
 def is_hierarchical(name: str) -> bool:
     """Whether the backend has a part for each dimension of a topology, as "hier(shm,mpi)"."""
     return _C.Candidate(name).hierarchical

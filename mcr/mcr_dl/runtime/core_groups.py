@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from mcr_dl import _C, watch
+from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, devices, state, trials
 from mcr_dl.tables import choice
 
@@ -66,4 +67,8 @@ def _close(name: str) -> None:
     current = state.current()
     for each in current.shadows.pop(name, []):
         _close(each)
-    current.groups.pop(name)._close()
+    group = current.groups.pop(name)
+    if is_broken(group) and any(map(registry.of_all_ranks, group.backends)):
+        _C.keep_forever(group)  # closing may wait for the lost rank
+    else:
+        group._close()

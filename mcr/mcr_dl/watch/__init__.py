@@ -6,6 +6,7 @@ waits at the store for another rank's alarm and answers with a report; one makes
 as the store may never answer. docs/reliability.md lists the guarantees.
 """
 
+from mcr_dl.watch._alarm import leave_member, member
 from mcr_dl.watch._diagnosis import ranks_text
 from mcr_dl.watch._fork import forked
 from mcr_dl.watch._fork import text as forked_text
@@ -41,8 +42,10 @@ __all__ = [
     "give_up",
     "has_lost",
     "identity",
+    "leave_member",
     "leave_together",
     "lost",
+    "member",
     "ranks_text",
     "replace",
     "start",

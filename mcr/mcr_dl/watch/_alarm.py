@@ -29,6 +29,7 @@ _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread wo
 ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
+_PREFIX, _MEMBER = "watch", "member"  # keys of the store
 _SLOW = "it does not answer"
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
@@ -63,6 +64,18 @@ def decode(value: bytes) -> Any:
     return documents.parse(value, "what another rank has left at the store", limit=_LARGEST)
 
 
+def member(store: torch_dist.Store, rank: int) -> dict[str, Any] | None:
+    """The identity of the process that has a rank, from the job's store; None if it has not started. StoreError."""
+    key, left = f"{_MEMBER}/{rank}", torch_dist.PrefixStore(_PREFIX, store)
+    found: dict[str, Any] | None = decode(left.get(key)) if left.check([key]) else None
+    return found
+
+
+def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -> None:
+    """Leave the identity of the process that takes the place of a lost rank. Raises StoreError."""
+    torch_dist.PrefixStore(_PREFIX, store).set(f"{_MEMBER}/{rank}", documents.dumps(identity))
+
+
 class Exchange:
     """One process's end. ``answer`` makes its report; the listener calls ``heard`` with every alarm."""
 
@@ -78,10 +91,10 @@ class Exchange:
         """``number``: of the first alarm that concerns this process."""
         self._rank, self._size = rank, size
         self._answer, self._heard = answer, heard
-        self._mine: Any = torch_dist.PrefixStore("watch", own_connection(store))
+        self._mine: Any = torch_dist.PrefixStore(_PREFIX, own_connection(store))
         listening = own_connection(store)
         self._sleeps = listening is not store  # a wait there blocks no other thread's use of the store
-        self._listening = torch_dist.PrefixStore("watch", listening)
+        self._listening = torch_dist.PrefixStore(_PREFIX, listening)
         self._number = number  # of the awaited alarm
         self._ending = threading.Event()
         self.lost: str | None = None  # why the store cannot be reached; _SLOW may pass
