@@ -237,6 +237,7 @@ OTHERS = {
     "bench/lab/cli.py",
     "bench/late_issues.py",
     "bench/starts.py",
+    "bench/survive_soak.py",
     "bench/one_rank.py",
     "bench/overhead.py",
     "bench/soak.py",
