@@ -37,9 +37,9 @@ MIB = 1 << 20
 class Soak:
     """The job, with the process that each rank has now."""
 
-    def __init__(self, nursery: Nursery, seconds: float, pause: float, seed: int) -> None:
+    def __init__(self, nursery: Nursery, pause: float, seed: int) -> None:
         self._nursery, self._draw = nursery, random.Random(seed)
-        self._arguments = [str(seconds), str(pause)]
+        self._arguments = [str(pause)]
         _, self._environments = jobs.agent_store(nursery, RANKS)
         self.ranks = [nursery.start(PROGRAM, self._arguments, each) for each in self._environments]
         self.kills, self.memory = 0, list[int]()
@@ -81,16 +81,18 @@ class Soak:
 
 def run(nursery: Nursery, seconds: float, every: float, pause: float, seed: int) -> tuple[Soak, str]:
     """The whole job, and its problem, if there is one."""
-    soak = Soak(nursery, seconds, pause, seed)
-    end = time.monotonic() + seconds - every
+    soak = Soak(nursery, pause, seed)
+    jobs.await_text([soak.first], "READY")
     progress = bars(Console(stderr=True), ["killing", BarColumn(), TimeRemainingColumn()])
     try:
         with progress:
             task = progress.add_task("", total=seconds)
             begin = time.monotonic()
-            while time.monotonic() < end and soak.watch(every):
+            while time.monotonic() < begin + seconds and soak.watch(every):
                 soak.kill()
                 progress.update(task, completed=time.monotonic() - begin)
+        if soak.first.code is None:
+            os.kill(soak.first.pid, signal.SIGUSR1)
         if not nursery.wait(soak.ranks, every + CHANGE):
             return soak, "hang at the end"
     except RuntimeError as error:

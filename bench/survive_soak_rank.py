@@ -2,13 +2,14 @@
 """A rank of survive_soak.py: it checks random calls until the time is over, with whatever ranks are left.
 
 Prints each change of its group, and the number of checked calls at its end. With the variable SOAK_REJOIN, the process
-takes the place of a lost rank.
+takes the place of a lost rank. Rank 0 ends the job after SIGUSR1.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 from typing import Any
@@ -50,9 +51,17 @@ def check(group: Any, step: int) -> int:
     return calls
 
 
-def main(seconds: float, pause: float) -> None:
+def leave(group: Any) -> None:
+    """Free a group that has been replaced; the default group stays."""
+    if group is not dist.group.WORLD:
+        dist.destroy_process_group(group)
+
+
+def main(pause: float) -> None:
     """One rank."""
-    end = time.monotonic() + seconds
+    ended: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+    tell("READY")
     fresh = "SOAK_REJOIN" in os.environ
     if fresh:
         group, step, changed = dist.rejoin(), 0, True
@@ -69,20 +78,21 @@ def main(seconds: float, pause: float) -> None:
                 former, group = group, dist.grow(group)
                 changed = group is not former
                 if changed:
+                    leave(former)
                     fresh = True  # the new processes go on behind grow()
                     continue
             fresh = False
-            # Rank 0's time counts.
-            most, least, stop = common(group, [step, -step, int(dist.get_rank() == 0 and time.monotonic() > end)])
+            most, least, stop = common(group, [step, -step, len(ended)])
             assert most == -least == step, (most, -least, step)
             calls += check(group, step)
             step += 1
             time.sleep(pause)
         except dist.PeerLostError:
-            group, changed = dist.shrink(group), True
+            former, group, changed = group, dist.shrink(group), True
+            leave(former)
     tell(f"CHECKED {calls}")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), float(sys.argv[2]))
+    main(float(sys.argv[1]))

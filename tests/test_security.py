@@ -178,7 +178,7 @@ class _Told:
 def test_strangers_on_the_port_of_lost_ranks(sent: bytes) -> None:
     """They are disconnected, and no rank is taken for lost."""
     left: dict[str, dict[str, object]] = {}
-    exchange = SimpleNamespace(leave=left.__setitem__, store=torch_dist.HashStore())
+    exchange = SimpleNamespace(leave=lambda key, value: not left.update({key: value}), store=torch_dist.HashStore())
     told = _Told()
     connections = Connections(exchange, {"rank": 0, "host": "a", "processes": "", "pid": 1}, 5.0, told)
     connections.start([0, 1], set(), wait=True)

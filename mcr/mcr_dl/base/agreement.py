@@ -55,11 +55,14 @@ def agree(
 
 def _late(store: torch_dist.Store, rank: int, size: int, key: str) -> str:
     """Who has not come. Of those that wait, rank 0 knows it first."""
-    missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
-    missing = missing or ([0] if rank else [])
     limit: timedelta = cast(Any, store).timeout  # torch's types lack it
     seconds = limit / timedelta(seconds=1)
     text = f"init_process_group: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
+    try:
+        missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
+    except torch_dist.DistError as error:
+        return f"{text}, and the store cannot be reached any more: {error}"
+    missing = missing or ([0] if rank else [])
     if not missing:
         return f"{text}, although all have come"
     names = ", ".join(f"rank {other}" for other in missing[:8]) + (", ..." if len(missing) > 8 else "")

@@ -119,8 +119,11 @@ class PmixResponder:
             trouble = f"rank {rank}: Open MPI's PMIx server has ended while it started"
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             trouble = f"rank {rank}: {error}"
-        self._store.set(f"ready/{rank}", trouble)
-        troubles = list(filter(None, self._of_all("ready")))
+        try:
+            self._store.set(f"ready/{rank}", trouble)
+            troubles = list(filter(None, self._of_all("ready")))
+        except RuntimeError as error:
+            troubles = [f"rank {rank}: not all ranks have come to the start of Open MPI: {error}"]
         if troubles or connection is None:  # the others would wait in MPI_Init for a rank without a server
             if connection is not None:
                 connection.close()

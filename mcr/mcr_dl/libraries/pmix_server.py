@@ -245,8 +245,7 @@ class Server:
         found = ctypes.POINTER(ctypes.c_char_p)()
         client = ctypes.byref(self._proc(rank))
         self._check("PMIx_server_setup_fork", self._pmix.PMIx_server_setup_fork(client, ctypes.byref(found)))
-        result: dict[str, str] = {}
-        index = 0
+        index, result = 0, dict[str, str]()
         while (entry := found[index]) is not None:
             key, _, value = os.fsdecode(entry).partition("=")
             result[key] = value
@@ -327,8 +326,7 @@ class Server:
         if what != _CONSTRUCT:
             return _DONE
         mine, numbered = b"", False
-        for index in range(ninfos):
-            info = infos[index]
+        for info in infos[:ninfos]:
             if info.key == b"pmix.grp.endpt":
                 mine = ctypes.string_at(info.value.data.bytes.bytes, info.value.data.bytes.size)
             elif info.key == b"pmix.grp.actxid":
@@ -456,9 +454,11 @@ class Ranks:
         process, _, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         connection: Connection[Any, Any] = Connection(accepted.detach())
         try:
+            if not connection.poll(PATIENCE):
+                return
             rank = int(connection.recv())
             connection.send(self._server.variables(rank))
-        except (EOFError, OSError):
+        except (EOFError, OSError, RuntimeError, ValueError):
             return
         self._number[connection] = rank
         self._watch(connection, process)

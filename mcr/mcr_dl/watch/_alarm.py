@@ -278,10 +278,13 @@ class Exchange:
             if self._mine.check([ring]) and not self._mine.get(ring):
                 self._mine.delete_key(ring)
 
-    def leave(self, key: str, value: Any) -> None:
-        """Leave a value for all ranks, under this rank's number, if the store can be reached."""
-        with contextlib.suppress(*StoreError):
+    def leave(self, key: str, value: Any) -> bool:
+        """Leave a value for all ranks, under this rank's number; False if the store cannot be reached."""
+        try:
             self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)))
+        except StoreError:
+            return False
+        return True
 
     def left(self, key: str, rank: int) -> Any | None:
         """The value that a rank has left there, or None. Raises StoreError."""

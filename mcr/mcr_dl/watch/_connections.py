@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import math
 import os
 import queue
 import secrets
@@ -18,6 +19,7 @@ import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -29,8 +31,9 @@ from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.watch._alarm import Exchange, StoreError, decode
 
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
-_DEFAULT, _LEAST = 5.0, 3.0  # seconds
+_DEFAULT, _LEAST, _MOST = 5.0, 3.0, 1e5  # seconds
 _CLOSING = 0.4  # seconds for the ranks of its host, and for the process itself, to tell why a process has ended
+_PAUSE = 0.1  # seconds between two looks for a descriptor
 _RETRY = 0.1  # seconds between two attempts to connect
 _DEPARTED = 1.0  # seconds before another rank replaces one that has ended as intended: all may be about to
 _SENT = 0.2  # seconds for the thread to send something
@@ -43,9 +46,10 @@ def limit() -> float:
     """Seconds after which a host that does not answer is lost; 0: never. Raises InvalidArgumentError."""
     text = os.environ.get(VARIABLE, "") or str(_DEFAULT)
     with contextlib.suppress(ValueError):
-        if (seconds := float(text)) == 0 or _LEAST <= seconds < 1e6:
+        if (seconds := float(text)) == 0 or _LEAST <= seconds <= _MOST:
             return seconds
-    raise InvalidArgumentError(f"{VARIABLE}: expected 0, or a number of seconds from {_LEAST:g} on, got {text!r}")
+    message = f"{VARIABLE}: expected 0, or a number of seconds from {_LEAST:g} to {_MOST:g}, got {text!r}"
+    raise InvalidArgumentError(message)
 
 
 class Broken(NamedTuple):
@@ -62,7 +66,8 @@ class _Connection:
     rank: int = -1  # of the other end; -1 until that has introduced itself
     member: dict[str, Any] = field(default_factory=dict)
     token: str = ""  # with which this process introduces itself
-    deadline: float = 0.0  # to connect or to be introduced; 0: that is done
+    opened: bool = True  # False until it is connected
+    deadline: float = 0.0  # for both ends to know each other; 0: they do
     received: bytes = b""
 
 
@@ -75,8 +80,8 @@ class Listener(Protocol):
     def heard(self, row: dict[str, Any]) -> None:
         """Another rank has told something (`Connections.tell`)."""
 
-    def failed(self, rank: int, reason: str) -> None:
-        """There is no connection to a rank to which there should be one."""
+    def failed(self, reason: str) -> None:
+        """There is no connection to other hosts, or not to all to which there should be one. Called once."""
 
 
 def _store_host(store: torch_dist.Store) -> str:
@@ -108,21 +113,37 @@ def _listening() -> socket.socket:
     return socket.create_server(("", 0), backlog=4096)
 
 
+def _period(silence: float) -> int:
+    return max(1, int(silence / 5))
+
+
 def _check_often(connection: socket.socket, silence: float) -> None:
     """Let the kernel end the connection when the other host's kernel has not answered for so many seconds."""
-    period = max(1, int(silence / 5))
+    period = _period(silence)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, period)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, period)
-    # Looked at once in a period, and before the last one has passed.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((silence - 1.5 * period) * 1000))
+    # The kernel looks at it once in a period. Time to connect again is left.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int((silence - 2.5 * period) * 1000))
+
+
+_living: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """In a forked child: its copies would keep the connections open after the end of this process."""
+    for each in list(_living):
+        each.close_copies()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Connections:
     """The connections of one process, on a thread of its own, which makes all calls of the functions that it gets."""
 
     def __init__(self, exchange: Exchange, member: dict[str, Any], silence: float, listener: Listener) -> None:
-        """``member``: this process's identity; ``silence``: the seconds of `limit`."""
+        """``member``: this process's identity; ``silence``: the seconds of `limit`. Raises OSError without a port."""
         self._exchange, self._member, self._rank = exchange, member, int(member["rank"])
         self._silence, self._listener = silence, listener
         self._token = secrets.token_hex(16)
@@ -132,7 +153,9 @@ class Connections:
         self._up: _Connection | None = None  # to the first host
         self._wanted = -1  # the rank to which this one connects, or -1
         self._since = self._next = 0.0  # since when, and when the next attempt is due
-        self._reached: set[int] = set()  # nodes to which there has been a connection
+        self._reached = False  # there has been a connection to another host
+        self._warned = False
+        self._returned: dict[int, dict[str, Any]] = {}  # by rank: the process that has taken the place of a lost one
         self._pending: dict[int, tuple[float, Broken]] = {}  # by rank, with the time to report it
         self._ready = threading.Event()  # there is a connection, or there is to be none
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -140,10 +163,11 @@ class Connections:
         self._selector = selectors.DefaultSelector()
         self._server = _listening()
         self._wake, self._woken = socket.socketpair()
-        for each in (self._server, self._woken):
+        for each in (self._server, self._wake, self._woken):
             each.setblocking(False)
+        for each in (self._server, self._woken):
             self._selector.register(each, selectors.EVENT_READ, None)
-        os.register_at_fork(after_in_child=self._forget)
+        _living.add(self)
         self._thread = threading.Thread(target=self._run, name="mcr_dl hosts", daemon=True)
 
     def start(self, nodes: list[int], gone: set[int], *, wait: bool) -> None:
@@ -158,20 +182,24 @@ class Connections:
             "port": self._server.getsockname()[1],
             "token": self._token,
         }
-        self._exchange.leave("address", address)
+        if not self._exchange.leave("address", address):
+            self._warn("this rank could not leave its address at the store")
         self._thread.start()
         if wait:
             self._ready.wait(self._silence + _CLOSING)
 
-    def update(self, nodes: list[int], gone: set[int], *, returned: int = -1) -> None:
-        """Ranks have been lost, or another process has the place of ``returned`` now."""
+    def update(self, nodes: list[int], gone: set[int], returned: dict[str, Any] | None = None) -> None:
+        """Ranks have been lost, or the process ``returned`` has taken the place of a lost one."""
+        nodes, gone = list(nodes), set(gone)
 
         def change() -> None:
-            self._nodes, self._gone = list(nodes), set(gone)
-            if returned >= 0:
+            self._nodes, self._gone = nodes, gone
+            if returned is not None:
+                rank = int(returned["rank"])
                 self._given_up = False
-                self._departed.discard(returned)
-                self._pending.pop(returned, None)
+                self._returned[rank] = returned
+                self._departed.discard(rank)
+                self._pending.pop(rank, None)
 
         self._request(change)
 
@@ -202,14 +230,30 @@ class Connections:
         with contextlib.suppress(OSError):
             self._wake.send(b"w")
 
-    def _forget(self) -> None:
-        """In a forked child: its copies would keep the connections open after the end of this process."""
+    def close_copies(self) -> None:
+        """In a forked child: close its copies of the sockets."""
         for each in self._sockets():
             each.close()
 
     # ---- the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._warn(f"{type(error).__name__}: {error}")
+        for opened in self._sockets():
+            opened.close()
+        self._wake.close()
+        self._selector.close()
+        self._ready.set()
+
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._listener.failed(reason)
+
+    def _serve(self) -> None:
         while not self._ending:
             self._keep_connected()
             for key, _ in self._selector.select(self._pause()):
@@ -225,9 +269,6 @@ class Connections:
         if self._well:
             for each in self._introduced():
                 self._send(each, {"ends": True})
-        for opened in self._sockets():
-            opened.close()
-        self._wake.close()
 
     def _sockets(self) -> list[socket.socket]:
         keys = list((self._selector.get_map() or {}).values())
@@ -240,7 +281,9 @@ class Connections:
         return [each for each in self._all() if each.rank >= 0 and not each.deadline]
 
     def _pause(self) -> float | None:
-        due = [at for at, _ in self._pending.values()] + [each.deadline for each in self._all() if each.deadline]
+        due = [at for at, _ in self._pending.values()] + [
+            each.deadline for each in self._all() if 0 < each.deadline < math.inf
+        ]
         if self._wanted >= 0 and self._up is None:
             due.append(self._next)
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -257,10 +300,16 @@ class Connections:
                 self._broke(each, TimeoutError(errno.ETIMEDOUT, "no answer"))
 
     def _report(self, broken: Broken) -> None:
+        if self._is_former(broken.rank, broken.member):
+            return
         known = self._gone | self._departed
         self._departed.add(broken.rank)
         if broken.rank not in known:
             self._listener.broken(broken)
+
+    def _is_former(self, rank: int, member: dict[str, Any]) -> bool:
+        """Whether another process has the rank by now."""
+        return rank in self._returned and self._returned[rank] != member
 
     # ---- the connection to the first host
 
@@ -268,7 +317,8 @@ class Connections:
         """The rank to which this one connects; -1 on the first host, or if that was not possible."""
         if self._given_up:
             return -1
-        running = [rank for rank in range(len(self._nodes)) if rank not in self._gone | self._departed]
+        absent = self._gone | self._departed
+        running = [rank for rank in range(len(self._nodes)) if rank not in absent]
         mine = self._nodes[self._rank]
         first = self._nodes[running[0]] if running else mine
         if first == mine:
@@ -281,7 +331,7 @@ class Connections:
         if target != self._wanted:
             self._wanted, self._since = target, max(now, self._next)
             if self._up is not None:
-                self._send(self._up, {"ends": True})
+                self._send(self._up, {"moves": True})
                 self._close(self._up)
         if target < 0:
             self._ready.set()
@@ -289,22 +339,28 @@ class Connections:
             self._next = now + _RETRY
             self._connect(target)
 
+    def _address(self, target: int) -> dict[str, Any] | None:
+        """What the process that has the rank now has left, if it has."""
+        address, member = self._exchange.left("address", target), self._exchange.left("member", target)
+        found: dict[str, Any] | None = address if address and address["member"] == member else None
+        return found
+
     def _connect(self, target: int) -> None:
         address: dict[str, Any] | None = None
         try:
             with contextlib.suppress(*StoreError):
-                address = self._exchange.ask(lambda: self._exchange.left("address", target))
+                address = self._exchange.ask(lambda: self._address(target))
             if address is None:
-                raise OSError(errno.ENOENT, "it has left no address at the store")
+                raise OSError(errno.ENOENT, f"rank {target} has left no address at the store")
             host = address["host"] or _store_host(self._exchange.store) or address["member"]["host"]
             kind, protocol, number, _, place = socket.getaddrinfo(host, address["port"], type=socket.SOCK_STREAM)[0]
             opened = socket.socket(kind, protocol, number)
-        except OSError as error:
-            self._failed(target, {} if address is None else address["member"], error)
+        except (OSError, UnicodeError) as error:
+            self._failed(target, {}, error)
             return
         opened.setblocking(False)
         deadline = time.monotonic() + self._silence
-        self._up = _Connection(opened, target, address["member"], address["token"], deadline)
+        self._up = _Connection(opened, target, address["member"], address["token"], False, deadline)
         self._selector.register(opened, selectors.EVENT_WRITE, self._up)
         code = opened.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
@@ -315,46 +371,60 @@ class Connections:
         if code:
             self._broke(each, OSError(code, os.strerror(code)))
             return
-        each.deadline = 0.0
+        each.opened = True
+        _check_often(each.socket, self._silence)
+        if self._reached:
+            each.deadline = math.inf  # the process may be stopped, but its host answers
         self._selector.modify(each.socket, selectors.EVENT_READ, each)
-        self._begin(each)
         self._send(each, {"token": each.token, "member": self._member})
 
-    def _failed(self, target: int, member: dict[str, Any], error: OSError) -> None:
-        """An attempt to connect has failed; the last one counts, unless an earlier connection has just broken."""
-        known, refused = self._nodes[target] in self._reached, error.errno == errno.ECONNREFUSED
-        patience = _CLOSING if known and refused else self._silence
+    def _failed(self, target: int, member: dict[str, Any], error: Exception) -> None:
+        """An attempt to connect has failed. An earlier connection that has just broken is reported anyway."""
+        refused = isinstance(error, ConnectionRefusedError) or getattr(error, "errno", 0) == errno.ECONNREFUSED
+        silent = isinstance(error, OSError) and _is_silence(error)
+        patience = _CLOSING if self._reached and refused else self._silence
         if target in self._pending or time.monotonic() - self._since < patience:
             return
-        if known and member:
-            self._report(Broken(target, member, not refused))
-        else:
+        if not self._reached:  # it may be a firewall
             self._given_up = True
             self._ready.set()
-            self._listener.failed(target, str(error))
+            self._warn(f"rank {target}: {error}")
+        elif refused or silent:
+            self._report(Broken(target, member, silent))
+        else:
+            self._departed.add(target)  # another one may do
+            self._warn(f"rank {target}: {error}")
 
     # ---- all connections
 
     def _begin(self, each: _Connection) -> None:
-        _check_often(each.socket, self._silence)
-        self._reached.add(self._nodes[each.rank])
+        """Both ends know each other."""
+        each.deadline = 0.0
+        self._reached = True
         self._pending.pop(each.rank, None)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             accepted, _ = self._server.accept()
-            accepted.setblocking(False)
-            one = _Connection(accepted, deadline=time.monotonic() + self._silence)
-            self._selector.register(accepted, selectors.EVENT_READ, one)
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor is left
+            self._warn(str(error))
+            time.sleep(_PAUSE)
+            return
+        accepted.setblocking(False)
+        _check_often(accepted, self._silence)
+        one = _Connection(accepted, deadline=time.monotonic() + self._silence)
+        self._selector.register(accepted, selectors.EVENT_READ, one)
 
     def _proceed(self, each: _Connection) -> None:
         """The connection has been made, or there is something to read."""
         if each.socket.fileno() < 0:
             return  # closed by what came just before
-        if each is self._up and each.deadline:
-            self._connected(each)
-        else:
+        if each.opened:
             self._receive(each)
+        else:
+            self._connected(each)
 
     def _receive(self, each: _Connection) -> None:
         try:
@@ -378,15 +448,20 @@ class Connections:
             rank = int(row["member"]["rank"])
             if not hmac.compare_digest(str(row["token"]), self._token) or not 0 <= rank < len(self._nodes):
                 raise ValueError("expected the token of this process")
-            each.rank, each.member, each.deadline = rank, row["member"], 0.0
+            for former in [other for other in self._introduced() if other.rank == rank]:
+                self._close(former)  # the other end has given it up
+            each.rank, each.member = rank, row["member"]
             self._departed.discard(rank)
             self._begin(each)
             self._send(each, {"known": True})
         elif "known" in row:
+            self._begin(each)
             self._ready.set()
         elif "ends" in row:
             self._departed.add(each.rank)
             self._next = time.monotonic() + _DEPARTED
+            self._close(each)
+        elif "moves" in row:
             self._close(each)
         else:
             self._listener.heard(row)
@@ -398,15 +473,16 @@ class Connections:
 
     def _broke(self, each: _Connection, error: OSError) -> None:
         self._close(each)
-        if each.rank < 0:
+        if each.rank < 0 or self._is_former(each.rank, each.member):
             return
         if each.deadline:
             self._failed(each.rank, each.member, error)
             return
         silent = _is_silence(error)
-        due = time.monotonic() + (0 if silent else _CLOSING)
+        # Until then it may connect again: only the connection may have been lost.
+        due = time.monotonic() + _CLOSING + (_period(self._silence) if silent else 0)
         self._pending[each.rank] = due, Broken(each.rank, each.member, silent)
-        self._since = self._next = time.monotonic()  # the process may have lost its connection only
+        self._since = self._next = time.monotonic()
 
     def _close(self, each: _Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -78,7 +78,11 @@ class Losses:
     def _connect(self, *, wait: bool) -> None:
         """Connect to other hosts, once there are some."""
         if self._silence and self._connections is None and len(set(self._nodes)) > 1:
-            self._connections = Connections(self._exchange, identity(self._rank), self._silence, self)
+            try:
+                self._connections = Connections(self._exchange, identity(self._rank), self._silence, self)
+            except OSError as error:
+                self.failed(str(error))
+                return
             self._connections.start(self._nodes, set(self._texts), wait=wait)
 
     def stop(self, *, well: bool) -> None:
@@ -107,12 +111,16 @@ class Losses:
         """
         return 0 < self._since < time.monotonic() - _GRACE
 
-    def await_end(self, ranks: list[int]) -> None:
-        """Give a process of these ranks, whose connections have ended, a moment to end itself, and others to tell."""
+    def await_end(self, ranks: list[int], *, news: bool) -> None:
+        """Give a process of these ranks, whose connections have ended, a moment to end itself.
+
+        ``news``: also give other hosts a moment to tell.
+        """
         others = set(ranks) - {self._rank}
         if self._peers is not None and not self._has_lost(others):
             self._peers.await_end(others)
-        if self._connections is not None and any(self._nodes[rank] != self._nodes[self._rank] for rank in others):
+        far = any(self._nodes[rank] != self._nodes[self._rank] for rank in others if self._connections is not None)
+        if news and far:
             with self._lock:
                 self._lock.wait_for(lambda: self._has_lost(others), _NEWS)
 
@@ -145,7 +153,7 @@ class Losses:
             _C.regain(rank)
             self._nodes[rank] = node
             if self._connections is not None:
-                self._connections.update(self._nodes, set(self._texts), returned=rank)
+                self._connections.update(self._nodes, set(self._texts), {**member, "rank": rank})
         if self._peers is not None and _is_near(member):
             self._peers.add(rank, member)
         self._connect(wait=False)  # the process may not be ready to be connected to
@@ -227,13 +235,12 @@ class Losses:
         """A connected rank has told that one is lost."""
         self._learn(int(row["lost"]), str(row["text"]), str(row["process"]))
 
-    def failed(self, rank: int, reason: str) -> None:
+    def failed(self, reason: str) -> None:
         """There is no connection: the time limits remain."""
         _log.warning(
-            "rank %d cannot connect to rank %d on another host (%s): it notices the end of that process, and of the "
-            "host, only by its time limits; %s=0 turns these connections off",
+            "rank %d cannot keep a connection to another host (%s): it notices the end of the processes there, and of "
+            "the host, only by its time limits; %s=0 turns these connections off",
             self._rank,
-            rank,
             reason,
             _connections.VARIABLE,
         )
@@ -266,7 +273,7 @@ class Losses:
         """Tell all ranks, through the store."""
         alarm = Alarm(self._rank, "lost", "", text, lost=rank, process=process)
         with contextlib.suppress(*StoreError):
-            self._exchange.ask(partial(self._raise_alarm, alarm), _TRIES * _PAUSE)
+            self._exchange.ask(partial(self._raise_alarm, alarm), 2 * _TRIES * _PAUSE)
 
     def _raise_alarm(self, alarm: Alarm) -> None:
         for _ in range(_TRIES):

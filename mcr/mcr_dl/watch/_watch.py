@@ -256,23 +256,27 @@ class Watch:
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
-        lost = None if timeout else self._lost(label)
+        now, known = time.monotonic(), self._known.get((label, seq))
+        fresh = known is not None and now - known[0] < _SAME
+        spaced = now - self._last_alarm >= _SPACING
+        lost = None if timeout else self._lost(label, news=spaced and not fresh)
         if lost is not None:
             return complete(text, label, _sentence(lost), timeout=False)
-        now = time.monotonic()
-        known = self._known.get((label, seq))
-        if known is not None and now - known[0] < _SAME:
+        if known is not None and fresh:
             return complete(text, label, known[1], timeout=timeout)
-        if now - self._last_alarm < _SPACING:
+        if not spaced:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
         return complete(text, label, _with_loss(told, label), timeout=timeout)
 
-    def _lost(self, label: str) -> str | None:
-        """Why the group of a failed call has lost a rank: the library may notice it before the end of the process."""
+    def _lost(self, label: str, *, news: bool) -> str | None:
+        """Why the group of a failed call has lost a rank: the library may notice it before the end of the process.
+
+        ``news``: wait for those of other hosts too.
+        """
         position = _position(label)
         if position is not None:
-            self._losses.await_end(position["ranks"])
+            self._losses.await_end(position["ranks"], news=news)
         return _C.lost(label)
 
     def _explanation(self, text: str, label: str, seq: int, message: bool, kind: str, patience: float) -> str:
