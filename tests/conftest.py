@@ -21,9 +21,13 @@ os.environ["MCR_DL_TUNING_TABLE"] = "none"
 # In these tests ranks must notice a fault within seconds, which a busy machine may not allow. A failed one runs once
 # more; pytest's summary counts and names it as a rerun.
 TIMED = {
+    "test_connections",
+    "test_detail_messages",
     "test_exit",
     "test_faults",
     "test_growing",
+    "test_hosts",
+    "test_openmpi_start",
     "test_reports",
     "test_shrinking",
     "test_start",

@@ -207,8 +207,12 @@ def differ(backends: str, difference: str) -> None:
     for _ in range(2):
         _exchange(rank, "nothing")
     try:
-        with contextlib.suppress(dist.InvalidArgumentError):  # the backend's own error
+        try:
             _exchange(rank, difference)
+        except dist.DesyncError:
+            raise
+        except dist.McrError as error:  # the backend's own
+            say("backend:", type(error).__name__, error)
         for _ in range(100):
             time.sleep(0.1)
             dist.barrier(async_op=True)
