@@ -34,7 +34,7 @@ VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT, _LEAST, _MOST = 5.0, 3.0, 1e5  # seconds
 _CLOSING = 0.4  # seconds for the ranks of its host, and for the process itself, to tell why a process has ended
 _PAUSE = 0.1  # seconds between two looks for a descriptor
-_RETRY = 0.1  # seconds between two attempts to connect
+_RETRY, _LONGEST_RETRY = 0.02, 0.1  # seconds between two attempts to connect: at first, and later
 _DEPARTED = 1.0  # seconds before another rank replaces one that has ended as intended: all may be about to
 _SENT = 0.2  # seconds for the thread to send something
 _LAST = 2.0  # seconds for the thread to end
@@ -153,6 +153,7 @@ class Connections:
         self._up: _Connection | None = None  # to the first host
         self._wanted = -1  # the rank to which this one connects, or -1
         self._since = self._next = 0.0  # since when, and when the next attempt is due
+        self._retry = _RETRY
         self._reached = False  # there has been a connection to another host
         self._warned = False
         self._returned: dict[int, dict[str, Any]] = {}  # by rank: the process that has taken the place of a lost one
@@ -329,14 +330,15 @@ class Connections:
     def _keep_connected(self) -> None:
         target, now = self._target(), time.monotonic()
         if target != self._wanted:
-            self._wanted, self._since = target, max(now, self._next)
+            self._wanted, self._since, self._retry = target, max(now, self._next), _RETRY
             if self._up is not None:
                 self._send(self._up, {"moves": True})
                 self._close(self._up)
         if target < 0:
             self._ready.set()
         elif self._up is None and now >= self._next:
-            self._next = now + _RETRY
+            self._next = now + self._retry
+            self._retry = min(2 * self._retry, _LONGEST_RETRY)
             self._connect(target)
 
     def _address(self, target: int) -> dict[str, Any] | None:
