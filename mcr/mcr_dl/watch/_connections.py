@@ -243,6 +243,10 @@ class Connections:
             self._serve()
         except Exception as error:
             self._warn(f"{type(error).__name__}: {error}")
+            self._well = True  # no rank is to take this process for lost because of that
+        if self._well:
+            for each in self._introduced():
+                self._send(each, {"ends": True})
         for opened in self._sockets():
             opened.close()
         self._wake.close()
@@ -267,9 +271,6 @@ class Connections:
             while not self._requests.empty():
                 self._requests.get()()
             self._conclude()
-        if self._well:
-            for each in self._introduced():
-                self._send(each, {"ends": True})
 
     def _sockets(self) -> list[socket.socket]:
         keys = list((self._selector.get_map() or {}).values())
