@@ -14,7 +14,7 @@ import selectors
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum, auto
 from itertools import groupby
@@ -110,9 +110,7 @@ class PmiResponder:
 
     def hide(self) -> None:
         """Remove the variables from the environment, so that child programs do not see them."""
-        for name, value in self._environment.items():
-            if os.environ.get(name) == value:
-                del os.environ[name]
+        hide(self._environment)
 
     def close(self) -> None:
         """Stop answering, except MPI's final request. Call it at exit, or once MPI_Finalize has returned."""
@@ -226,15 +224,7 @@ class PmiResponder:
         return "cmd=barrier_out rc=0 msg=success"
 
     def _meet(self, key: str) -> None:
-        """Wait for a key. At the end of the process the other ranks may be gone, and this thread must not be inside the
-        store when Python ends.
-        """
-        if not self._leaving.is_set():
-            self._store.wait([key], self._timeout)
-            return
-        while not self._store.check([key]):
-            if self._gone.wait(_PAUSE):
-                raise RuntimeError("the process ends")
+        await_keys(self._store, [key], self._timeout, self._leaving, self._gone)
 
     def leave(self) -> None:
         """Treat MPI's requests from now on as part of its finalization."""
@@ -247,6 +237,27 @@ class PmiResponder:
     def _finalize(self, _: dict[str, str]) -> str:
         self._state = _State.LEFT
         return _FAREWELL
+
+
+def hide(variables: Mapping[str, str]) -> None:
+    """Remove variables from the environment that still have these values."""
+    for name, value in variables.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+
+
+def await_keys(
+    store: Store, keys: list[str], timeout: timedelta, leaving: threading.Event, gone: threading.Event
+) -> None:
+    """Wait for keys. Once ``leaving`` is set, the other ranks may be gone, and the thread must not be inside the store
+    when Python ends: then this raises RuntimeError as soon as ``gone`` is set.
+    """
+    if not leaving.is_set():
+        store.wait(keys, timeout)
+        return
+    while not store.check(keys):
+        if gone.wait(_PAUSE):
+            raise RuntimeError("the process ends")
 
 
 def own_connection(store: Store) -> Store:

@@ -29,14 +29,13 @@ from typing import Any
 from torch.distributed import PrefixStore, Store
 
 from mcr_dl.libraries import pmix_server
-from mcr_dl.libraries.pmi import host_identity, own_connection
+from mcr_dl.libraries.pmi import await_keys, hide, host_identity, own_connection
 
 _FILE = "libpmix.so"
 _SERVER_INTERFACE = b"\0PMIx_server_init\0"
 _TIMEOUT = timedelta(minutes=5)
 _START = 60.0  # seconds for the server to start
 _PATIENCE = 2.0  # seconds
-_PAUSE = 0.02  # between two looks at the store
 _SUCCESS, _TIMED_OUT = 0, -24  # PMIx's
 _IMAGE = "/proc/self/maps"
 _OWN = ("PMIX_", "PRTE_", "OMPI_COMM_WORLD_")  # variables of launchers, which the server must not take for its own
@@ -135,9 +134,7 @@ class PmixResponder:
 
     def hide(self) -> None:
         """Remove the variables from the environment, so that child programs do not see them."""
-        for name, value in self._environment.items():
-            if os.environ.get(name) == value:
-                del os.environ[name]
+        hide(self._environment)
 
     def leave(self) -> None:
         """Treat MPI's requests from now on as part of its finalization."""
@@ -256,15 +253,7 @@ class PmixResponder:
         return _SUCCESS, b"".join(values[: len(nodes)]), int(values[-1]) if numbered else 0
 
     def _wait(self, keys: list[str]) -> None:
-        """Wait for keys. At the end of the process the other ranks may be gone, and this thread must not be inside the
-        store when Python ends.
-        """
-        if not self._leaving.is_set():
-            self._store.wait(keys, self._timeout)
-            return
-        while not self._store.check(keys):
-            if self._gone.wait(_PAUSE):
-                raise RuntimeError("the process ends")
+        await_keys(self._store, keys, self._timeout, self._leaving, self._gone)
 
 
 def _run_server(connection: int) -> None:

@@ -102,10 +102,6 @@ def _own_address(store: torch_dist.Store) -> str:
     return ""
 
 
-def _is_silence(error: OSError) -> bool:
-    return error.errno in _UNREACHABLE
-
-
 def _listening() -> socket.socket:
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
@@ -383,8 +379,8 @@ class Connections:
 
     def _failed(self, target: int, member: dict[str, Any], error: Exception) -> None:
         """An attempt to connect has failed. An earlier connection that has just broken is reported anyway."""
-        refused = isinstance(error, ConnectionRefusedError) or getattr(error, "errno", 0) == errno.ECONNREFUSED
-        silent = isinstance(error, OSError) and _is_silence(error)
+        code = getattr(error, "errno", 0)
+        refused, silent = code == errno.ECONNREFUSED, code in _UNREACHABLE
         patience = _CLOSING if self._reached and refused else self._silence
         if target in self._pending or time.monotonic() - self._since < patience:
             return
@@ -481,7 +477,7 @@ class Connections:
         if each.deadline:
             self._failed(each.rank, each.member, error)
             return
-        silent = _is_silence(error)
+        silent = error.errno in _UNREACHABLE
         # Until then it may connect again: only the connection may have been lost.
         due = time.monotonic() + _CLOSING + (_period(self._silence) if silent else 0)
         self._pending[each.rank] = due, Broken(each.rank, each.member, silent)

@@ -39,8 +39,8 @@ def _is_near(member: dict[str, Any]) -> bool:
 class Losses:
     """The lost ranks, as one process knows them.
 
-    Ranks of this host are noticed by their processes, those of other hosts by their connections; who notices a loss
-    that others cannot notice tells them. Of several ranks of a host that notice one of theirs, the lowest does that.
+    This rank notices the ranks of its host by their processes, and those of other hosts by its connections, and tells
+    the other ranks. If a process of this host ends, the lowest rank that still runs here tells them.
     """
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
@@ -211,13 +211,11 @@ class Losses:
         """The process has ended, or no rank of its host can be reached."""
         member = broken.member
         ranks = self._of(self._nodes[broken.rank]) if broken.silent else [broken.rank]
+        end = f"process {member['pid']} on {member['host']} {ending_text(None)}"
+        if broken.silent:
+            end = f"its host {member['host']} has not answered for {self._silence:g} s"
         for rank in ranks:
-            if broken.silent:
-                text = self._why(
-                    rank, f"its host {member['host']} has not answered for {self._silence:g} s", failed=True
-                )
-            else:
-                text = self._why(rank, f"process {member['pid']} on {member['host']} {ending_text(None)}", failed=False)
+            text = self._why(rank, end, failed=broken.silent)
             process = process_of(member) if rank == broken.rank else self._process(rank)
             if text is not None and self._is_new(rank, process):
                 self._tell_connected(rank, text, process)
