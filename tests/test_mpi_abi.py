@@ -31,7 +31,7 @@ def library(family: str) -> Path:
 
 
 def definitions(family: str, version: int) -> list[str]:
-    return [f'-DMCR_MPI_ABI="abi_{family}.h"', f"-DMCR_MPI_VERSION={version}"]
+    return [f'-DMCR_MPI_ABI="abi_{family}.h"', f"-DMCR_MPI_VERSION={version}", f"-I{ROOT / 'src'}"]
 
 
 def execute(*command: str | Path) -> str:
@@ -45,6 +45,7 @@ def declared(family: str, version: int) -> dict[str, str]:
     """All names in mcr_dl's headers: types, the fields of MPI_Status, and the rest, which has values."""
     header = ABIS / "abi.h"
     text = execute(CXX, "-std=c++20", "-E", "-P", "-x", "c++", *definitions(family, version), header)
+    text = re.sub(r'"[^"]*"', "", text)
     types = set(re.findall(r"\busing (MPI_\w+)", text)) | set(re.findall(r"\bstruct (MPI_\w+)", text))
     fields = set(re.findall(r"\bint (MPI_\w+);", text))
     names = sorted(set(re.findall(r"\bMPI_\w+", text)))
@@ -57,7 +58,14 @@ def facts(folder: Path, header: str, include: Path, family: str, version: int) -
     names = declared(family, version)
     (folder / "facts.inc").write_text("".join(f"{kind}({name})\n" for name, kind in names.items()))
     program = folder / "facts"
-    flags = ["-std=c++20", "-fPIC", f'-DHEADER="{header}"', f'-DFACTS="{folder}/facts.inc"', "-DOMPI_SKIP_MPICXX"]
+    flags = [
+        "-std=c++20",
+        *(["-DOURS"] if header == "abi.h" else []),
+        "-fPIC",
+        f'-DHEADER="{header}"',
+        f'-DFACTS="{folder}/facts.inc"',
+        "-DOMPI_SKIP_MPICXX",
+    ]
     libmpi = library(family)
     link = [libmpi, f"-Wl,-rpath,{libmpi.parent}", "-Wl,--allow-shlib-undefined"]
     execute(CXX, *flags, *definitions(family, version), f"-I{include}", PROGRAM, *link, "-o", program)
@@ -79,7 +87,7 @@ def test_declarations(family: str, version: int, tmp_path: Path) -> None:
         ("mpich", "MPI_SUM = 0x58000003", "MPI_SUM = 0x58000001"),
         ("mpich", "MPI_Count = long long", "MPI_Count = int"),
         ("mpich", "int count_lo;", "long count_lo;"),
-        ("openmpi", "(&ompi_mpi_op_sum)", "(&ompi_mpi_op_max)"),
+        ("openmpi", '"ompi_mpi_op_sum"', '"ompi_mpi_op_max"'),
         ("openmpi", "std::size_t _ucount;", ""),
     ],
 )

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints what HEADER declares for each line of FACTS: types by their mangled names, integers, and variables of the
-// library by their symbols. tests/test_mpi_abi.py compiles it against our declarations and against a library's mpi.h.
+// library by their symbols. tests/test_mpi_abi.py compiles it against our declarations, with OURS, and against a
+// library's mpi.h.
 #include HEADER
 
 #include <dlfcn.h>
@@ -10,6 +11,11 @@
 #include <cstdio>
 #include <type_traits>
 #include <typeinfo>
+
+#ifdef OURS
+mcr::mpi::Symbol::Symbol(const char* name) : name_(name), next_(nullptr) {}
+using namespace mcr::mpi;
+#endif
 
 namespace {
 
@@ -22,7 +28,21 @@ void type(const char* name) {
   }
 }
 
+// Our declarations give the names of the library's symbols.
 template <class T>
+concept Named = requires(const T& what) { what.name(); };
+
+template <Named T>
+void value(const char* name, const T& what) {
+  if constexpr (requires { typename T::Pointer; }) {
+    std::printf("%s: %s\n", name, typeid(typename T::Pointer).name());
+  } else {
+    std::printf("%s: %s, %s\n", name, typeid(typename T::Type).name(), what.name());
+  }
+}
+
+template <class T>
+  requires(!Named<T>)
 void value(const char* name, T what) {
   Dl_info info{};
   if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {

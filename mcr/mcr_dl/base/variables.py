@@ -31,8 +31,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_MPI_LIB",
-        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; it is an error if MPI "
-        "cannot start",
+        "the MPI library: a path, or `mpich` or `openmpi` to choose among those found; a second one, after `:`, for "
+        "programs that use two; it is an error if MPI cannot start",
         "integrations.md#which-backends-start",
     ),
     Variable("MCR_DL_MPI_THREAD_LEVEL", "`serialized` (default) or `multiple`", "architecture.md"),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MPI: finds its library for this process, and loads it where the backend's module can see its symbols."""
+"""MPI: finds its library for this process. ``mpi`` is one that fits the launcher; ``mpich`` and ``openmpi`` name one.
+
+Two libraries work in one process, as each module binds the symbols of its own library.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,10 @@ _FILE = re.compile(r"lib(mpi|mpich)\.so(\.\d+)*")
 _STANDARD_ABI = re.compile(r"libmpi_abi\.so(\.\d+)*")
 
 
+# By the family that a backend names; what is loaded stays.
+_chosen: dict[Family | None, MpiLibrary] = {}
+
+
 class MpiLibraryError(RuntimeError):
     """There is no MPI library (``absent``), or none that works under this program's launcher."""
 
@@ -61,46 +68,27 @@ class _Launcher(NamedTuple):
     exclusive: bool = True  # whether no other family's launcher can start them
 
 
-def find() -> MpiLibrary:
-    """Choose the library: the named one, else the one already loaded, else the launcher's, else the first one found."""
+def find(family: Family | None = None) -> MpiLibrary:
+    """Choose the library, of the given family if any: the named one, else the one already loaded, else the launcher's,
+    else the first one found."""
     launcher = _launcher()
-    named = os.environ.get(_VARIABLE, "")
-    if named and named not in _NAMES:
-        return _check(_named(named), launcher)
-    loaded = _loaded()
-    if loaded is not None:
-        return _check(loaded, launcher)
-    wanted: Family | None = launcher.family
-    if named:
-        wanted = "mpich" if named == "mpich" else "openmpi"
-    other: MpiLibrary | None = None
-    for library in _candidates():
-        if wanted in (None, library.family):
-            return _check(library, launcher)
-        other = other or library
-    if named or other is None:
-        raise _not_found(wanted)
-    return _check(other, launcher)
+    return _check(_pick(family, launcher), launcher, family)
 
 
-def load() -> MpiLibrary:
-    """Find the library and make its symbols global. Calling it again is cheap and changes nothing."""
-    library = find()
+def load(family: Family | None = None) -> MpiLibrary:
+    """Find the library and load it. Calling it again is cheap and changes nothing."""
+    library = find(family)
+    mode = os.RTLD_NOW
+    if family is None and library.family == "openmpi":
+        mode |= os.RTLD_GLOBAL  # the plugins of Open MPI up to 3 expect its symbols there
+    if any(_family(path) != library.family for path in _mapped(_FILE)):
+        mode |= os.RTLD_DEEPBIND  # it must not find the other library's functions, which may be global
     try:
-        ctypes.CDLL(library.path, mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        ctypes.CDLL(library.path, mode=mode)
     except OSError as error:
         raise MpiLibraryError(f"{library.path} ({library.how}) cannot be loaded: {error}") from error
+    _chosen[family] = library
     return library
-
-
-def require_launcher(size: int) -> None:
-    """Raise MpiLibraryError if the library needs a launcher to start ``size`` ranks, and has none here."""
-    if size > 1 and not launchers.has_mpi_launcher() and not _starts_alone(find()):
-        raise MpiLibraryError(
-            "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
-            f"`mpiexec -n {size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
-            f"`{_VARIABLE}=mpich torchrun ...`"
-        )
 
 
 def module(library: MpiLibrary) -> str:
@@ -111,18 +99,21 @@ def module(library: MpiLibrary) -> str:
 
 
 class Mpi(Library):
-    """MPI. The process ends it; without an MPI launcher, MPI_Init needs a responder on torch's store."""
+    """An MPI library. The process ends it; where no launcher serves it, MPI_Init needs a responder on torch's store."""
 
-    automatic = True
     networks = True
-    variable = _VARIABLE
     together = True
-    communicators = True
-    rendezvous = True
     fusion = FusionLimits(1 << 18, 200, 1 << 15)  # measured by bench/fusion.py (docs/results/fusion.md)
-    title = "MPI library"
 
     _responder: PmiResponder | PmixResponder | None = None
+
+    def __init__(self, name: str, family: Family | None = None) -> None:
+        """``family``: that of its library; None for the one that fits the launcher."""
+        super().__init__(name)
+        self.family = family
+        if family is None:
+            self.automatic = self.communicators = self.rendezvous = True
+            self.variable, self.title = _VARIABLE, "MPI library"
 
     def exists(self) -> bool:
         """Every build has it; the library may be missing."""
@@ -130,18 +121,18 @@ class Mpi(Library):
 
     def owns(self, stem: str) -> bool:
         """One module for each ABI."""
-        return stem.startswith(_MODULE)
+        return self.family is None and stem.startswith(_MODULE)
 
     def locate(self) -> tuple[str, str]:
         """The module for the library's ABI. Loads the library."""
         try:
-            library = load()
+            library = load(self.family)
         except MpiLibraryError as error:
             raise BackendUnavailableError(str(error), absent=error.absent) from error
         # By two numbers that every rank of a host knows: mpiexec's ranks cannot communicate before MPI has started.
         if launchers.local_size() > (os.cpu_count() or 1):
             self.share_cores()
-        return module_path(module(library)), ""
+        return module_path(module(library)), library.path
 
     def require_named(self) -> None:
         """The named library must exist and fit the launcher. It is not loaded."""
@@ -153,10 +144,14 @@ class Mpi(Library):
 
     def require_launcher(self, size: int) -> None:
         """Open MPI without a PMIx server starts under its own launcher only."""
-        try:
-            require_launcher(size)
-        except MpiLibraryError as error:
-            raise BackendUnavailableError(str(error)) from error
+        library = find(self.family)
+        if size > 1 and not _is_served(library) and not _starts_alone(library):
+            message = (
+                "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
+                f"`mpiexec -n {size} python script.py`, or use MPICH under torchrun: `pip install mpich` and "
+                f"`{_VARIABLE}=mpich torchrun ...`"
+            )
+            raise BackendUnavailableError(message)
 
     def share_cores(self) -> None:
         """Let MPICH's ranks take turns where a host has more ranks than cores (each variable can be set by hand).
@@ -170,9 +165,9 @@ class Mpi(Library):
 
     def start(self, store: Store, rank: int, size: int) -> None:
         """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
-        if self._responder is not None or size == 1 or launchers.has_mpi_launcher():
+        library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
+        if self._responder is not None or size == 1 or _is_served(library):
             return
-        library, store = find(), PrefixStore("pmi", store)
         if library.family == "mpich":
             self._responder = PmiResponder(store, rank, size)
             return
@@ -200,16 +195,19 @@ class Mpi(Library):
         """The library's family and path, or the reason why there is none."""
         del state
         try:
-            library = find()
+            library = find(self.family)
         except MpiLibraryError as error:
             return f"none: {error}"
         return f"{library.family}, {library.path} ({library.how})"
 
 
 LIBRARY = Mpi("mpi")
-# Exit handlers run in reverse order: MPI must end, in a handler of a module that imports this one, while the responder
-# still answers.
-atexit.register(LIBRARY.close)
+MPICH = Mpi("mpich", "mpich")
+OPENMPI = Mpi("openmpi", "openmpi")
+# Exit handlers run in reverse order: MPI must end, in a handler of a module that imports this one, while the responders
+# still answer.
+for _each in (LIBRARY, MPICH, OPENMPI):
+    atexit.register(_each.close)
 
 
 def _launcher() -> _Launcher:
@@ -226,11 +224,48 @@ def _launcher() -> _Launcher:
     return _Launcher("no MPI launcher", None, exclusive=False)
 
 
-def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
+def _pick(family: Family | None, launcher: _Launcher) -> MpiLibrary:
+    named = _named_ones()
+    wanted = family
+    if family is None and named:  # the launcher decides among several
+        wanted = launcher.family if launchers.has_mpi_launcher() and launcher.family in named else next(iter(named))
+    required = wanted is not None
+    library = None if wanted is None else named.get(wanted)
+    if library is not None:
+        return library
+    if family in _chosen:
+        return _chosen[family]
+    loaded = _loaded(wanted)
+    if loaded is not None:
+        return loaded
+    wanted = wanted or launcher.family
+    if wanted in _chosen:
+        return _chosen[wanted]
+    found = list(_candidates())
+    fitting = [each for each in found if wanted in (None, each.family)]
+    if (required and not fitting) or not found:
+        raise _not_found(wanted)
+    return (fitting or found)[0]
+
+
+def _named_ones() -> dict[Family, MpiLibrary | None]:
+    """What the variable names, in its order: each family with its library, or without one if it is to be found."""
+    named: dict[Family, MpiLibrary | None] = {}
+    for name in filter(None, os.environ.get(_VARIABLE, "").split(os.pathsep)):
+        if name in _NAMES:
+            named.setdefault("mpich" if name == "mpich" else "openmpi", None)
+        else:
+            library = _named(name)
+            named.setdefault(library.family, library)
+    return named
+
+
+def _check(library: MpiLibrary, launcher: _Launcher, family: Family | None) -> MpiLibrary:
     """Reject a library that would take each process for a job of its own."""
     if launcher.family == library.family or not launcher.exclusive:
         return library
-    if launcher.name == "torchrun" and _starts_alone(library):
+    # Under another family's mpiexec a second library starts alone, as the ranks meet over the first one.
+    if (launcher.name == "torchrun" or family is not None) and _starts_alone(library):
         return library
     mine = _NAMES[library.family]
     if launcher.name == "torchrun":
@@ -253,6 +288,12 @@ def _check(library: MpiLibrary, launcher: _Launcher) -> MpiLibrary:
 def _starts_alone(library: MpiLibrary) -> bool:
     """Whether the library needs no MPI launcher."""
     return library.family == "mpich" or pmix.server_library(library.path) is not None
+
+
+def _is_served(library: MpiLibrary) -> bool:
+    """Whether an MPI launcher answers the library's MPI_Init here."""
+    launcher = _launcher()
+    return launchers.has_mpi_launcher() and (launcher.family == library.family or not launcher.exclusive)
 
 
 def _not_found(wanted: Family | None) -> MpiLibraryError:
@@ -280,22 +321,28 @@ def _named(path: str) -> MpiLibrary:
     return MpiLibrary(resolved, _family(resolved), f"named by {_VARIABLE}")
 
 
-def _loaded() -> MpiLibrary | None:
+def _loaded(family: Family | None) -> MpiLibrary | None:
+    """The library of the family that the program has loaded; of any family: none that a named family has."""
+    named = {library.path for of, library in _chosen.items() if of is not None}
+    for path in _mapped(_FILE):
+        if family == _family(path) or (family is None and path not in named):
+            return MpiLibrary(path, _family(path), "already loaded")
+    for path in _mapped(_STANDARD_ABI):
+        raise MpiLibraryError(
+            f"this process has loaded {path}, MPI's standard ABI, which is not supported yet; load MPICH's or Open "
+            "MPI's own library first (with mpi4py: set MPI4PY_LIBMPI to its path)"
+        )
+    return None
+
+
+def _mapped(pattern: re.Pattern[str]) -> list[str]:
+    """The files of this name in the process's memory."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return None
+        return []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
-    for path in paths:
-        if _FILE.fullmatch(Path(path).name):
-            return MpiLibrary(path, _family(path), "already loaded")
-    for path in paths:
-        if _STANDARD_ABI.fullmatch(Path(path).name):
-            raise MpiLibraryError(
-                f"this process has loaded {path}, MPI's standard ABI, which is not supported yet; load MPICH's or Open "
-                "MPI's own library first (with mpi4py: set MPI4PY_LIBMPI to its path)"
-            )
-    return None
+    return [path for path in paths if pattern.fullmatch(Path(path).name)]
 
 
 def _candidates() -> Iterator[MpiLibrary]:

@@ -66,8 +66,8 @@ def process_mapping(hosts: Sequence[str]) -> str:
 class PmiResponder:
     """Plays the MPI launcher for this process; the store replaces the launcher's own network.
 
-    Construct it on every rank before MPI_Init; it sets ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment,
-    and `hide()` removes them once MPI has read them.
+    Construct it on every rank before MPI_Init; it sets ``PMI_FD``, ``PMI_RANK`` and ``PMI_SIZE`` in the environment, as
+    a launcher does, and `hide()` removes them once MPI has read them.
     """
 
     def __init__(self, store: Store, rank: int, size: int, *, timeout: timedelta = timedelta(minutes=5)) -> None:
@@ -100,6 +100,7 @@ class PmiResponder:
             "PMI_FD": str(self._client_fd),
             "PMI_RANK": str(rank),
             "PMI_SIZE": str(size),
+            "MPIR_CVAR_PMI_VERSION": "1",  # MPICH would not choose if another library's launcher speaks PMIx
         }
         os.environ.update(self._environment)
         if rank == 0:

@@ -18,7 +18,16 @@ from mcr_dl.libraries.descriptor import MODULES, Library
 ENTRY_POINTS = "mcr_dl.backends"
 VARIABLE = "MCR_DL_BACKENDS"
 # The descriptors of the backends that are more than a module, in order of preference.
-DESCRIBED: tuple[Library, ...] = (mpi.LIBRARY, nccl.LIBRARY, c10d.GLOO, shm.LIBRARY, c10d.FAKE, null.LIBRARY)
+DESCRIBED: tuple[Library, ...] = (
+    mpi.LIBRARY,
+    nccl.LIBRARY,
+    c10d.GLOO,
+    shm.LIBRARY,
+    mpi.MPICH,
+    mpi.OPENMPI,
+    c10d.FAKE,
+    null.LIBRARY,
+)
 
 
 @dataclass(frozen=True)

@@ -1,58 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 // Declarations of the part of MPI that is used, so that building the module of each ABI needs no MPI. Names and
 // signatures are the standard's; types and constants are those of the ABI that MCR_MPI_ABI names. With MCR_MPI_VERSION
-// >= 4 functions take 64-bit counts (MPI_Bcast_c), else int counts.
+// >= 4 functions take 64-bit counts (MPI_Bcast_c), else int counts. Symbol::bind() finds them in a library.
 #pragma once
 
+#include "backends/mpi/symbols.h"
 #include MCR_MPI_ABI
 
-extern "C" {
+namespace mcr::mpi {
 
-int MPI_Init_thread(int*, char***, int, int*);
-int MPI_Initialized(int*);
-int MPI_Finalize();
-int MPI_Finalized(int*);
-int MPI_Query_thread(int*);
-int MPI_Get_library_version(char*, int*);
-int MPI_Error_class(int, int*);
-int MPI_Error_string(int, char*, int*);
+inline Function<int(int*, char***, int, int*)> MPI_Init_thread{"MPI_Init_thread"};
+inline Function<int(int*)> MPI_Initialized{"MPI_Initialized"};
+inline Function<int()> MPI_Finalize{"MPI_Finalize"};
+inline Function<int(int*)> MPI_Finalized{"MPI_Finalized"};
+inline Function<int(int*)> MPI_Query_thread{"MPI_Query_thread"};
+inline Function<int(char*, int*)> MPI_Get_library_version{"MPI_Get_library_version"};
+inline Function<int(int, int*)> MPI_Error_class{"MPI_Error_class"};
+inline Function<int(int, char*, int*)> MPI_Error_string{"MPI_Error_string"};
 
-int MPI_Comm_create_group(MPI_Comm, MPI_Group, int, MPI_Comm*);
-int MPI_Comm_dup(MPI_Comm, MPI_Comm*);
-int MPI_Comm_free(MPI_Comm*);
-int MPI_Comm_group(MPI_Comm, MPI_Group*);
-int MPI_Comm_rank(MPI_Comm, int*);
-int MPI_Comm_size(MPI_Comm, int*);
-int MPI_Comm_set_errhandler(MPI_Comm, MPI_Errhandler);
-int MPI_Group_incl(MPI_Group, int, const int*, MPI_Group*);
-int MPI_Group_free(MPI_Group*);
+inline Function<int(MPI_Comm, MPI_Group, int, MPI_Comm*)> MPI_Comm_create_group{"MPI_Comm_create_group"};
+inline Function<int(MPI_Comm, MPI_Comm*)> MPI_Comm_dup{"MPI_Comm_dup"};
+inline Function<int(MPI_Comm*)> MPI_Comm_free{"MPI_Comm_free"};
+inline Function<int(MPI_Comm, MPI_Group*)> MPI_Comm_group{"MPI_Comm_group"};
+inline Function<int(MPI_Comm, int*)> MPI_Comm_rank{"MPI_Comm_rank"};
+inline Function<int(MPI_Comm, int*)> MPI_Comm_size{"MPI_Comm_size"};
+inline Function<int(MPI_Comm, MPI_Errhandler)> MPI_Comm_set_errhandler{"MPI_Comm_set_errhandler"};
+inline Function<int(MPI_Group, int, const int*, MPI_Group*)> MPI_Group_incl{"MPI_Group_incl"};
+inline Function<int(MPI_Group*)> MPI_Group_free{"MPI_Group_free"};
 
-int MPI_Type_contiguous(int, MPI_Datatype, MPI_Datatype*);
-int MPI_Type_create_struct(int, const int*, const MPI_Aint*, const MPI_Datatype*, MPI_Datatype*);
-int MPI_Type_commit(MPI_Datatype*);
-int MPI_Type_free(MPI_Datatype*);
-int MPI_Op_free(MPI_Op*);
+inline Function<int(int, MPI_Datatype, MPI_Datatype*)> MPI_Type_contiguous{"MPI_Type_contiguous"};
+inline Function<int(int, const int*, const MPI_Aint*, const MPI_Datatype*, MPI_Datatype*)> MPI_Type_create_struct{
+    "MPI_Type_create_struct"};
+inline Function<int(MPI_Datatype*)> MPI_Type_commit{"MPI_Type_commit"};
+inline Function<int(MPI_Datatype*)> MPI_Type_free{"MPI_Type_free"};
+inline Function<int(MPI_Op*)> MPI_Op_free{"MPI_Op_free"};
 
-int MPI_Test(MPI_Request*, int*, MPI_Status*);
-int MPI_Cancel(MPI_Request*);
-int MPI_Request_free(MPI_Request*);
+inline Function<int(MPI_Request*, int*, MPI_Status*)> MPI_Test{"MPI_Test"};
+inline Function<int(MPI_Request*)> MPI_Cancel{"MPI_Cancel"};
+inline Function<int(MPI_Request*)> MPI_Request_free{"MPI_Request_free"};
 
-int MPI_T_init_thread(int, int*);
-int MPI_T_finalize();
-int MPI_T_cvar_get_index(const char*, int*);
-int MPI_T_cvar_handle_alloc(int, void*, MPI_T_cvar_handle*, int*);
-int MPI_T_cvar_handle_free(MPI_T_cvar_handle*);
-int MPI_T_cvar_read(MPI_T_cvar_handle, void*);
-int MPI_T_cvar_write(MPI_T_cvar_handle, const void*);
+inline Function<int(int, int*)> MPI_T_init_thread{"MPI_T_init_thread"};
+inline Function<int()> MPI_T_finalize{"MPI_T_finalize"};
+inline Function<int(const char*, int*)> MPI_T_cvar_get_index{"MPI_T_cvar_get_index"};
+inline Function<int(int, void*, MPI_T_cvar_handle*, int*)> MPI_T_cvar_handle_alloc{"MPI_T_cvar_handle_alloc"};
+inline Function<int(MPI_T_cvar_handle*)> MPI_T_cvar_handle_free{"MPI_T_cvar_handle_free"};
+inline Function<int(MPI_T_cvar_handle, void*)> MPI_T_cvar_read{"MPI_T_cvar_read"};
+inline Function<int(MPI_T_cvar_handle, const void*)> MPI_T_cvar_write{"MPI_T_cvar_write"};
 
-int MPI_Barrier(MPI_Comm);
-int MPI_Ibarrier(MPI_Comm, MPI_Request*);
+inline Function<int(MPI_Comm)> MPI_Barrier{"MPI_Barrier"};
+inline Function<int(MPI_Comm, MPI_Request*)> MPI_Ibarrier{"MPI_Ibarrier"};
 
 // Declares a collective's blocking and non-blocking functions: the parameters before the communicator, with `suffix`
 // for the width of the counts.
-#define MCR_MPI_COLLECTIVE(name, iname, suffix, ...) \
-  int MPI_##name##suffix(__VA_ARGS__, MPI_Comm);     \
-  int MPI_##iname##suffix(__VA_ARGS__, MPI_Comm, MPI_Request*);
+#define MCR_MPI_COLLECTIVE(name, iname, suffix, ...)                                    \
+  inline Function<int(__VA_ARGS__, MPI_Comm)> MPI_##name##suffix{"MPI_" #name #suffix}; \
+  inline Function<int(__VA_ARGS__, MPI_Comm, MPI_Request*)> MPI_##iname##suffix{"MPI_" #iname #suffix};
 
 #define MCR_MPI_COUNTED(suffix, Count, Displ)                                                                          \
   MCR_MPI_COLLECTIVE(Bcast, Ibcast, suffix, void*, Count, MPI_Datatype, int)                                           \
@@ -73,22 +75,24 @@ int MPI_Ibarrier(MPI_Comm, MPI_Request*);
   MCR_MPI_COLLECTIVE(Scatter, Iscatter, suffix, const void*, Count, MPI_Datatype, void*, Count, MPI_Datatype, int)     \
   MCR_MPI_COLLECTIVE(Scatterv, Iscatterv, suffix, const void*, const Count*, const Displ*, MPI_Datatype, void*, Count, \
                      MPI_Datatype, int)                                                                                \
-  int MPI_Isend##suffix(const void*, Count, MPI_Datatype, int, int, MPI_Comm, MPI_Request*);                           \
-  int MPI_Irecv##suffix(void*, Count, MPI_Datatype, int, int, MPI_Comm, MPI_Request*);
+  inline Function<int(const void*, Count, MPI_Datatype, int, int, MPI_Comm, MPI_Request*)> MPI_Isend##suffix{          \
+      "MPI_Isend" #suffix};                                                                                            \
+  inline Function<int(void*, Count, MPI_Datatype, int, int, MPI_Comm, MPI_Request*)> MPI_Irecv##suffix{                \
+      "MPI_Irecv" #suffix};
 
 #if MCR_MPI_VERSION >= 4
 using MPI_User_function_c = void(void*, void*, MPI_Count*, MPI_Datatype*);
-int MPI_Op_create_c(MPI_User_function_c*, int, MPI_Op*);
-int MPI_Get_elements_c(const MPI_Status*, MPI_Datatype, MPI_Count*);
+inline Function<int(MPI_User_function_c*, int, MPI_Op*)> MPI_Op_create_c{"MPI_Op_create_c"};
+inline Function<int(const MPI_Status*, MPI_Datatype, MPI_Count*)> MPI_Get_elements_c{"MPI_Get_elements_c"};
 MCR_MPI_COUNTED(_c, MPI_Count, MPI_Aint)
 #else
 using MPI_User_function = void(void*, void*, int*, MPI_Datatype*);
-int MPI_Op_create(MPI_User_function*, int, MPI_Op*);
-int MPI_Get_elements_x(const MPI_Status*, MPI_Datatype, MPI_Count*);
+inline Function<int(MPI_User_function*, int, MPI_Op*)> MPI_Op_create{"MPI_Op_create"};
+inline Function<int(const MPI_Status*, MPI_Datatype, MPI_Count*)> MPI_Get_elements_x{"MPI_Get_elements_x"};
 MCR_MPI_COUNTED(, int, int)
 #endif
 
 #undef MCR_MPI_COUNTED
 #undef MCR_MPI_COLLECTIVE
 
-}  // extern "C"
+}  // namespace mcr::mpi

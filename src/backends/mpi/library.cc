@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/mpi/library.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -216,10 +215,10 @@ int wanted_thread_level() {
 
 // The library's own answer, from Open MPI's function or from MPICH's.
 bool cuda_aware() {
-  if (const auto query = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support"))) {
+  if (const auto query = reinterpret_cast<int (*)()>(Symbol::optional("MPIX_Query_cuda_support"))) {
     return query() == 1;
   }
-  if (const auto query = reinterpret_cast<int (*)(int, int*)>(dlsym(RTLD_DEFAULT, "MPIX_GPU_query_support"))) {
+  if (const auto query = reinterpret_cast<int (*)(int, int*)>(Symbol::optional("MPIX_GPU_query_support"))) {
     constexpr int kCuda = 0;  // MPIX_GPU_SUPPORT_CUDA
     int supported = 0;
     return query(kCuda, &supported) == MPI_SUCCESS && supported != 0;

@@ -22,9 +22,8 @@ namespace mcr::mpi {
 /// The blocking and the non-blocking form of a collective.
 template <class Run, class Start>
 struct Routine {
-  const char* name;
-  Run run;
-  Start start;
+  const Run& run;
+  const Start& start;
 };
 
 // From MPI 4 on, counts have 64 bits and the caller's vectors are passed directly.
@@ -32,31 +31,30 @@ struct Routine {
 using Count = MPI_Count;
 using Displ = MPI_Aint;
 #define MCR_MPI(name) MPI_##name##_c
-inline constexpr auto kElements = MPI_Get_elements_c;
+inline constexpr auto& kElements = MPI_Get_elements_c;
 #else
 using Count = int;
 using Displ = int;
 #define MCR_MPI(name) MPI_##name
-inline constexpr auto kElements = MPI_Get_elements_x;
+inline constexpr auto& kElements = MPI_Get_elements_x;
 #endif
-inline constexpr Routine kBroadcast{"MPI_Bcast", MCR_MPI(Bcast), MCR_MPI(Ibcast)};
-inline constexpr Routine kAllReduce{"MPI_Allreduce", MCR_MPI(Allreduce), MCR_MPI(Iallreduce)};
-inline constexpr Routine kReduce{"MPI_Reduce", MCR_MPI(Reduce), MCR_MPI(Ireduce)};
-inline constexpr Routine kAllGather{"MPI_Allgather", MCR_MPI(Allgather), MCR_MPI(Iallgather)};
-inline constexpr Routine kAllGatherV{"MPI_Allgatherv", MCR_MPI(Allgatherv), MCR_MPI(Iallgatherv)};
-inline constexpr Routine kReduceScatter{"MPI_Reduce_scatter_block", MCR_MPI(Reduce_scatter_block),
-                                        MCR_MPI(Ireduce_scatter_block)};
-inline constexpr Routine kReduceScatterV{"MPI_Reduce_scatter", MCR_MPI(Reduce_scatter), MCR_MPI(Ireduce_scatter)};
-inline constexpr Routine kAllToAll{"MPI_Alltoall", MCR_MPI(Alltoall), MCR_MPI(Ialltoall)};
-inline constexpr Routine kAllToAllV{"MPI_Alltoallv", MCR_MPI(Alltoallv), MCR_MPI(Ialltoallv)};
-inline constexpr Routine kGather{"MPI_Gather", MCR_MPI(Gather), MCR_MPI(Igather)};
-inline constexpr Routine kGatherV{"MPI_Gatherv", MCR_MPI(Gatherv), MCR_MPI(Igatherv)};
-inline constexpr Routine kScatter{"MPI_Scatter", MCR_MPI(Scatter), MCR_MPI(Iscatter)};
-inline constexpr Routine kScatterV{"MPI_Scatterv", MCR_MPI(Scatterv), MCR_MPI(Iscatterv)};
-inline constexpr Routine kBarrier{"MPI_Barrier", MPI_Barrier, MPI_Ibarrier};
-inline constexpr auto kSend = MCR_MPI(Isend);
-inline constexpr auto kReceive = MCR_MPI(Irecv);
-inline constexpr auto kCreateOp = MCR_MPI(Op_create);
+inline constexpr Routine kBroadcast{MCR_MPI(Bcast), MCR_MPI(Ibcast)};
+inline constexpr Routine kAllReduce{MCR_MPI(Allreduce), MCR_MPI(Iallreduce)};
+inline constexpr Routine kReduce{MCR_MPI(Reduce), MCR_MPI(Ireduce)};
+inline constexpr Routine kAllGather{MCR_MPI(Allgather), MCR_MPI(Iallgather)};
+inline constexpr Routine kAllGatherV{MCR_MPI(Allgatherv), MCR_MPI(Iallgatherv)};
+inline constexpr Routine kReduceScatter{MCR_MPI(Reduce_scatter_block), MCR_MPI(Ireduce_scatter_block)};
+inline constexpr Routine kReduceScatterV{MCR_MPI(Reduce_scatter), MCR_MPI(Ireduce_scatter)};
+inline constexpr Routine kAllToAll{MCR_MPI(Alltoall), MCR_MPI(Ialltoall)};
+inline constexpr Routine kAllToAllV{MCR_MPI(Alltoallv), MCR_MPI(Ialltoallv)};
+inline constexpr Routine kGather{MCR_MPI(Gather), MCR_MPI(Igather)};
+inline constexpr Routine kGatherV{MCR_MPI(Gatherv), MCR_MPI(Igatherv)};
+inline constexpr Routine kScatter{MCR_MPI(Scatter), MCR_MPI(Iscatter)};
+inline constexpr Routine kScatterV{MCR_MPI(Scatterv), MCR_MPI(Iscatterv)};
+inline constexpr Routine kBarrier{MPI_Barrier, MPI_Ibarrier};
+inline constexpr auto& kSend = MCR_MPI(Isend);
+inline constexpr auto& kReceive = MCR_MPI(Irecv);
+inline constexpr auto& kCreateOp = MCR_MPI(Op_create);
 #undef MCR_MPI
 inline constexpr bool kSmallCounts = sizeof(Count) < sizeof(int64_t);
 

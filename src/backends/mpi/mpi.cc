@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: before the process
-// loads this module, it has loaded the libmpi it wants, with global symbols.
+// MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: the process finds the
+// one that it wants, and the module binds its symbols.
 #include <algorithm>
 #include <numeric>
 #include <string_view>
@@ -263,13 +263,13 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
     if (lane.blocking()) {
       const auto lock = library_.lock();
       library_.algorithms().use(call.op, call.variant);
-      return mpi::check(routine.run(args..., comm(call)), routine.name);
+      return mpi::check(routine.run(args..., comm(call)), routine.run.name());
     }
-    auto operation = std::make_unique<Operation>(routine.name, std::move(vectors));
+    auto operation = std::make_unique<Operation>(routine.start.name(), std::move(vectors));
     {
       const auto lock = library_.lock();
       library_.algorithms().use(call.op, call.variant);
-      mpi::check(routine.start(args..., comm(call), operation->handle()), routine.name);
+      mpi::check(routine.start(args..., comm(call), operation->handle()), routine.start.name());
     }
     lane.track(std::move(operation));
   }
@@ -378,7 +378,10 @@ class MpiBackend : public Backend {
   void shutdown() override { Library::get().stop(); }
 };
 
-std::unique_ptr<Backend> make(const std::string&) { return std::make_unique<MpiBackend>(); }
+std::unique_ptr<Backend> make(const std::string& library) {
+  Symbol::bind(library);
+  return std::make_unique<MpiBackend>();
+}
 
 }  // namespace
 
