@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import jobs
+from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.trace.cli import main as mcr_trace
 
@@ -75,6 +76,16 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
         for rank in _survivors(nursery, ranks, rf"{RAISED}: {backend}\.\w+ \(group '", fault):
             if phase == "collective" and "Timeout" in rank.text:
                 assert re.search("1000 ?ms", rank.text), rank.text
+
+
+@pytest.mark.parametrize(("phase", "faults"), [*TOGETHER, ("future", [*jobs.LOST])])
+def test_a_rank_is_lost_on_the_stand_in(nursery: Nursery, phase: str, faults: list[str]) -> None:
+    """The same on the tests' NCCL, whose calls fail when a process of the communicator has ended, as NCCL's do."""
+    variables = {"MCR_DL_NCCL_LIB": str(launchers.STAND_IN)}
+    started = {fault: jobs.start(nursery, "faulty", ["nccl", phase, fault], 3, **variables) for fault in faults}
+    for fault, ranks in started.items():
+        for rank in _survivors(nursery, ranks, rf"{RAISED}: nccl\.\w+ \(group '", fault):
+            assert rank.code == jobs.REPORTED, rank.text
 
 
 @pytest.mark.parametrize(("algorithm", "across"), [("hier", "mpi"), ("hier", "gloo"), ("themis", "gloo")])
