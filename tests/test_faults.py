@@ -78,7 +78,7 @@ def test_a_rank_is_lost(nursery: Nursery, backend: str, phase: str, faults: list
                 assert re.search("1000 ?ms", rank.text), rank.text
 
 
-@pytest.mark.parametrize(("phase", "faults"), [*TOGETHER, ("future", [*jobs.LOST])])
+@pytest.mark.parametrize(("phase", "faults"), [*TOGETHER[:2], ("future", ["kill"]), ("storm", ["kill"])])
 def test_a_rank_is_lost_on_the_stand_in(nursery: Nursery, phase: str, faults: list[str]) -> None:
     """The same on the tests' NCCL, whose calls fail when a process of the communicator has ended, as NCCL's do."""
     variables = {"MCR_DL_NCCL_LIB": str(launchers.STAND_IN)}
