@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as torch_dist
 
+from harness import launchers
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import CollectiveTimeoutError
 from mcr_dl.runtime import lives
@@ -47,6 +49,24 @@ def test_a_job_goes_on_after_restarts(tmp_path: Path, backends: str, losses: str
         assert f"life 2: rank {rank} of 3 has ended well, from step 10" in text, text
     assert len(re.findall("has ended well", text)) == 3, text
     assert {name for name in set(os.listdir("/dev/shm")) - before if "mcr" in name or "mpich" in name} == set()
+
+
+def test_a_job_on_several_hosts(tmp_path: Path) -> None:
+    """Two agents, each with the ranks of an emulated host: a rank is killed, and all four start again.
+
+    An agent whose ranks are all well when it learns of the loss counts no restart, so that the counts may differ.
+    """
+    port = launchers.free_port()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=1"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=restarts"]
+    command += [str(PROGRAM.with_name("hosts.py")), "0,0,1,1", "restarted", "mpi,gloo", "1:kill", str(tmp_path)]
+    environment = launchers.environment(MCR_DL_TUNING_TABLE="none")
+    with ThreadPoolExecutor() as threads:
+        agents = [threads.submit(launchers.finish, command, tmp_path, environment, _LIMIT) for _ in range(2)]
+    results = [agent.result() for agent in agents]
+    text = "\n".join(text for _, text in results)
+    assert [code for code, _ in results] == [0, 0], text
+    assert sorted(re.findall(r"rank (\d) of 4 has ended well, from step 5", text)) == list("0123"), text
 
 
 def _live(store: torch_dist.Store, ranks: list[int], size: int, late: int | None = None) -> list[str]:
