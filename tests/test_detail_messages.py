@@ -95,12 +95,12 @@ DIFFERENT = {
     ),
     "more sends": (
         [(0, [send(1, count=3), send(1, 8)]), (1, [recv(0)])],
-        f"{NAME} ends with 3 sends more than receives from rank 0 to rank 1 (tag 0): the first send(float32, 4 bytes, "
+        f"{NAME} ends with 3 more sends than receives from rank 0 to rank 1 (tag 0): the first send(float32, 4 bytes, "
         "mpi) on rank 0, called at a.py:4 in f",
     ),
     "one receive more": (
         [(0, [send(1)]), (1, [recv(0), recv(0)])],
-        f"{NAME} ends with 1 receive more than sends from rank 0 to rank 1 (tag 0): recv(float32, 4 bytes, mpi) on "
+        f"{NAME} ends with 1 more receive than sends from rank 0 to rank 1 (tag 0): recv(float32, 4 bytes, mpi) on "
         "rank 1, called at b.py:4 in g",
     ),
     "size from any rank": (
@@ -110,7 +110,7 @@ DIFFERENT = {
     ),
     "one receive from any rank more": (
         [(0, [send(2)]), (2, [recv(ANY, count=2)])],
-        f"{NAME} ends with 1 receive more than sends from any rank to rank 2 (tag 0): such as recv(float32, 4 bytes, "
+        f"{NAME} ends with 1 more receive than sends from any rank to rank 2 (tag 0): such as recv(float32, 4 bytes, "
         "mpi) on rank 2, called at b.py:4 in g",
     ),
 }
@@ -205,8 +205,8 @@ def test_messages_that_differ(nursery: Nursery, backend: str, size: int, differe
 ENDS = {
     "tag": r"is send\(float32, 4000 bytes, tag 0, (\w+)\) on rank 0, {at}, but recv\(float32, 4000 bytes, tag 5, \1\) "
     "on rank 1, {at}",
-    "sends": r"ends with 1 send more than receives from rank 0 to rank 1 \(tag 0\): send\(.*\) on rank 0, {at}",
-    "receives": r"ends with 2 receives more than sends from rank 0 to rank 1 \(tag 0\): the first recv\(.*, {at}",
+    "sends": r"ends with 1 more send than receives from rank 0 to rank 1 \(tag 0\): send\(.*\) on rank 0, {at}",
+    "receives": r"ends with 2 more receives than sends from rank 0 to rank 1 \(tag 0\): the first recv\(.*, {at}",
     "type from any": r"is send\(float32, .*\) on rank 0, {at}, but recv\(int32, .*\) on rank 1, {at}",
     "backend": r"is send\(.*, tag 0, shm\) on rank 0, {at}, but recv\(.*, tag 0, gloo\) on rank 1, {at}",
 }

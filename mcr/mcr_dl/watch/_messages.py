@@ -208,7 +208,7 @@ class Messages:
 
     def _alone(self, single: _Single) -> str:
         call, others = ("send", "receives") if single.sends else ("receive", "sends")
-        what = f"{single.count} {call}{'' if single.count == 1 else 's'} more than {others}"
+        what = f"{single.count} more {call}{'' if single.count == 1 else 's'} than {others}"
         first = "" if single.count == 1 else "the first "
         which = "such as " if self._places[single.place].from_any is not None else first
         where = f"from {_rank_text(single.source)} to rank {single.place.target} (tag {single.place.tag})"
