@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,11 @@ def test_under_an_mpi_launcher(names: str, launcher: str, tmp_path: Path, variab
     assert len(DONE.findall(text)) == 3, text
 
 
-@pytest.mark.parametrize("how", ["destroy", "mpi4py"])
+@pytest.mark.parametrize("how", ["destroy", "mpi4py", "global"])
 def test_under_torchrun(how: str, tmp_path: Path, variables: dict[str, str]) -> None:
-    """With destroy_process_group; and in a program whose mpi4py has loaded MPICH for itself."""
+    """With destroy_process_group; in a program whose mpi4py has loaded MPICH; if MPICH's symbols are global."""
+    if how == "global":
+        how = str(Path(sysconfig.get_path("data"), "lib", "libmpi.so.12"))
     command = [*TORCHRUN, "2", str(PROGRAM), "mpich+openmpi", how]
     code, text = launchers.finish(command, tmp_path, launchers.environment(**variables), LIMIT)
     assert code == 0, text

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job on two MPI libraries: two_mpi.py BACKENDS [destroy | mpi4py]. The last words of each rank are DONE and both
-libraries."""
+"""A job on two MPI libraries: two_mpi.py BACKENDS [destroy | mpi4py | LIBRARY].
+
+The last words of each rank are DONE and both libraries. A LIBRARY is loaded first, with global symbols.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
@@ -64,6 +67,8 @@ def main(names: str, how: str = "") -> None:
     if how == "mpi4py":
         mpi4py.rc.initialize = False
         from mpi4py import MPI
+    elif how.startswith("/"):
+        ctypes.CDLL(how, mode=os.RTLD_GLOBAL)
     backends = names.split("+")
     dist.init_process_group(backends)
     _calls(backends)

@@ -81,8 +81,8 @@ def load(family: Family | None = None) -> MpiLibrary:
     mode = os.RTLD_NOW
     if family is None and library.family == "openmpi":
         mode |= os.RTLD_GLOBAL  # the plugins of Open MPI up to 3 expect its symbols there
-    if any(_family(path) != library.family for path in _mapped(_FILE)):
-        mode |= os.RTLD_DEEPBIND  # it must not find the other library's functions, which may be global
+    if hasattr(ctypes.CDLL(None), "MPI_Init"):
+        mode |= os.RTLD_DEEPBIND  # a library with global symbols is there: this one's own calls must not reach it
     try:
         ctypes.CDLL(library.path, mode=mode)
     except OSError as error:
