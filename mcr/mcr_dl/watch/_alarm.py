@@ -29,7 +29,9 @@ _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread wo
 ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
-_PREFIX, _MEMBER = "watch", "member"  # keys of the store
+_PREFIX = "watch"  # of the keys in the store
+# What each rank leaves there: the identity of its process, its last report, where it can be connected with.
+MEMBER, ENDED, ADDRESS = "member", "ended", "address"
 _SLOW = "it does not answer"
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
 StoreError = (RuntimeError, ValueError, OSError)
@@ -66,14 +68,14 @@ def decode(value: bytes) -> Any:
 
 def member(store: torch_dist.Store, rank: int) -> dict[str, Any] | None:
     """The identity of the process that has a rank, from the job's store; None if it has not started. StoreError."""
-    key, left = f"{_MEMBER}/{rank}", torch_dist.PrefixStore(_PREFIX, store)
+    key, left = f"{MEMBER}/{rank}", torch_dist.PrefixStore(_PREFIX, store)
     found: dict[str, Any] | None = decode(left.get(key)) if left.check([key]) else None
     return found
 
 
 def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -> None:
     """Leave the identity of the process that takes the place of a lost rank. Raises StoreError."""
-    torch_dist.PrefixStore(_PREFIX, store).set(f"{_MEMBER}/{rank}", documents.dumps(identity))
+    torch_dist.PrefixStore(_PREFIX, store).set(f"{MEMBER}/{rank}", documents.dumps(identity))
 
 
 class Exchange:
@@ -255,7 +257,7 @@ class Exchange:
             self.ask(lambda: self._close(reason, well=well))
 
     def _close(self, reason: str, *, well: bool) -> None:
-        listening = [rank for rank in range(self._size) if rank != self._rank and self.left("ended", rank) is None]
+        listening = [rank for rank in range(self._size) if rank != self._rank and self.left(ENDED, rank) is None]
         value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason, lost=-1 if well else self._rank)))
         keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
         if not keys:

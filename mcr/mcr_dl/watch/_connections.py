@@ -28,7 +28,7 @@ import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.watch._alarm import Exchange, StoreError, decode
+from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, StoreError, decode
 
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT, _LEAST, _MOST = 5.0, 3.0, 1e5  # seconds
@@ -179,7 +179,7 @@ class Connections:
             "port": self._server.getsockname()[1],
             "token": self._token,
         }
-        if not self._exchange.leave("address", address):
+        if not self._exchange.leave(ADDRESS, address):
             self._warn("this rank could not leave its address at the store")
         self._thread.start()
         if wait:
@@ -340,7 +340,7 @@ class Connections:
 
     def _address(self, target: int) -> dict[str, Any] | None:
         """What the process that has the rank now has left, if it has."""
-        address, member = self._exchange.left("address", target), self._exchange.left("member", target)
+        address, member = self._exchange.left(ADDRESS, target), self._exchange.left(MEMBER, target)
         found: dict[str, Any] | None = address if address and address["member"] == member else None
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.watch import _connections
-from mcr_dl.watch._alarm import Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ENDED, MEMBER, Alarm, Exchange, StoreError
 from mcr_dl.watch._connections import Broken, Connections
 from mcr_dl.watch._peers import Peers, ending_text
 from mcr_dl.watch._report import identity, pid_namespace
@@ -64,7 +64,7 @@ class Losses:
         self._nodes = list(nodes)
         here = [rank for rank in self._of(nodes[self._rank]) if rank != self._rank]
         try:
-            members = self._exchange.ask(lambda: {rank: self._exchange.left("member", rank) for rank in here})
+            members = self._exchange.ask(lambda: {rank: self._exchange.left(MEMBER, rank) for rank in here})
         except StoreError:
             return  # the job cannot start without its store, and says so
         near = {rank: each for rank, each in members.items() if each and _is_near(each)}
@@ -196,7 +196,7 @@ class Losses:
         """The text for a rank whose process has ended or cannot be reached; None if it has ended communication."""
         report, readable = None, True
         try:
-            report = self._exchange.ask(lambda: self._exchange.left("ended", rank), _NOTE)
+            report = self._exchange.ask(lambda: self._exchange.left(ENDED, rank), _NOTE)
         except StoreError:
             readable = False
         if report is not None and report["well"]:
@@ -226,7 +226,7 @@ class Losses:
         """The process of a rank, as far as the store says."""
         member = None
         with contextlib.suppress(*StoreError):
-            member = self._exchange.ask(lambda: self._exchange.left("member", rank), _NOTE)
+            member = self._exchange.ask(lambda: self._exchange.left(MEMBER, rank), _NOTE)
         return process_of(member) if member else ""
 
     def heard(self, row: dict[str, Any]) -> None:

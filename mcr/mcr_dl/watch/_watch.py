@@ -17,7 +17,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
 from mcr_dl.watch import _fork, _report, dump
-from mcr_dl.watch._alarm import ANSWERS, INQUIRY, Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text, whereabouts
 from mcr_dl.watch._losses import Losses
@@ -80,7 +80,7 @@ class Watch:
             self._exchange.take_over()
             self._losses.note(self._former.lost)
         self._exchange.start()
-        self._exchange.leave("member", _report.identity(self.rank))
+        self._exchange.leave(MEMBER, _report.identity(self.rank))
         self._sampler.start()
 
     def watch_processes(self, nodes: list[int]) -> None:
@@ -110,7 +110,7 @@ class Watch:
         self._well = well
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
-        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason, well=well))
+        self._exchange.leave(ENDED, _report.last(self.rank, self._size, self._ages, reason, well=well))
         self._losses.stop(well=well)
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
@@ -229,7 +229,7 @@ class Watch:
         print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
         reason = f"it has ended itself: {text.partition('.')[0]}"
         self._well = False
-        self._exchange.leave("ended", _report.last(self.rank, self._size, self._ages, reason, well=False))
+        self._exchange.leave(ENDED, _report.last(self.rank, self._size, self._ages, reason, well=False))
         self._exchange.fail()
         if self.rank == 0 and not store_outlives():
             self.close()
@@ -251,8 +251,8 @@ class Watch:
             return ""
 
     def _where(self, rank: int, report: _report.Report | None) -> str:
-        report = report or self._exchange.left("ended", rank)
-        return absent(self._exchange.left("member", rank)) if report is None else whereabouts(report)
+        report = report or self._exchange.left(ENDED, rank)
+        return absent(self._exchange.left(MEMBER, rank)) if report is None else whereabouts(report)
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
@@ -311,11 +311,11 @@ class Watch:
         self.broken = self.broken or bool(answers.silent)
         absences = {}
         for rank in answers.silent:
-            ended = self._exchange.left("ended", rank)
+            ended = self._exchange.left(ENDED, rank)
             if ended is not None:
                 answers.reports[rank] = ended
             else:
-                absences[rank] = absent(self._exchange.left("member", rank))
+                absences[rank] = absent(self._exchange.left(MEMBER, rank))
         told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
         if first:
             self._exchange.publish(number, alarm.group, told)
