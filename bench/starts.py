@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = script.parse(parser, jobs=2, load=1)
     progress = bars(Console(stderr=True), ["starting", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()])
-    with Nursery() as nursery, load(given.load), progress:
+    with Nursery(full_exit=True) as nursery, load(given.load), progress:
         jobs = [start(nursery, given.slow) for _ in progress.track(range(given.jobs))]
     show(jobs)
     complete = sum(set(PHASES) <= set(each) for job in jobs for each in job)

@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    """Name the share of the table of operations that runs."""
-    return f"cases of the operation tests: MCR_TEST_SEED={SEED}"
+    """Name the share of the operations' cases and of the scripts that runs."""
+    return f"cases of the operation tests, scripts of bench/: MCR_TEST_SEED={SEED}"
 
 
 @pytest.fixture(scope="session")

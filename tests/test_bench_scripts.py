@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every script in bench/ runs: in its smoke mode, which takes seconds and keeps no results."""
+"""Every script in bench/ runs: in its smoke mode, which takes seconds and keeps no results.
+
+A run starts a third of them, and three seeds in a row (by default the days) all.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import pytest
 
 import smoke
 from harness import launchers
+from seed import SEED
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
+DAYS = 3
 # Scripts that need root, a GPU or packages that the development environment lacks, and the tests that run them.
 ELSEWHERE = {
     "deepspeed_steps.py": "integrations/test_bench.py",
@@ -48,7 +53,7 @@ def scripts() -> list[str]:
     return sorted([*files, *(path.name for path in BENCH.glob("*.sh")), *packages])
 
 
-@pytest.mark.parametrize("name", [name for name in scripts() if name not in ELSEWHERE])
+@pytest.mark.parametrize("name", [name for name in scripts() if name not in ELSEWHERE][SEED % DAYS :: DAYS])
 def test_smoke(name: str) -> None:
     """A script without a smoke mode fails here."""
     smoke.run(name)

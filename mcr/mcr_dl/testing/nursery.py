@@ -2,11 +2,12 @@
 """Starts ranks for jobs that end: forked from a process that has imported mcr_dl, which saves each one seconds.
 
 Run as a program, it is that process; ``Nursery`` starts it and asks it for ranks. A rank runs a program file as
-``__main__`` and ends like any Python process, including exit handlers.
+``__main__`` and ends like any Python process, including its exit handlers, up to the point where only memory is freed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ from mcr_dl.bench.ranks import environments
 from mcr_dl.testing.pool import without_launcher
 
 __all__ = ["Child", "Nursery"]
+
+_FULL_EXIT = "--full-exit"
 
 
 @dataclass
@@ -47,16 +51,18 @@ class Child:
 class Nursery:
     """Starts and watches children. A context manager; none of them is left at its end.
 
-    ``path``: folders from which the programs import modules.
+    ``path``: folders from which the programs import modules. ``full_exit``: the programs also run the last part of
+    Python's end, after all exit handlers, in which torch frees its memory: that takes a second of a core.
     """
 
     path: Sequence[Path] = ()
+    full_exit: bool = False
     children: dict[int, Child] = field(default_factory=dict)
 
     def __enter__(self) -> Nursery:
         self.folder = tempfile.TemporaryDirectory(prefix="mcr-ranks-")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mcr_dl.testing.nursery"],
+            [sys.executable, "-m", "mcr_dl.testing.nursery", *([_FULL_EXIT] if self.full_exit else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self._environment(),
@@ -165,8 +171,33 @@ def _serve() -> str | None:
     return None
 
 
+def _run(program: str) -> None:
+    """Run the program and end the process as Python does, until its exit handlers have run."""
+    code = 0
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except KeyboardInterrupt:
+        raise  # Python ends the process by the signal
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads that are not daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
+    _full_exit = _FULL_EXIT in sys.argv
     _program = _serve()
     if _program is not None:
         sys.path.insert(0, str(Path(_program).parent))  # as Python does
-        runpy.run_path(_program, run_name="__main__")
+        if _full_exit:
+            runpy.run_path(_program, run_name="__main__")
+        else:
+            _run(_program)
