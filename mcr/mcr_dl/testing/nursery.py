@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -171,8 +172,14 @@ def _serve() -> str | None:
     return None
 
 
+_LIBC = ctypes.PyDLL(None)
+_END = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda code, _: os._exit(code))
+
+
 def _run(program: str) -> None:
-    """Run the program and end the process as Python does, until its exit handlers have run."""
+    """Run the program and end the process as Python does, until the exit handlers of both have run: Python's, and C's
+    that the program has registered."""
+    _LIBC.on_exit(_END, None)  # C's handlers run in reverse order: those of torch do not
     code = 0
     try:
         runpy.run_path(program, run_name="__main__")
@@ -190,7 +197,7 @@ def _run(program: str) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    _LIBC.exit(code)
 
 
 if __name__ == "__main__":
