@@ -248,4 +248,4 @@ build/asan.compiled build/tsan.compiled: build/%.compiled: $(DEPS)
 	  -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON)
 
 build/asan.tests build/tsan.tests: build/%.tests: build/%.compiled
-	@$(VENV)/bin/ctest --test-dir build/$* --parallel 2 --output-on-failure
+	@$(VENV)/bin/ctest --test-dir build/$* --output-on-failure
