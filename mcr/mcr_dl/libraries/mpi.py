@@ -165,8 +165,10 @@ class Mpi(Library):
 
     def start(self, store: Store, rank: int, size: int) -> None:
         """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
+        if self._responder is not None or size == 1:
+            return
         library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
-        if self._responder is not None or size == 1 or _is_served(library):
+        if _is_served(library):
             return
         if library.family == "mpich":
             self._responder = PmiResponder(store, rank, size)

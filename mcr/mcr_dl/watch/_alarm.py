@@ -30,7 +30,7 @@ ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _PREFIX = "watch"  # of the keys in the store
-# What each rank leaves there: the identity of its process, its last report, where it can be connected with.
+# Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
 MEMBER, ENDED, ADDRESS = "member", "ended", "address"
 _SLOW = "it does not answer"
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
