@@ -134,17 +134,21 @@ class Mpi(Library):
             self.share_cores()
         return module_path(module(library)), library.path
 
+    def _find(self) -> MpiLibrary:
+        """The library, not loaded. Raises BackendUnavailableError if there is none that works here."""
+        try:
+            return find(self.family)
+        except MpiLibraryError as error:
+            raise BackendUnavailableError(str(error), absent=error.absent) from error
+
     def require_named(self) -> None:
         """The named library must exist and fit the launcher. It is not loaded."""
         if os.environ.get(self.variable):
-            try:
-                find()
-            except MpiLibraryError as error:
-                raise BackendUnavailableError(str(error), absent=error.absent) from error
+            self._find()
 
     def require_launcher(self, size: int) -> None:
         """Open MPI without a PMIx server starts under its own launcher only."""
-        library = find(self.family)
+        library = self._find()
         if size > 1 and not _is_served(library) and not _starts_alone(library):
             message = (
                 "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
@@ -167,7 +171,7 @@ class Mpi(Library):
         """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
         if self._responder is not None or size == 1:
             return
-        library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
+        library, store = self._find(), PrefixStore(f"{self.name}/start", store)
         if _is_served(library):
             return
         if library.family == "mpich":
