@@ -41,12 +41,7 @@ build: $(INSTALLED) ## Make or update all that is needed for `.venv/bin/python -
 	$(call STEP,compiling mcr_dl,build/cmake.log,$(CMAKE) --build build/cmake --parallel)
 	@$(CMAKE) --install build/cmake --prefix "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')" > build/install.log
 
-# The Python tests wait for their ranks a good part of the time: meanwhile, the C++ tests are compiled on what they leave
-# of the cores.
-test: build ## Run all tests: the Python tests, then the C++ tests
-	@chrt --idle 0 $(MAKE) --no-print-directory build/asan.compiled build/tsan.compiled > build/compiled.log 2>&1 & \
-	  $(MAKE) --no-print-directory test-python; python=$$?; \
-	  wait; $(MAKE) --no-print-directory test-cpp && exit $$python
+test: test-cpp test-python ## Run all tests
 
 test-cpp: build/asan.tests build/tsan.tests ## Run the C++ tests of the core under the sanitizers
 
@@ -239,13 +234,11 @@ build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests
 
 # --- the C++ tests ----------------------------------------------------------------------------------------------------
 
-build/asan.compiled: SANITIZE := address,undefined
-build/tsan.compiled: SANITIZE := thread
+build/asan.tests: SANITIZE := address,undefined
+build/tsan.tests: SANITIZE := thread
 
-.PHONY: build/asan.compiled build/tsan.compiled build/asan.tests build/tsan.tests
-build/asan.compiled build/tsan.compiled: build/%.compiled: $(DEPS)
+.PHONY: build/asan.tests build/tsan.tests
+build/asan.tests build/tsan.tests: build/%.tests: $(DEPS)
 	$(call COMPILE,compiling the C++ tests with -fsanitize=$(SANITIZE),build/$*.log,build/$*,-DMCR_DL_TESTS=ON \
 	  -DMCR_DL_SANITIZE=$(SANITIZE) -DCMAKE_COMPILE_WARNING_AS_ERROR=ON)
-
-build/asan.tests build/tsan.tests: build/%.tests: build/%.compiled
 	@$(VENV)/bin/ctest --test-dir build/$* --output-on-failure

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every script in bench/ runs: in its smoke mode, which takes seconds and keeps no results.
 
-A run starts a third of them, and three seeds in a row (by default the days) all.
+A run starts a fifth of them, and five seeds in a row (by default the days) all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seed import SEED
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
-DAYS = 3
+DAYS = 5
 # Scripts that need root, a GPU or packages that the development environment lacks, and the tests that run them.
 ELSEWHERE = {
     "deepspeed_steps.py": "integrations/test_bench.py",

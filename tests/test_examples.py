@@ -171,7 +171,7 @@ def _modes(chart: Path) -> dict[str, dict[str, Any]]:
 def test_bytescheduler_program(tmp_path: Path) -> None:
     """Every way trains, and has a time in each turn."""
     chart = tmp_path / "steps.png"
-    done = _program("bytescheduler", "--models", "resnet", "--steps", "5", "--chart", str(chart))
+    done = _program("bytescheduler", "--models", "resnet", "--steps", "2", "--chart", str(chart))
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(chart.with_suffix(".json").read_text())["models"]
     assert set(row["turns"]) == {"no communication", "program order", "DDP", "DDP, 1 MB buckets"} | {

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import launchers
+import jobs
 from mcr_dl import _C
 from mcr_dl.groups import first_start
 from mcr_dl.measure import start
@@ -20,19 +19,21 @@ from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host, software
 from mcr_dl.tables.table import Curve, Sample, Scale, Table
+from mcr_dl.testing.nursery import Nursery
 
-ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = str(ROOT / "tests" / "programs" / "first_start.py")
 LIMIT = 100.0
 SAID = "mcr_dl: no measurements for "
 
 
-def _start(cache: Path, ranks: int, *arguments: str, table: str = "") -> tuple[list[dict[str, Any]], str]:
+def _start(
+    nursery: Nursery, cache: Path, ranks: int, *arguments: str, table: str = ""
+) -> tuple[list[dict[str, Any]], str]:
     """The facts of all ranks, and all that they have written."""
-    environment = launchers.environment(MCR_DL_TUNING_TABLE=table, XDG_CACHE_HOME=str(cache))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, *arguments]
-    code, text = launchers.finish(command, ROOT, environment, LIMIT)
-    assert code == 0, text
+    variables = {"MCR_DL_TUNING_TABLE": table, "XDG_CACHE_HOME": str(cache)}
+    children = jobs.start(nursery, "first_start", list(arguments), ranks, **variables)
+    jobs.end(nursery, children, LIMIT)
+    jobs.expect(children, 0)
+    text = "\n".join(child.text for child in children)
     facts = {int(rank): json.loads(found) for rank, found in re.findall(r"facts (\d+) (\{.*\})$", text, re.MULTILINE)}
     return [facts[rank] for rank in range(ranks)], text
 
@@ -55,9 +56,9 @@ def _hasten(path: Path) -> None:
     files.write(replace(table, scales=scales), path)
 
 
-def test_it_measures_once(tmp_path: Path) -> None:
+def test_it_measures_once(nursery: Nursery, tmp_path: Path) -> None:
     """The results go to the cache. Later starts use them, until a candidate is new."""
-    first, text = _start(tmp_path, 2, "mpi,gloo")
+    first, text = _start(nursery, tmp_path, 2, "mpi,gloo")
     assert text.count(SAID) == 1
     assert first[0] == first[1]
     (path,) = tmp_path.rglob("*.json")
@@ -68,13 +69,13 @@ def test_it_measures_once(tmp_path: Path) -> None:
     assert set(first[0]["chosen"]) <= scale.candidates
     _hasten(path)  # a later start may find that this one was disturbed, but not that its calls were too fast
     left = path.read_bytes()
-    again, text = _start(tmp_path, 2, "mpi,gloo")
+    again, text = _start(nursery, tmp_path, 2, "mpi,gloo")
     assert "measuring" not in text
     assert path.read_bytes() == left
     assert again[0] == again[1]
     assert again[0]["source"] == str(path)
     assert again[0]["scales"] == json.loads(json.dumps([choice.costs_of(each) for each in files.read(path).scales]))
-    _, text = _start(tmp_path, 2, "mpi,gloo,shm")
+    _, text = _start(nursery, tmp_path, 2, "mpi,gloo,shm")
     assert text.count(SAID) == 1
     assert "shm" in files.read(path).scales[0].candidates
 
@@ -100,29 +101,31 @@ def _leave_table(cache: Path, times: dict[int, float], *, quick: bool) -> Path:
 @pytest.mark.parametrize(
     ("quick", "times", "warned"), [(False, (1e6, 1e6), True), (True, (1e-3, 1e-3), True), (False, (1e6, 1e-3), False)]
 )
-def test_a_table_of_another_machine(tmp_path: Path, quick: bool, times: tuple[float, float], warned: bool) -> None:
+def test_a_table_of_another_machine(
+    nursery: Nursery, tmp_path: Path, quick: bool, times: tuple[float, float], warned: bool
+) -> None:
     """A start warns if all sizes that it compares differ from the table, in one direction."""
     path = _leave_table(tmp_path, {4 << 10: times[0], 1 << 20: times[1]}, quick=quick)
-    facts, text = _start(tmp_path, 2, "gloo,shm")
+    facts, text = _start(nursery, tmp_path, 2, "gloo,shm")
     assert facts[0]["source"] == str(path)
     assert ("all_reduce of 1048576 bytes on shm takes" in text) is warned, text
     assert "measuring" not in text
 
 
-def test_a_first_start_that_was_disturbed(tmp_path: Path) -> None:
+def test_a_first_start_that_was_disturbed(nursery: Nursery, tmp_path: Path) -> None:
     """Calls are much faster than its times: the next start measures again."""
     path = _leave_table(tmp_path, {4 << 10: 1e6, 1 << 20: 1e6}, quick=True)
-    facts, text = _start(tmp_path, 2, "gloo,shm")
+    facts, text = _start(nursery, tmp_path, 2, "gloo,shm")
     assert facts[0] == facts[1]
     assert text.count("were disturbed (all_reduce of 4096 bytes on shm takes") == 1, text
     (scale,) = files.read(path).scales
     assert max(each.median_us for curve in scale.curves for each in curve.samples if each.bytes == 4096) < 1e6
 
 
-def test_other_scales_join(tmp_path: Path) -> None:
+def test_other_scales_join(nursery: Nursery, tmp_path: Path) -> None:
     """Three ranks measure for themselves; the scale of two stays."""
-    _start(tmp_path, 2, "gloo,shm")
-    three, text = _start(tmp_path, 3, "gloo,shm")
+    _start(nursery, tmp_path, 2, "gloo,shm")
+    three, text = _start(nursery, tmp_path, 3, "gloo,shm")
     assert SAID in text
     assert three[0] == three[1] == three[2]
     (path,) = tmp_path.rglob("*.json")
@@ -130,27 +133,27 @@ def test_other_scales_join(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backends", ["gloo", "mpi,gloo"])
-def test_nothing_is_measured(tmp_path: Path, backends: str) -> None:
+def test_nothing_is_measured(nursery: Nursery, tmp_path: Path, backends: str) -> None:
     """There is no choice, or the user wants no table."""
-    facts, text = _start(tmp_path, 2, backends, table="" if backends == "gloo" else "none")
+    facts, text = _start(nursery, tmp_path, 2, backends, table="" if backends == "gloo" else "none")
     assert SAID not in text
     assert facts[0]["scales"] == []
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(nursery: Nursery, tmp_path: Path) -> None:
     """The job uses the measurements, and says once that they are lost."""
     blocked = tmp_path / "file"
     blocked.write_text("")
-    facts, text = _start(blocked, 2, "gloo,shm")
+    facts, text = _start(nursery, blocked, 2, "gloo,shm")
     assert facts[0]["scales"]
     assert text.count("the next start measures again") == 1
     assert text.count("XDG_CACHE_HOME sets another folder") == 1
 
 
-def test_a_candidate_with_wrong_results_is_left_out(tmp_path: Path) -> None:
+def test_a_candidate_with_wrong_results_is_left_out(nursery: Nursery, tmp_path: Path) -> None:
     """It is never chosen, and the table says why."""
-    facts, _ = _start(tmp_path, 2, "gloo,shm", "shm")
+    facts, _ = _start(nursery, tmp_path, 2, "gloo,shm", "shm")
     assert set(facts[0]["chosen"]) == {"gloo"}
     (path,) = tmp_path.rglob("*.json")
     excluded = files.read(path).scales[0].excluded

@@ -53,8 +53,7 @@ def _servers(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("how", ["torchrun", "torchrun-destroy"])
+@pytest.mark.parametrize(("how", "size"), [("torchrun", 2), ("torchrun-destroy", 3), ("torchrun", 4)])
 def test_under_torchrun(how: str, size: int, tmp_path: Path, variables: dict[str, str]) -> None:
     """With and without destroy_process_group. The ranks share memory, as there is no other way between them here."""
     command = [*TORCHRUN, str(size), str(PROGRAM), *how.split("-")[1:]]
