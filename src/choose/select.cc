@@ -162,7 +162,7 @@ Selector::Field Selector::field(const Call& call) const {
     for (auto& slot : *slots_) {
       if (!(Decision::of(*slot.communicator, call).*able)()) continue;
       if (std::find(result.slots.begin(), result.slots.end(), &slot) != result.slots.end()) continue;
-      if (slot.variant == 0 || slot.communicator->varies(call)) result.slots.push_back(&slot);
+      if (slot.variant == 0 || slot.communicator->varies(call, slot.variant)) result.slots.push_back(&slot);
     }
   }
   const bool reduces = row(call.op).is(kReduces);

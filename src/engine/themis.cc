@@ -51,7 +51,7 @@ class ThemisCommunicator final : public DimensionsCommunicator {
         grid_(std::move(grid)) {}
 
   std::span<const std::string_view> variants() const override { return kVariants; }
-  bool varies(const Call& call) const override { return has_steps(call); }
+  bool varies(const Call& call, int /*variant*/) const override { return has_steps(call); }
 
  protected:
   bool makes_steps(Op op) const override { return has_ordered(op); }

@@ -58,8 +58,9 @@ class Communicator {
   /// Other ways to do these calls (algorithms, settings), each a candidate in addition to the library's own choice:
   /// `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.
   virtual std::span<const std::string_view> variants() const { return {}; }
-  /// Whether the variants do this call differently from the library's own choice. Equal on all ranks, like supports().
-  virtual bool varies(const Call&) const { return false; }
+  /// Whether this variant (1 + its index) does this call differently from the library's own choice. Equal on all ranks,
+  /// like supports().
+  virtual bool varies(const Call&, int /*variant*/) const { return false; }
   /// Whether blocking calls are also started and polled: issue() then never gets a blocking lane.
   virtual bool always_starts() const { return false; }
   /// Whether a blocking send or receive may block inside the library. False: it is started and polled, because the
@@ -162,7 +163,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 8;
+inline constexpr int kPluginVersion = 9;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

@@ -40,7 +40,7 @@ class StripedCommunicator final : public Communicator {
   bool supports(const Call& call) const override;
   void issue(const Call& call, Lane& lane) override;
   std::span<const std::string_view> variants() const override;
-  bool varies(const Call& call) const override { return row(call.op).is(kCuttable); }
+  bool varies(const Call& call, int /*variant*/) const override { return row(call.op).is(kCuttable); }
   bool always_starts() const override { return true; }
   bool inline_messages() const override { return first().inline_messages(); }
   bool packed() const override { return first().packed(); }

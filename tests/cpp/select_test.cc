@@ -27,7 +27,7 @@ class Declared : public Communicator {
   std::span<const std::string_view> variants() const override {
     return variant_ ? std::span<const std::string_view>(kVariants) : std::span<const std::string_view>();
   }
-  bool varies(const Call& call) const override { return call.op == Op::all_reduce; }
+  bool varies(const Call& call, int /*variant*/) const override { return call.op == Op::all_reduce; }
 
  private:
   static constexpr std::array<std::string_view, 1> kVariants = {"other"};

@@ -5,8 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "backends/mpi/library.h"
-
 namespace mcr::mpi {
 
 namespace {
@@ -25,45 +23,26 @@ constexpr std::pair<Op, std::string_view> kSwitched[] = {
 }  // namespace
 
 void Algorithms::start() {
-  int level = 0;
-  check(MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level), "MPI_T_init_thread");
-  started_ = true;
-  for (const auto& [op, name] : kSwitched) find(op, name);
-}
-
-void Algorithms::find(Op op, std::string_view name) {
-  const std::string variable = "MPIR_CVAR_" + std::string(name) + "_POSIX_INTRA_ALGORITHM";
-  int index = 0;
-  if (MPI_T_cvar_get_index(variable.c_str(), &index) != MPI_SUCCESS) return;
-  auto& control = controls_[static_cast<std::size_t>(op)];
-  int count = 0;
-  check(MPI_T_cvar_handle_alloc(index, nullptr, &control.handle, &count), "MPI_T_cvar_handle_alloc");
-  check(MPI_T_cvar_read(control.handle, &control.own), "MPI_T_cvar_read");
-  // If the user has chosen the general ones for the whole program, there is nothing to switch.
-  if (count != 1 || control.own == kGeneral) {
-    MPI_T_cvar_handle_free(&control.handle);
-    control.handle = MPI_T_CVAR_HANDLE_NULL;
-    return;
+  for (const auto& [op, name] : kSwitched) {
+    auto& control = switches_[static_cast<std::size_t>(op)].control;
+    control = Control::open("MPIR_CVAR_" + std::string(name) + "_POSIX_INTRA_ALGORITHM");
+    // If the user has chosen the general ones for the whole program, there is nothing to switch.
+    if (control.own == kGeneral) control.close();
+    any_ = any_ || control.exists();
   }
-  any_ = true;
 }
 
-void Algorithms::set(Control& control, int variant) {
-  const int value = variant == 0 ? control.own : kGeneral;
-  check(MPI_T_cvar_write(control.handle, &value), "MPI_T_cvar_write");
-  control.current = variant;
+void Algorithms::set(Switch& one, int variant) {
+  one.control.write(variant == 0 ? one.control.own : kGeneral);
+  one.current = variant;
 }
 
 void Algorithms::stop() {
-  if (!std::exchange(started_, false)) return;
-  for (auto& control : controls_) {
-    if (control.handle == MPI_T_CVAR_HANDLE_NULL) continue;
-    if (control.current != 0) set(control, 0);
-    MPI_T_cvar_handle_free(&control.handle);
-    control = {};
+  for (auto& one : switches_) {
+    if (one.current != 0) set(one, 0);
+    one.control.close();
   }
   any_ = false;
-  MPI_T_finalize();
 }
 
 }  // namespace mcr::mpi

@@ -5,45 +5,42 @@
 #include <array>
 #include <string_view>
 
-#include "backends/mpi/abi.h"
+#include "backends/mpi/control.h"
 #include "base/ops.h"
 
 namespace mcr::mpi {
 
 /// MPICH has two families of algorithms for the ranks of one host: its own choice, which copies through shared flags
 /// (release_gather: fast for small data), and the general ones over point-to-point messages, which are three times as
-/// fast for large data. Other libraries have no such switch, and no variant. Used under the library's lock.
+/// fast for large data. Other libraries have no such switch. Used under the library's lock.
 class Algorithms {
  public:
   static constexpr std::array<std::string_view, 1> kVariants = {"p2p"};
 
-  /// Finds the library's switches. Call after MPI_Init.
+  /// Finds the library's switches. Call after MPI_T_init_thread.
   void start();
   /// Restores the switches.
   void stop();
 
-  bool switches(Op op) const { return controls_[static_cast<std::size_t>(op)].handle != MPI_T_CVAR_HANDLE_NULL; }
+  bool switches(Op op) const { return switches_[static_cast<std::size_t>(op)].control.exists(); }
   bool any() const { return any_; }
 
   /// Makes the next call of the op use the variant; 0 is the library's own choice.
   void use(Op op, int variant) {
-    auto& control = controls_[static_cast<std::size_t>(op)];
-    if (control.current != variant && control.handle != MPI_T_CVAR_HANDLE_NULL) set(control, variant);
+    auto& one = switches_[static_cast<std::size_t>(op)];
+    if (one.current != variant && one.control.exists()) set(one, variant);
   }
 
  private:
-  struct Control {
-    MPI_T_cvar_handle handle = MPI_T_CVAR_HANDLE_NULL;
+  struct Switch {
+    Control control;
     int current = 0;  // variant
-    int own = 0;      // the library's initial value
   };
 
-  void find(Op op, std::string_view name);
-  static void set(Control& control, int variant);
+  static void set(Switch& one, int variant);
 
-  std::array<Control, kOps.size()> controls_{};
+  std::array<Switch, kOps.size()> switches_{};
   bool any_ = false;
-  bool started_ = false;
 };
 
 }  // namespace mcr::mpi

@@ -289,17 +289,32 @@ void Library::start() {
   }
   serialized_ = level < MPI_THREAD_MULTIPLE;
   device_memory_ = wants_device_memory();
-  if (serialized_) algorithms_.start();
+  if (serialized_) start_variants();
   for (std::size_t i = 0; i < kOwnReductions.size(); ++i) {
     check(kCreateOp(kOwnReductions[i].function, 1, &own_ops_[i]), "MPI_Op_create");
   }
   ready_ = true;
 }
 
+void Library::start_variants() {
+  int level = 0;
+  check(MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level), "MPI_T_init_thread");
+  tools_ = true;
+  algorithms_.start();
+  forced_.start();
+}
+
+void Library::stop_variants() {
+  if (!std::exchange(tools_, false)) return;
+  algorithms_.stop();
+  forced_.stop();
+  MPI_T_finalize();
+}
+
 void Library::stop() {
   std::lock_guard lock(mutex_);
   if (!std::exchange(ready_, false) || finalized()) return;
-  algorithms_.stop();
+  stop_variants();
   for (auto& op : own_ops_) MPI_Op_free(&op);
   if (std::exchange(ours_, false)) check(MPI_Finalize(), "MPI_Finalize");
 }

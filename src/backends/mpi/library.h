@@ -12,6 +12,7 @@
 
 #include "backends/mpi/abi.h"
 #include "backends/mpi/algorithms.h"
+#include "backends/mpi/forced.h"
 #include "backends/mpi/thread_lock.h"
 #include "base/call.h"
 #include "base/error.h"
@@ -161,8 +162,10 @@ class Library {
   /// library's own answer.
   bool takes_device_memory(const Call& call) const;
 
-  /// Used with the lock held. Without a lock there are no variants: a switch and its call must not be separated.
+  /// The library's variants, of one kind or the other. Used with the lock held. Without a lock there are none: a switch
+  /// and its call must not be separated.
   Algorithms& algorithms() { return algorithms_; }
+  ForcedAlgorithms& forced_algorithms() { return forced_; }
 
  private:
   ThreadLock mutex_;
@@ -170,7 +173,12 @@ class Library {
   bool device_memory_ = false;
   bool ready_ = false;
   bool ours_ = false;
+  void start_variants();
+  void stop_variants();
+
   Algorithms algorithms_;
+  ForcedAlgorithms forced_;
+  bool tools_ = false;                // whether MPI_T was started
   std::array<MPI_Op, 20> own_ops_{};  // parallel to kOwnReductions
 };
 

@@ -121,8 +121,13 @@ class Handle {
 
 class MpiCommunicator : public OpMethods<MpiCommunicator> {
  public:
-  MpiCommunicator(Handle user, Handle internal, int rank, int size)
-      : user_(std::move(user)), internal_(std::move(internal)), rank_(rank), size_(size) {}
+  /// `internal` is for the runtime's own messages. `variants`: one for each of the forced algorithms, or none.
+  MpiCommunicator(Handle user, Handle internal, std::vector<Handle> variants, int rank, int size)
+      : user_(std::move(user)),
+        internal_(std::move(internal)),
+        variants_(std::move(variants)),
+        rank_(rank),
+        size_(size) {}
 
   bool supports(const Call& call) const override {
     if (!has(call.op)) return false;
@@ -133,9 +138,13 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   }
 
   std::span<const std::string_view> variants() const override {
+    if (!variants_.empty()) return ForcedAlgorithms::kVariants;
     return library_.algorithms().any() ? Algorithms::kVariants : std::span<const std::string_view>{};
   }
-  bool varies(const Call& call) const override { return library_.algorithms().switches(call.op); }
+  bool varies(const Call& call, int variant) const override {
+    if (!variants_.empty()) return library_.forced_algorithms().forces(call, variant);
+    return library_.algorithms().switches(call.op);
+  }
   bool excludes_threads() const override { return library_.serialized(); }
   bool always_starts() const override { return interruptible_; }
 
@@ -226,10 +235,16 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   void abort() noexcept override {
     user_.leak();
     internal_.leak();
+    for (auto& each : variants_) each.leak();
   }
 
  private:
-  MPI_Comm comm(const Call& call) const { return (call.internal ? internal_ : user_).get(); }
+  // Messages are the same in all variants, so that they match.
+  MPI_Comm comm(const Call& call) const {
+    if (call.internal) return internal_.get();
+    if (call.variant == 0 || variants_.empty() || row(call.op).is(kPeer)) return user_.get();
+    return variants_[call.variant - std::size_t{1}].get();
+  }
   MPI_Op op(const Call& call) const { return library_.op(call.dtype, call.red); }
 
   /// The total number of elements that a collective handles on one rank, as far as every rank can know it: libraries
@@ -297,6 +312,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   Library& library_ = Library::get();
   const bool interruptible_ = interruptible();
   Handle user_, internal_;
+  std::vector<Handle> variants_;
   int rank_, size_;
 };
 
@@ -348,12 +364,28 @@ MPI_Comm create(const GroupSpec& spec) {
   return comm;
 }
 
-MPI_Comm duplicate(MPI_Comm from) {
+/// `variant`: of the forced algorithms. The lock covers the variables too: a communicator that another thread made
+/// meanwhile would have other algorithms on this rank than on the others.
+Handle duplicate(MPI_Comm from, int variant = 0) {
   const auto lock = Library::get().lock();
   MPI_Comm comm = MPI_COMM_NULL;
-  check(MPI_Comm_dup(from, &comm), "MPI_Comm_dup");
+  if (variant != 0) Library::get().forced_algorithms().use(variant);
+  const int code = MPI_Comm_dup(from, &comm);
+  if (variant != 0) Library::get().forced_algorithms().use(0);
+  check(code, "MPI_Comm_dup");
   check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  return comm;
+  return Handle(comm);
+}
+
+/// A copy of the communicator for each variant that is fixed when a communicator is made.
+std::vector<Handle> variants_of(MPI_Comm comm) {
+  std::vector<Handle> variants;
+  // Calls that are always started have no such variants.
+  if (!Library::get().forced_algorithms().any() || interruptible()) return variants;
+  for (std::size_t i = 0; i < ForcedAlgorithms::kVariants.size(); ++i) {
+    variants.push_back(duplicate(comm, static_cast<int>(i) + 1));
+  }
+  return variants;
 }
 
 class MpiBackend : public Backend {
@@ -370,9 +402,11 @@ class MpiBackend : public Backend {
     } else {
       comm = create(spec);
     }
-    Handle user(spec.foreign != 0 ? duplicate(comm) : comm);
-    Handle internal(duplicate(user.get()));
-    return std::make_unique<MpiCommunicator>(std::move(user), std::move(internal), spec.rank, spec.size());
+    Handle user = spec.foreign != 0 ? duplicate(comm) : Handle(comm);
+    Handle internal = duplicate(user.get());
+    auto variants = variants_of(user.get());
+    return std::make_unique<MpiCommunicator>(std::move(user), std::move(internal), std::move(variants), spec.rank,
+                                             spec.size());
   }
 
   void shutdown() override { Library::get().stop(); }

@@ -107,7 +107,9 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   bool keeps_launch_order() const override { return keeps_launch_order_; }
 
   std::span<const std::string_view> variants() const override { return kVariants; }
-  bool varies(const Call& call) const override { return call.op == Op::all_gather && call.vectored && size_ > 1; }
+  bool varies(const Call& call, int /*variant*/) const override {
+    return call.op == Op::all_gather && call.vectored && size_ > 1;
+  }
 
   // NCCL's condition for in-place operations: the buffer is this rank's own block.
   bool takes_in_place(const Call& call) const override {
