@@ -16,5 +16,7 @@ if __name__ == "__main__":
     _, hosts, program, *arguments = sys.argv
     name = f"host{hosts.split(',')[int(os.environ['RANK'])]}"
     socket.gethostname = lambda: name
+    # UCX would read memory of what it finds on this host, and end this process if the other one is gone.
+    os.environ.setdefault("UCX_TLS", "tcp,self")
     sys.argv = [program, *arguments]
     runpy.run_path(str(Path(__file__).with_name(f"{program}.py")), run_name="__main__")
