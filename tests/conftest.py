@@ -83,15 +83,16 @@ def _takes_turns(config: pytest.Config) -> bool:
     return not chosen and all(Path(argument).is_dir() for argument in config.args)
 
 
-def _has_its_turn(item: pytest.Item) -> bool:
-    return item.path.stem not in IN_TURNS or zlib.crc32(item.nodeid.encode()) % TURNS == SEED % TURNS
+def has_its_turn(test: str, seed: int = SEED) -> bool:
+    """Whether a run of the whole suite has the test of this name."""
+    return Path(test.partition("::")[0]).stem not in IN_TURNS or zlib.crc32(test.encode()) % TURNS == seed % TURNS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests whose turn it is not. Mark the timed tests, and those that Open MPI's launcher may fail."""
     if _takes_turns(config):
-        config.hook.pytest_deselected(items=[item for item in items if not _has_its_turn(item)])
-        items[:] = [item for item in items if _has_its_turn(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not has_its_turn(item.nodeid)])
+        items[:] = [item for item in items if has_its_turn(item.nodeid)]
     for item in items:
         once_more = {} if item.path.stem in TIMED else {"only_rerun": [NOT_LAUNCHED]}
         item.add_marker(pytest.mark.flaky(reruns=1, **once_more))
