@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-import time
 from datetime import timedelta
 
 from torch.distributed import TCPStore
 
+from mcr_dl.bench.ranks import die_with
+
 if __name__ == "__main__":
     _store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=60), wait_for_workers=False)
+    die_with(os.getppid())
     print("ready", flush=True)
-    time.sleep(600)
+    signal.pause()
