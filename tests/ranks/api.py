@@ -151,6 +151,21 @@ def texts_of_any_kind() -> None:
     errors.good_call("mpi")
 
 
+def the_same_ranks_again() -> None:
+    """Groups of the same ranks while earlier ones come and go, in any order; on one rank there is one group more."""
+    session.start()
+    ranks = list(range(mcr_dl.get_world_size()))
+    if mcr_dl.get_rank() == 0:
+        mcr_dl.new_group([0], use_local_synchronization=True)
+    for _ in range(3):
+        first, second = mcr_dl.new_group(ranks), mcr_dl.new_group(ranks)
+        mcr_dl.destroy_process_group(first)
+        third, fourth = mcr_dl.new_group(ranks), mcr_dl.new_group(ranks)
+        for group in (third, second, fourth):
+            errors.good_call("gloo", group)
+            mcr_dl.destroy_process_group(group)
+
+
 def making_groups() -> None:
     """new_group's options, subgroups and splits (for four ranks)."""
     session.start()

@@ -62,7 +62,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
                 group.timeout,
                 OURS,
                 _C.Options(group.backends),
-                use_local_synchronization=True,
+                use_local_synchronization=not _name_is_taken(ranks),
                 group_desc=group.name(),
                 **unsorted,
             )
@@ -72,6 +72,16 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
     for each in [] if held is None else held.owned:
         publish(each)
     return made
+
+
+def _name_is_taken(ranks: list[int]) -> bool:
+    """Whether torch would give the name of an existing group to a new one that only its members make.
+
+    It makes that name from the ranks and the number of groups, which is as before when a group has been destroyed. The
+    other way to make a group counts all groups that there were.
+    """
+    names = torch_dist.distributed_c10d._world.pg_names.values()
+    return torch_dist.distributed_c10d._hash_ranks_to_str(ranks) in names
 
 
 def publish_broken(group: _C.Group) -> None:
