@@ -43,6 +43,7 @@ TIMED = {
 IN_TURNS = {
     "test_auto",
     "test_bench",
+    "test_bench_scripts",
     "test_commands",
     "test_detail_messages",
     "test_examples",
@@ -99,9 +100,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Name the share of the operations' cases, of the scripts and of the slow tests that runs."""
+    """Name the share of the operations' cases and of the slow tests that runs."""
     turns = f"; a third of the tests of {len(IN_TURNS)} slow files (--everything: all)" if _takes_turns(config) else ""
-    return f"cases of the operation tests, scripts of bench/: MCR_TEST_SEED={SEED}{turns}"
+    return f"cases of the operation tests: MCR_TEST_SEED={SEED}{turns}"
 
 
 @pytest.fixture(scope="session")

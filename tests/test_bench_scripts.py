@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every script in bench/ runs: in its smoke mode, which takes seconds and keeps no results.
 
-A run starts a fifth of them, and five seeds in a row (by default the days) all.
+They take turns (conftest.py).
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import pytest
 
 import smoke
 from harness import launchers
-from seed import SEED
 from smoke import BENCH
 
 TESTS = Path(__file__).resolve().parent
-DAYS = 5
 # Scripts that need root, a GPU or packages that the development environment lacks, and the tests that run them.
 ELSEWHERE = {
     "deepspeed_steps.py": "integrations/test_bench.py",
@@ -53,7 +51,7 @@ def scripts() -> list[str]:
     return sorted([*files, *(path.name for path in BENCH.glob("*.sh")), *packages])
 
 
-@pytest.mark.parametrize("name", [name for name in scripts() if name not in ELSEWHERE][SEED % DAYS :: DAYS])
+@pytest.mark.parametrize("name", [name for name in scripts() if name not in ELSEWHERE])
 def test_smoke(name: str) -> None:
     """A script without a smoke mode fails here."""
     smoke.run(name)
