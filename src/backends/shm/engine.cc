@@ -149,6 +149,7 @@ bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
       if (published) waiting_.wake();
       return true;
     }
+    if (failed_.load(std::memory_order_relaxed)) break;
     if (published && poll >= kPollsBeforeWake) {
       waiting_.wake();
       published = false;

@@ -82,8 +82,8 @@ bool Pipeline::given(const Position& position, uint64_t piece, int peer) {
   if (!pieces_.one(peer, &Known::copied_in, &Counts::copied_in, position.first + piece + 1)) return false;
   auto& given = given_[static_cast<std::size_t>(peer)];
   if (given.known) return true;
-  given.known = true;
   pieces_.check(peer, position.first, position.digest);
+  given.known = true;
   if (offers_.made(peer, position.first)) {
     given.block = memory_.find(peer, offers_.block(peer));
     given.result = offers_.result(peer) == nullptr ? nullptr : memory_.find(peer, offers_.result(peer));
