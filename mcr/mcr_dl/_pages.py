@@ -70,7 +70,7 @@ def environment() -> str:
         "",
         "MCR-DL reads these variables when the runtime starts. Rank 0 warns of any other variable whose name begins",
         f"with `{variables.PREFIX}`, and suggests the nearest name in this list. `make generate` makes this page from",
-        "`mcr_dl/base/variables.py`.",
+        "`mcr/mcr_dl/base/variables.py`.",
         "",
         "| variable | meaning | |",
         "| --- | --- | --- |",

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     def add(*names: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
         result.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
-    add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (default 2)")
+    add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (2)")
     add("--ops", convert=operation_names, default=None, meta="LIST", text="operations (all_reduce), or all")
     add(
         "--backends",
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     add("--root", convert=count(0), default=0, meta="RANK", text="root of rooted operations (0)")
     result.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
     result.add_argument("--in-place", action="store_true", help="input and output are one memory")
-    add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu (default) or cuda")
+    add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu or cuda (cpu)")
     add("--budget", convert=above(0), default=0.5, meta="SECONDS", text="most time per size, for all backends (0.5)")
     add(
         "--confidence",

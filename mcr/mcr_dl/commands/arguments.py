@@ -317,7 +317,7 @@ def checked(convert: Callable[[str], object]) -> Callable[[str], object]:
 def add_sizes(
     parser: argparse.ArgumentParser, largest: tuple[int | None, str], factor: tuple[float | None, str]
 ) -> None:
-    """Add the options for the sizes of messages, each with its default and that in words.
+    """Add the options for the sizes of calls, each with its default and that in words.
 
     torchrun takes ``--min`` and ``--max``, in Python before 3.12, for options of its own; the other names are free.
     """
@@ -326,10 +326,10 @@ def add_sizes(
         parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
     units = "K, M, G: powers of 1024"
-    add("-b", "--min-bytes", "--min", convert=parse_size, default=4, meta="SIZE", text=f"smallest message (4); {units}")
-    text = f"largest message ({largest[1]})"
+    add("-b", "--min-bytes", "--min", convert=parse_size, default=4, meta="SIZE", text=f"smallest size (4); {units}")
+    text = f"largest size ({largest[1]})"
     add("-e", "--max-bytes", "--max", convert=parse_size, default=largest[0], meta="SIZE", text=text)
-    text = f"from one size to the next ({factor[1]})"
+    text = f"ratio of consecutive sizes ({factor[1]})"
     add("-f", "--factor", convert=above(1), default=factor[0], meta="F", text=text)
 
 

@@ -25,7 +25,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--budget", type=arguments.checked(arguments.above(0)), default=_BUDGET, metavar="SECONDS", help=text
     )
-    text = "of the search's random numbers (0)"
+    text = "seed of the search (0)"
     command.add_argument("--seed", type=arguments.checked(arguments.count(0)), default=0, metavar="N", help=text)
     arguments.add_json(command)
 

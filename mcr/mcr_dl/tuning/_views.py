@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             arguments.add_json(added)
         return added
 
-    view("show", "Who wins, by operation, message size and scale.").add_argument("operation", nargs="?")
+    view("show", "Show the fastest candidate by operation, size and scale.").add_argument("operation", nargs="?")
     drawn = view("plot", "Draw the cost curves with their crossings.")
     drawn.add_argument("file", nargs="?", metavar="FILE.png", type=arguments.checked(arguments.plot))
     drawn.add_argument(
