@@ -174,6 +174,8 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, rank
     "wrong groups": (api.wrong_groups, 2, False),
     "texts of any kind": (api.texts_of_any_kind, 2, False),
     "making groups": (api.making_groups, 4, False),
+    "equal names": (api.equal_names, 4, False),
+    "subgroups of hosts": (api.subgroups_of_hosts, 4, False),
     "the same ranks again": (api.the_same_ranks_again, 3, False),
     "objects": (api.objects, 3, False),
     "monitored_barrier": (api.monitored_barrier, 3, False),

@@ -73,7 +73,14 @@ def test_no_group(pools: Pools) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lifecycle.outside, lifecycle.second_init, lifecycle.wrong_init, lifecycle.finalize_some, lifecycle.other_orders],
+    [
+        lifecycle.outside,
+        lifecycle.second_init,
+        lifecycle.wrong_init,
+        lifecycle.finalize_some,
+        lifecycle.other_orders,
+        lifecycle.started_before,
+    ],
     ids=lambda function: function.__name__,
 )
 @pytest.mark.parametrize("launcher", ["processes", "mpiexec-mpich", "mpiexec-openmpi"])

@@ -430,6 +430,11 @@ def test_exception_in_the_backward_pass(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=120)
 
 
+def test_closed_after_a_failure(pools: Pools) -> None:
+    """Model and optimizer are as before, and can be used on another group."""
+    pools.get("processes", 2).run(schedule_defects.closed_after_a_failure, limit=120)
+
+
 @pytest.mark.parametrize("through_torch", [False, True])
 def test_last_step_is_made_at_the_end(pools: Pools, through_torch: bool) -> None:
     """Of the group, or of the job."""

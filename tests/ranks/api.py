@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from mcr_dl.groups import torch_groups
 from mcr_dl.passes.compress import Compress
+from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -166,6 +168,40 @@ def the_same_ranks_again() -> None:
             mcr_dl.destroy_process_group(group)
 
 
+def equal_names() -> None:
+    """Groups of different ranks have different names, whatever the counts and descriptions are (for four ranks)."""
+    session.start()
+    me = mcr_dl.get_rank()
+    half, _ = mcr_dl.new_subgroups(2)
+    for backend in session.BACKENDS:
+        part = mcr_dl.split_group(half, [[0, 1]], group_desc="the same", backend=backend)
+        errors.good_call(backend, part)
+    if me in (1, 2):
+        for _ in range(2):
+            local = mcr_dl.new_group([1, 2], use_local_synchronization=True)
+            errors.good_call("gloo", local)
+            if me == 2:
+                state.current().counters.clear()  # as of a process that takes a lost rank's place
+    mcr_dl.barrier()
+
+
+def subgroups_of_hosts() -> None:
+    """By the hosts on which the ranks agree, and not by what each rank's launcher says (for four ranks)."""
+    session.start()
+    me, current = mcr_dl.get_rank(), state.current()
+    assert current.knowledge is not None
+    with mock.patch.dict("os.environ", LOCAL_WORLD_SIZE="1" if me else "4"):
+        for nodes, expected in (([0, 0, 1, 1], [[0, 1], [2, 3]]), ([0, 0, 0, 0], [[0, 1, 2, 3]])):
+            with mock.patch.object(current, "knowledge", replace(current.knowledge, nodes=nodes)):
+                mine, everyone = mcr_dl.new_subgroups()
+                assert len(everyone) == len(expected)
+                assert mcr_dl.get_process_group_ranks(mine) == next(each for each in expected if me in each)
+        for nodes in ([0, 0, 0, 1], [0, 1, 0, 1]):
+            with mock.patch.object(current, "knowledge", replace(current.knowledge, nodes=nodes)):
+                expect(InvalidArgumentError, mcr_dl.new_subgroups, "group_size", "expected a number", str(nodes))
+    mcr_dl.barrier()
+
+
 def making_groups() -> None:
     """new_group's options, subgroups and splits (for four ranks)."""
     session.start()
@@ -241,18 +277,19 @@ def _objects(group: Any, members: list[int], me: int) -> None:
 
 
 def monitored_barrier() -> None:
-    """It passes when all ranks come, and names the rank that does not."""
+    """It passes when all ranks come, and names the rank that does not, also the one that looks for the others."""
     session.start()
     me = mcr_dl.get_rank()
     mcr_dl.monitored_barrier()
-    if me != 1:
-        limit = timedelta(milliseconds=300)
-        expect(CollectiveTimeoutError, lambda: mcr_dl.monitored_barrier(timeout=limit), "ranks 1 did not come")
-        time.sleep(0.1)
-    else:
-        time.sleep(2)
-        mcr_dl.runtime.state.current().count("default")  # it has missed one
-    mcr_dl.barrier()
+    for missing in (1, 0):
+        if me != missing:
+            limit, text = timedelta(milliseconds=300), f"ranks {missing} did not come"
+            expect(CollectiveTimeoutError, lambda: mcr_dl.monitored_barrier(timeout=limit), text)  # noqa: B023
+            time.sleep(0.1)
+        else:
+            time.sleep(2)
+            mcr_dl.runtime.state.current().count("default")  # it has missed one
+        mcr_dl.barrier()
     mcr_dl.monitored_barrier(wait_all_ranks=True)
 
 

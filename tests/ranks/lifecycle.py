@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, McrError, NotInitializedError
+from mcr_dl.base import launcher
+from mcr_dl.measure.start import own_core
 from mcr_dl.testing.expect import expect
 from ranks import errors, session
 
@@ -72,6 +76,30 @@ def wrong_init() -> None:
     session.start()
     for backend in session.BACKENDS:
         errors.good_call(backend)
+
+
+def started_before() -> None:
+    """A rank whose process has run a job of its own before, as in a pool of workers."""
+    session.stop()
+    if launcher.detect().rank == 0:
+        mcr_dl.init("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+        mcr_dl.finalize()
+    session.start()
+    for backend in session.BACKENDS:
+        errors.good_call(backend)
+    own = _cores()
+    with mock.patch.dict("os.environ"):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):  # as torch.multiprocessing.spawn
+            os.environ.pop(name, None)
+        assert _cores() == own
+
+
+def _cores() -> list[int | None]:
+    """The core of each rank in a first start's measurements; none share one."""
+    found: list[int | None] = [None] * mcr_dl.get_world_size()
+    mcr_dl.all_gather_object(found, own_core())
+    assert None in found or len(set(found)) == len(found)
+    return found
 
 
 def finalize_some() -> None:

@@ -145,6 +145,40 @@ def twice(model: Model, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 
 
+def partly_unused(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """The layer is used in the first of two backward passes, and in the second on no rank, on one, or on all."""
+    for step in range(FEWER):
+        synchronized = step % 2 == 1
+        with nullcontext() if synchronized else model.no_sync():
+            _loss(model, 2 * step).backward()
+        some = (False, step % 4 < 2 and dist.get_rank() == 0, True)
+        _loss(model, 2 * step + 1, side=some[step % 3]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def discarded(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Gradients, of which those of a layer are of one rank alone, are cleared instead of used."""
+    for step in range(FEWER):
+        _loss(model, 2 * step, side=dist.get_rank() == 0).backward()
+        if step % 3:
+            optimizer.zero_grad(set_to_none=step % 3 == 1)
+        if step % 2:
+            _loss(model, 2 * step + 1, side=dist.get_rank() == 1).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def local_first(model: Model, optimizer: torch.optim.Optimizer) -> None:
+    """Steps of local gradients come before the first that reduces any."""
+    for step in range(FEWER):
+        with nullcontext() if step > 5 else model.no_sync():
+            _loss(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def clipped(model: Model, optimizer: torch.optim.Optimizer) -> None:
     """All gradients are needed before the step."""
     for step in range(FEWER):
@@ -262,8 +296,9 @@ def long(model: Model, optimizer: torch.optim.Optimizer) -> None:
 
 
 _SIMPLE = (plain, zeroed_first, scheduled, unused, accumulated, twice, clipped, scaled, evaluated)
+_UNUSED = (partly_unused, discarded, local_first)
 _OTHER = (averaged, checkpointed, frozen, delayed, paused)
-LOOPS = {each.__name__: each for each in (*_SIMPLE, *_OTHER)}
+LOOPS = {each.__name__: each for each in (*_SIMPLE, *_UNUSED, *_OTHER)}
 _ALL = {**LOOPS, "long": long}
 
 

@@ -336,3 +336,32 @@ def last_step_is_made_at_the_end(through_torch: bool) -> None:
             mcr_dl.destroy_process_group(scheduler._core)
             assert not torch.equal(model.weight, before)
     assert torch.allclose(model.weight, before - 0.1 * 2)
+
+
+def closed_after_a_failure() -> None:
+    """An operation fails: model and optimizer can be closed, and wrapped again."""
+    with life("mcr"):
+        network = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        model = ByteScheduler(network, optimizer)
+
+        def fail(_: Partition) -> Any:
+            raise McrError("as if a rank were lost")
+
+        model._issuer.issue = fail
+        with pytest.raises(McrError, match="as if a rank were lost"):
+            model(torch.ones(2, 8)).sum().backward()
+        with pytest.raises(McrError):
+            optimizer.step()
+        model.close()
+        model.close()
+        assert network.weight.grad is None
+        optimizer.zero_grad()
+        again = ByteScheduler(network, optimizer)
+        for _ in range(5):
+            again(torch.ones(2, 8) * dist.get_rank()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        again.close()
+        weights = _all(network.weight.tolist())
+        assert weights[0] == weights[1]

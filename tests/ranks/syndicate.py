@@ -318,6 +318,13 @@ def refused() -> None:
     with pytest.raises(UnsupportedError, match="expected a group without the pass fuse"), Syndicate():
         pass
     assert mcr_dl.get_passes() == ["fuse"]
+    mcr_dl.set_passes([])
+    group = mcr_dl.new_group()
+    mcr_dl.set_passes(["fuse"], group)
+    with pytest.raises(UnsupportedError, match="expected a group without the pass fuse"), Syndicate():
+        pass
+    assert (mcr_dl.get_passes(), mcr_dl.get_passes(group)) == ([], ["fuse"])
+    mcr_dl.destroy_process_group(group)
     value = torch.ones(2)
     mcr_dl.all_reduce(value)
     assert torch.equal(value, torch.full((2,), float(mcr_dl.get_world_size())))

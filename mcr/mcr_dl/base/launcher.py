@@ -82,10 +82,10 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
     return detect(environment).size
 
 
-def own_core() -> int | None:
+def own_core(local_rank: int, local_size: int) -> int | None:
     """A core that this rank can have for itself; None if this host has fewer usable cores than ranks."""
-    usable, local = sorted(os.sched_getaffinity(0)), detect().local_rank
-    return None if local < 0 or local_size() > len(usable) else usable[local]
+    usable = sorted(os.sched_getaffinity(0))
+    return None if local_rank < 0 or local_size > len(usable) else usable[local_rank]
 
 
 def cores() -> str:

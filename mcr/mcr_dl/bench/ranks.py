@@ -41,7 +41,7 @@ def bind() -> bool:
     measured after them would then share it for milliseconds. Existing threads stay free; new threads inherit the
     core, so use this only for blocking calls.
     """
-    core = launcher.own_core()
+    core = launcher.own_core(launcher.detect().local_rank, launcher.local_size())
     if core is None:
         return len(os.sched_getaffinity(0)) == 1
     os.sched_setaffinity(0, {core})

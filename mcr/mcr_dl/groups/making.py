@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import itertools
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,6 @@ import torch.distributed as torch_dist
 from torch.distributed import GroupMember
 
 from mcr_dl import _C
-from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError, InvalidTypeError
 from mcr_dl.groups import factory, torch_groups
 from mcr_dl.groups.queries import get_process_group_ranks, get_world_size
@@ -102,8 +101,10 @@ def new_group(
 
 
 def _local_name(members: Sequence[int]) -> str:
+    """The count is the store's: a new process that has a lost rank's place goes on with that rank's count."""
     digest = hashlib.sha256(str(list(members)).encode()).hexdigest()[:16]
-    return f"local-{digest}-{state.current().count(digest)}"
+    current = state.current()
+    return f"local-{digest}-{current.store.add(f'local/{digest}/{current.launch.rank}', 1) - 1}"
 
 
 def _group_of_mpi_comm(comm: Any, backends: list[str] | None, timeout: timedelta, options: Any) -> Any:
@@ -138,18 +139,30 @@ def new_subgroups(
 ) -> tuple[Any, list[Any]]:
     """Divide the default group into subgroups of ``group_size`` neighbours (default: the ranks of one host).
 
-    Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if the sizes do not divide.
+    Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if the sizes do not divide, and
+    without a size if the hosts have different numbers of ranks or their ranks are not neighbours.
     Source: torch.distributed.new_subgroups.
     """
     size = get_world_size(group)
     if group_size is None:
-        group_size = launcher.number(os.environ, "LOCAL_WORLD_SIZE", size)
+        group_size = _ranks_per_host(get_process_group_ranks(group))
     if group_size < 1 or size % group_size != 0:
         message = f"group_size: expected a divisor of {size}, got {group_size}"
         raise InvalidArgumentError(message)
     ranks = get_process_group_ranks(group)
     parts = [ranks[start : start + group_size] for start in range(0, size, group_size)]
     return new_subgroups_by_enumeration(parts, timeout, backend, pg_options, group_desc)
+
+
+def _ranks_per_host(ranks: Sequence[int]) -> int:
+    knowledge = state.current().knowledge
+    assert knowledge is not None
+    hosts = [knowledge.nodes[rank] for rank in ranks]
+    sizes = [len(list(run)) for _, run in itertools.groupby(hosts)]
+    if len(sizes) != len(set(hosts)) or len(set(sizes)) != 1:
+        message = f"group_size: expected a number, as the ranks lie on hosts {hosts}, got None"
+        raise InvalidArgumentError(message)
+    return sizes[0]
 
 
 def new_subgroups_by_enumeration(
@@ -200,7 +213,8 @@ def split_group(
     result = None
     for index, part in enumerate(split_ranks):
         if parent.rank() in part:
-            name = f"{group_desc or parent.name()}/split-{made}-{index}"
+            # With the parent's name: another parent may be split with the same description.
+            name = f"{parent.name()}/{group_desc or 'split'}-{made}-{index}"
             members = [parent.ranks[rank] for rank in sorted(part)]
             fitting = names or lines.that_fit(parent.backends, members)
             result = torch_groups.publish(factory.make_group(name, members, fitting, limit), pg_options, parent)

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from mcr_dl import _C
-from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
+from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError, PeerLostError
 from mcr_dl.groups import queries
 from mcr_dl.runtime import handles, state
+from mcr_dl.runtime.rounds import poll
 
 _Group = handles.Group
+_LONGEST = 0.05  # seconds between two looks of the monitored barrier at the store
 
 
 def _device(group: _Group) -> torch.device:
@@ -212,7 +214,8 @@ def monitored_barrier(
     """A barrier that names missing ranks: the first one, or all of them with ``wait_all_ranks``.
 
     It runs over the store, so it works on every backend, even while a collective hangs. Raises CollectiveTimeoutError
-    on all ranks that have arrived. Source: torch.distributed.monitored_barrier.
+    on all ranks that have arrived, or PeerLostError if the group has lost a rank.
+    Source: torch.distributed.monitored_barrier.
     """
     if handles.left_out(group, "monitored_barrier"):
         return
@@ -220,14 +223,23 @@ def monitored_barrier(
     members = handles.core_group(group)
     limit = members.timeout if timeout is None else _C.timeout(timeout)
     key = f"monitored_barrier/{members.name()}/{current.count(members.name())}"
-    current.store.set(f"{key}/{members.rank()}", "here")
+    mine = f"{key}/{members.rank()}"
+    current.store.set(mine, "here")
     if members.rank() == 0:
-        current.store.set(f"{key}/missing", ",".join(map(str, _missing(key, members, limit, wait_all_ranks))))
-    current.store.wait([f"{key}/missing"], limit * 2 + timedelta(seconds=1))
-    missing = current.store.get(f"{key}/missing").decode()
+        missing = _missing(key, members, limit, wait_all_ranks)
+        current.store.set(f"{key}/missing", ",".join(map(str, missing)))
+    elif not _appear(members, [f"{key}/0"], limit):
+        current.store.delete_key(mine)  # the first rank raises too if it comes later
+        missing = [members.ranks[0]]
+    elif _appear(members, [f"{key}/missing"], limit + timedelta(seconds=1)):
+        found = current.store.get(f"{key}/missing").decode()
+        missing = [int(rank) for rank in found.split(",") if rank]
+    else:
+        missing = [members.ranks[0]]
     if missing:
+        listed = ",".join(map(str, missing))
         message = (
-            f"monitored_barrier (group {members.name()!r}) timed out: ranks {missing} did not come within the "
+            f"monitored_barrier (group {members.name()!r}) timed out: ranks {listed} did not come within the "
             f"timeout of {limit}"
         )
         raise CollectiveTimeoutError(message)
@@ -237,9 +249,19 @@ def _missing(key: str, members: _C.Group, limit: timedelta, wait_all_ranks: bool
     """Global ranks that do not arrive in time. Group rank 0 looks for them."""
     store = state.current().store
     keys = [f"{key}/{rank}" for rank in range(members.size())]
-    try:
-        store.wait(keys, limit)
-    except RuntimeError:
-        missing = [members.ranks[rank] for rank, one in enumerate(keys) if not store.check([one])]
-        return missing if wait_all_ranks else missing[:1]
-    return []
+    if _appear(members, keys, limit):
+        return []
+    missing = [members.ranks[rank] for rank, one in enumerate(keys) if not store.check([one])]
+    return missing if wait_all_ranks else missing[:1]
+
+
+def _appear(members: _C.Group, keys: list[str], limit: timedelta) -> bool:
+    """Whether the keys appear at the store in time. Raises PeerLostError if the group has lost a rank."""
+
+    def require_all_ranks() -> None:
+        lost = _C.lost(members._label)
+        if lost is not None:
+            raise PeerLostError(f"monitored_barrier (group {members.name()!r}): {lost}")
+
+    store = state.current().store
+    return poll(lambda: bool(store.check(keys)), limit.total_seconds(), _LONGEST, require_all_ranks)

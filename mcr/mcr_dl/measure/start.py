@@ -21,6 +21,7 @@ from mcr_dl.base.operations import dtype_class, frequent, operation_of
 from mcr_dl.measure import cases
 from mcr_dl.measure.cases import Case, Prepared, prepare
 from mcr_dl.measure.timing import Sampling, Statistics, TorchControl
+from mcr_dl.runtime import state
 from mcr_dl.tables.choice import FLAT, Shape
 from mcr_dl.tables.model import Curve, Exclusion, Sample, Scale
 from mcr_dl.tables.table import now
@@ -136,6 +137,18 @@ def _least(statistics: Statistics) -> float:
     return statistics.min_us
 
 
+def own_core() -> int | None:
+    """A core for this rank alone, if its host has enough.
+
+    By the nodes on which all ranks agree: some launchers, as torch.multiprocessing.spawn, tell no local rank.
+    """
+    current = state.current()
+    assert current.knowledge is not None
+    nodes, rank = current.knowledge.nodes, current.launch.rank
+    here = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    return launcher.own_core(here.index(rank), len(here))
+
+
 class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective."""
 
@@ -143,7 +156,7 @@ class Measurement:
         self._begin = perf_counter()
         self._group, self._seconds = group, seconds - _RESERVE
         self._control = TorchControl(group)
-        self._core = launcher.own_core()
+        self._core = own_core()
         self._results: dict[_Kind, _Results] = {}
 
     def run(self, shape: Shape) -> Scale:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import count
 
 import torch
 import torch.distributed as torch_dist
@@ -18,7 +17,6 @@ from mcr_dl.libraries import registry
 
 # Stores by meeting point, kept until the process ends: other ranks may still read rank 0's, or come back to it.
 _stores: dict[tuple[object, ...], torch_dist.Store] = {}
-_torch_meetings = count()
 
 
 def _store_over_mpi(launch: launcher.Launch, timeout: timedelta) -> torch_dist.Store:
@@ -86,5 +84,6 @@ def meet_for_torch(timeout: timedelta) -> Iterator[tuple[torch_dist.Store, int, 
     launch = launcher.detect()
     if launch.launcher == "none":
         return None
-    store = torch_dist.PrefixStore(f"torch-env/{next(_torch_meetings)}", meet(launch, None, timeout))
-    return iter([(store, launch.rank, launch.size)])
+    store = meet(launch, None, timeout)
+    turn = store.add(f"torch-env/{launch.rank}", 1)
+    return iter([(torch_dist.PrefixStore(f"torch-env/{turn}", store), launch.rank, launch.size)])

@@ -56,7 +56,7 @@ class State:
 
 
 _current: State | None = None
-_lives = 0  # number of inits so far; keeps a second init from reading the first one's keys
+_life = 0  # how often this rank has begun a life at its store: a second one does not read the first one's keys
 
 
 def current() -> State:
@@ -81,16 +81,17 @@ def begin(
     life: int = 0,
 ) -> State:
     """Begin a life of the runtime, with its own keys in the store. ``life``: the number of one that is under way."""
-    global _current, _lives
-    _lives = life or _lives + 1
-    own = torch_dist.PrefixStore(f"life-{_lives}", store)
+    global _current, _life
+    # Not of this process: others that meet it at this store may have run another number of jobs before.
+    _life = life or store.add(f"lives/{launch.rank}", 1)
+    own = torch_dist.PrefixStore(f"life-{_life}", store)
     _current = State(launch, own, timeout, backends, device, job_store=store)
     return _current
 
 
 def life() -> int:
     """The number of the present life."""
-    return _lives
+    return _life
 
 
 def end() -> None:

@@ -21,7 +21,7 @@ from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
 from mcr_dl.schedule import checks, choosing, guard, planning, timeline
-from mcr_dl.schedule.gradients import Parameter, Piece, guarded, in_order, joined
+from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.leader import Leader
 from mcr_dl.schedule.tuning import Trial
@@ -125,9 +125,11 @@ class ByteScheduler(nn.Module):
         self._synchronizes = True
         self._open = False  # a backward pass is running
         self._reads = 0
-        self._steps = 0
+        self._steps = 0  # that have reduced gradients
+        self._reduces = False  # a backward pass since the last step has done so
         self._issued: int | None = None
-        self._used = bytearray(len(self._values))  # which parameters have a gradient here
+        self._used = bytearray(len(self._values))  # which parameters this backward pass has used here
+        self._earlier = bytearray(len(self._values))  # and backward passes without a reduction before it
         self._flags = torch.zeros(len(self._values), dtype=torch.uint8)  # and then on any rank
         self._use = Partition("the use of parameters", len(self._used) + guard.NBYTES)
         self._late: set[Piece] = set()  # not updated when this backward pass began
@@ -200,15 +202,23 @@ class ByteScheduler(nn.Module):
             self.synchronize()
 
     def close(self) -> None:
-        """Finish all updates, and give the model and the optimizer back as they were: a collective over the group."""
-        self.synchronize()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        leader = self._issuer.leader
-        for group in (self._core, *([leader.group] if leader else [])):
-            if not group._closed:
-                default_group.destroy_process_group(group)
+        """Finish all updates, and give the model and the optimizer back as they were: a collective over the group.
+
+        After an operation has failed, as on a lost rank, the updates that wait for it are not made.
+        """
+        try:
+            if not self._issuer.failed:
+                self.synchronize()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            for piece in self._pieces if self._issuer.failed else ():
+                piece.forget()
+            leader = self._issuer.leader
+            for group in (self._core, *([leader.group] if leader else [])):
+                if not group._closed:
+                    default_group.destroy_process_group(group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ByteScheduler:
         """Raises UnsupportedError: a group has no copy."""
@@ -270,11 +280,7 @@ class ByteScheduler(nn.Module):
     def _require_complete_backward(self) -> None:
         """An exception in a backward pass leaves gradients that this rank never gave to the others."""
         if self._open and torch._C._current_graph_task_id() == -1:
-            message = (
-                "ByteScheduler: the last backward pass did not end, and the other ranks wait for its gradients: "
-                "expected no exception in it; end the job, and continue from a checkpoint"
-            )
-            raise McrError(message)
+            raise McrError(checks.BROKEN_OFF)
 
     def _need(self, layers: list[int]) -> None:
         """The forward pass is about to use these layers."""
@@ -324,35 +330,23 @@ class ByteScheduler(nn.Module):
         """Gradients of an earlier backward pass are complete before new ones are added to their memory."""
         piece = self._piece_of[each.value]
         if piece.due is not None or piece in self._late:
-            message = (
-                f"ByteScheduler: {piece.name} was used before its update: expected a use in the forward pass of the "
-                "module that has the parameter, as in the first step; use DDP, or call synchronize() after step()"
-            )
-            raise McrError(message)
+            raise McrError(checks.USED_EARLY.format(piece.name))
         if piece.open and not self._open:
             self._finish_all()
 
     def _gradient(self, each: Parameter) -> None:
         if not self._synchronizes:
+            self._earlier[each.index] = 1
             return
         piece = self._piece_of[each.value]
         if not self._open:
             self._begin()
         if self._used[each.index]:
-            message = (
-                f"ByteScheduler: two gradients of {each.name} in one backward pass; expected one (use_reentrant=False)"
-            )
-            raise UnsupportedError(message)
-        gradient = each.value.grad
-        assert gradient is not None
-        if gradient.is_sparse:
-            message = (
-                f"ByteScheduler: expected dense gradients, got a sparse one of {each.name}; use DDP for this model"
-            )
-            raise UnsupportedError(message)
+            raise UnsupportedError(checks.TWICE.format(each.name))
+        assert each.value.grad is not None
         with torch.no_grad():
-            each.gradient = gradient
-            each.guard = each.value.grad = guarded(gradient, self._read)
+            each.take(each.value.grad, self._read)
+            each.fresh = True
             self._used[each.index] = 1
             piece.missing -= 1
             if piece.missing == 0:
@@ -365,12 +359,10 @@ class ByteScheduler(nn.Module):
         if self._issued is not None:
             guard.compare(self._flags[-guard.NBYTES :], self._issued)
         self._issued = self._issuer.digest  # of all earlier passes, and so equal on all ranks
-        self._open = True
+        self._open = self._reduces = True
         self._used = bytearray(len(self._values))
         for piece in self._pieces:
-            piece.missing, piece.open = len(piece.parameters), True
-            for each in piece.parameters:
-                each.gradient = each.guard = None
+            piece.begin()
         self._current = [0] * len(self._pieces)
         self._issuer.begin(self._order, self.plan.credit)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
@@ -381,14 +373,17 @@ class ByteScheduler(nn.Module):
             self._issuer.ready(partition, memory)
 
     def _end(self) -> None:
-        """The end of the backward pass: parameters that have no gradient here count as zeros."""
+        """The end of the backward pass, which has not used all parameters on every rank."""
         self._open = False
         self._late.clear()
         with torch.no_grad():
             for piece in self._pieces:
                 if piece.missing:
+                    piece.take_none(self._read)
                     self._submit(piece)
-            self._flags = torch.tensor([*self._used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
+            used = [here | before for here, before in zip(self._used, self._earlier, strict=True)]
+            self._earlier = bytearray(len(self._values))
+            self._flags = torch.tensor([*used, *guard.sent(self._issued or 0)], dtype=torch.uint8)
             self._issuer.ready(self._use, self._flags)
             self._issuer.advance()
         if 1 <= self._steps <= planning.RECORDED and self._seen:
@@ -419,7 +414,7 @@ class ByteScheduler(nn.Module):
             if piece.open:
                 for partition in piece.partitions:
                     self._issuer.wait(partition.last, meanwhile)
-                if any(each.gradient is None for each in piece.parameters):
+                if not all(each.fresh for each in piece.parameters):
                     self._issuer.wait(self._use)
                 piece.take_results(lambda each: bool(self._flags[each.index]))
                 piece.open = False
@@ -445,6 +440,13 @@ class ByteScheduler(nn.Module):
         for piece in fresh:
             piece.due = due
         self._step_the_rest(due, fresh)
+        if self._reduces:
+            self._count_step()
+        for hook in [*optimizer._optimizer_step_post_hooks.values()]:
+            hook(optimizer, (), {})
+
+    def _count_step(self) -> None:
+        self._reduces = False
         self._steps += 1
         if self._steps == 1:
             self._times.first_use = self._uses.first_uses()
@@ -454,8 +456,6 @@ class ByteScheduler(nn.Module):
         elif self._choice.step_ended():
             self._finish_all()
             self._adopt(self._choice.next_plan())
-        for hook in [*optimizer._optimizer_step_post_hooks.values()]:
-            hook(optimizer, (), {})
 
     def _replaced(self) -> bool:
         """Whether the program has given a parameter another gradient, or none, since the backward pass."""

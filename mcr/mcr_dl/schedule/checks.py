@@ -20,6 +20,15 @@ from mcr_dl.schedule.gradients import Piece, pieces_of
 
 Limit = int | str | None
 
+BROKEN_OFF = (
+    "ByteScheduler: the last backward pass did not end, and the other ranks wait for its gradients: expected no "
+    "exception in it; end the job, and continue from a checkpoint"
+)
+USED_EARLY = (
+    "ByteScheduler: {} was used before its update: expected a use in the forward pass of the module that has the "
+    "parameter, as in the first step; use DDP, or call synchronize() after step()"
+)
+TWICE = "ByteScheduler: two gradients of {} in one backward pass; expected one (use_reentrant=False)"
 COMPILED = (
     "ByteScheduler: expected an eager model, but {} is compiled, and a compiled part cannot wait for its parameters; "
     "remove torch.compile or use DistributedDataParallel"

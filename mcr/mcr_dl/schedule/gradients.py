@@ -28,11 +28,31 @@ class Parameter:
     index: int
     gradient: torch.Tensor | None = None
     guard: torch.Tensor | None = None  # what ``value.grad`` is until the gradient is reduced
+    fresh: bool = False  # the last backward pass has added to the gradient, on this rank
+    kept: bool = False  # it has not, and the gradient is that of earlier passes
 
     @property
     def nbytes(self) -> int:
         """Of the gradient."""
         return self.value.numel() * self.value.element_size()
+
+    def take(self, gradient: torch.Tensor, wait: Callable[[], None]) -> None:
+        """Guard the gradient until it is reduced."""
+        if gradient.is_sparse:
+            message = (
+                f"ByteScheduler: expected dense gradients, got a sparse one of {self.name}; use DDP for this model"
+            )
+            raise UnsupportedError(message)
+        self.gradient = gradient
+        self.guard = self.value.grad = guarded(gradient, wait)
+
+    def take_none(self, wait: Callable[[], None]) -> None:
+        """The backward pass has ended without this parameter: what earlier passes have left counts, else zeros.
+
+        ``value.grad`` is not None then, as it will be if another rank has used the parameter.
+        """
+        self.kept = self.value.grad is not None
+        self.take(self.value.grad if self.value.grad is not None else torch.zeros_like(self.value), wait)
 
 
 @dataclass(eq=False)
@@ -66,10 +86,30 @@ class Piece:
         return sum(each.nbytes for each in self.parameters)
 
     def complete(self) -> bool:
-        """Whether all gradients are here, and known to be reduced."""
-        return all(each.gradient is not None for each in self.parameters) and all(
+        """Whether the backward pass has added to all gradients here, and all are reduced."""
+        return all(each.fresh for each in self.parameters) and all(
             partition.last.complete for partition in self.partitions
         )
+
+    def begin(self) -> None:
+        """The state before a backward pass."""
+        self.missing, self.open = len(self.parameters), True
+        for each in self.parameters:
+            each.gradient = each.guard = None
+            each.fresh = each.kept = False
+
+    def take_none(self, wait: Callable[[], None]) -> None:
+        """The backward pass has ended, without some of the parameters."""
+        for each in self.parameters:
+            if not each.fresh:
+                each.take_none(wait)
+
+    def forget(self) -> None:
+        """Without the gradients that are not reduced, and the update that waits for them."""
+        self.open, self.due = False, None
+        for each in self.parameters:
+            if each.guard is not None and each.value.grad is each.guard:
+                each.value.grad = None
 
     def cut(self, partition: int | None) -> None:
         """Make the partitions, of so many bytes each."""
@@ -80,25 +120,20 @@ class Piece:
         ]
 
     def fill(self, size: int) -> list[tuple[Partition, torch.Tensor]]:
-        """The memory of each partition, with the gradients divided by the number of ranks (as DDP does).
-
-        A parameter without a gradient counts as zeros.
-        """
+        """The memory of each partition, with the gradients divided by the number of ranks (as DDP does)."""
         (first, *others) = self.parameters
         gradient = first.gradient
-        self._in_place = not others and gradient is not None and gradient.is_contiguous()
+        assert gradient is not None
+        # A gradient that no rank has added to must stay as it is.
+        self._in_place = not others and gradient.is_contiguous() and not first.kept
         if self._in_place:
-            assert gradient is not None
             flat = gradient.view(-1)
         else:
             flat = self._own_memory()
             place = 0
             for each in self.parameters:
-                part = flat[place : place + each.value.numel()]
-                if each.gradient is None:
-                    part.zero_()
-                else:
-                    part.view(each.value.shape).copy_(each.gradient)
+                assert each.gradient is not None
+                flat[place : place + each.value.numel()].view(each.value.shape).copy_(each.gradient)
                 place += each.value.numel()
         if size > 1:
             flat.mul_(1.0 / size)
@@ -110,23 +145,20 @@ class Piece:
         return cuts
 
     def take_results(self, used: Callable[[Parameter], bool]) -> None:
-        """Copy the reduced gradients back; a parameter that only other ranks used gets a gradient of its own.
+        """Copy the reduced gradients back; a parameter that no rank has used keeps what it had before.
 
         ``value.grad`` becomes the reduced gradient, unless the program has put something else there.
         """
         flat, place = None if self._in_place else self._own_memory(), 0
         for each in self.parameters:
             begin, place = place, place + each.value.numel()
-            part = None if flat is None else flat[begin:place].view(each.value.shape)
-            if each.gradient is not None:
-                if part is not None:
-                    each.gradient.copy_(part)
-                if each.value.grad is each.guard:
-                    each.value.grad = each.gradient
-            elif part is not None and used(each):
-                each.gradient = part.clone()
-                if self.due is None:  # later, the program may already have cleared the gradients
-                    each.value.grad = each.gradient
+            assert each.gradient is not None
+            if not each.fresh and not used(each):
+                each.gradient = each.gradient if each.kept else None
+            elif flat is not None:
+                each.gradient.copy_(flat[begin:place].view(each.value.shape))
+            if each.value.grad is each.guard:
+                each.value.grad = each.gradient
             each.guard = None
 
     def _own_memory(self) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ def store(name: str, found: Kept) -> None:
 
 def _entries() -> dict[str, Any]:
     """Raises McrError for a file of another kind, and ModuleNotFoundError without jsonschema."""
-    if not path().exists():
+    if not os.path.exists(path()):  # Path.exists raises if a folder may not be searched
         return {}
     file = f"schedules {path()}"
     document = documents.read(path(), file, limit=documents.MIB, again="remove the file")

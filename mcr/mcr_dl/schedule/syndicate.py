@@ -117,12 +117,20 @@ class Syndicate:
         if any(each.name == self.name for each in current.passes):
             message = "Syndicate: expected one at a time, got another one, in whose block this is or which"
             raise InvalidArgumentError(f"{message} MCR_DL_SCHEDULE has started")
-        chain.require_plannable([each.name for each in (*current.passes, self)])
+        groups = [group for group in state.living() if not state.is_shadow(group.name())]
+        for group in groups:
+            chain.require_plannable(
+                [*(each.name for each in _C.passes(group)), *(each.name for each in current.passes), self.name]
+            )
         while _unfinished:
             _unfinished.pop()._withdraw()
         self._current, self._before = current, current.passes
-        for group in [group for group in state.living() if not state.is_shadow(group.name())]:
-            self._added[group.name()] = chain.add(group, [Log(), self])
+        try:
+            for group in groups:
+                self._added[group.name()] = chain.add(group, [Log(), self])
+        except BaseException:  # some groups have the pass, and other ranks may still wait
+            _unfinished.append(self)
+            raise
         current.passes = [*chain.with_log(current.passes), self]
         return self
 

@@ -111,7 +111,7 @@ def _own_file(argument: str | os.PathLike[str] | None) -> Path | None:
     if named:
         return Path(named)
     path = default_path(host())
-    return path if path.exists() else None
+    return path if os.path.exists(path) else None  # Path.exists raises if a folder may not be searched
 
 
 def _digest(path: Path) -> str | None:

@@ -103,7 +103,7 @@ def _capture_graph(given: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    result = arguments.command(_PROGRAM, "Show and convert traces, plan captured iterations, and diagnose failures from dumps.")
+    result = arguments.command(_PROGRAM, "Show and convert traces, plan captured iterations, diagnose failures.")
     commands = result.add_subparsers(required=True, metavar="COMMAND")
 
     def add(

@@ -126,7 +126,13 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_sizes(result, (None, "64M; quick: 16M"), (None, "2; quick: 4"))
     add("--budget", arguments.above(0), None, "SECONDS", "most time per size, for all candidates (1.0; quick: 0.4)")
     add("--confidence", arguments.above(0), 0.025, "SHARE", "stop when medians are certain to ±SHARE (0.025)")
-    add("--limit", arguments.above(0), 30.0, "SECONDS", "time without progress after which a candidate counts as hung (30)")
+    add(
+        "--limit",
+        arguments.above(0),
+        30.0,
+        "SECONDS",
+        "time without progress after which a candidate is hung (30)",
+    )
     add("--device", arguments.device, "cpu", "DEVICE", "cpu (default) or cuda")
     result.add_argument(
         "-o",
