@@ -107,9 +107,7 @@ inline void wait(std::vector<std::unique_ptr<Request>> requests) {
   }
 }
 
-/// The operation as a blocking call, or as one that is started.
-inline void run(shm::Engine& engine, const Call& call, bool blocking = true) {
-  Lane lane(blocking);
+inline void begin(shm::Engine& engine, const Call& call, Lane& lane) {
   if (row(call.op).is(kPeer)) {
     engine.message(call, lane);
   } else if (call.vectored && (call.op == Op::all_to_all || call.op == Op::gather || call.op == Op::scatter)) {
@@ -117,6 +115,12 @@ inline void run(shm::Engine& engine, const Call& call, bool blocking = true) {
   } else {
     engine.collective(call, lane);
   }
+}
+
+/// The operation as a blocking call, or as one that is started.
+inline void run(shm::Engine& engine, const Call& call, bool blocking = true) {
+  Lane lane(blocking);
+  begin(engine, call, lane);
   wait(lane.take());
 }
 

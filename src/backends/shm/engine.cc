@@ -275,6 +275,8 @@ bool Engine::advance_all() {
     some = true;
   }
   if (published) waiting_.wake();
+  if (leaving_) [[unlikely]]
+    note_end();
   return published || some;
 }
 
@@ -330,12 +332,16 @@ void Engine::check_peers() {
   const auto stamp = std::chrono::duration_cast<Nanoseconds>(now).count();
   if (stamp < next_check_.load(std::memory_order_relaxed)) return;
   next_check_.store(stamp + Nanoseconds(kCheck).count(), std::memory_order_relaxed);
-  for (const int rank : peers_.gone()) {
-    if (segment_->bell(rank).left.load(std::memory_order_acquire) != 0) continue;
+  const auto gone = peers_.gone();
+  // A rank may have left early because of another one that has died, which is named then.
+  for (const uint32_t left : {uint32_t{0}, Bell::kEarly}) {
+    const auto found = std::ranges::find_if(
+        gone, [&](int rank) { return segment_->bell(rank).left.load(std::memory_order_acquire) == left; });
+    if (found == gone.end()) continue;
     const Turn turn(*this);
     // Data that the rank wrote before its end is still valid.
     if (!failed_.load(std::memory_order_relaxed)) advance_all();
-    fail("rank " + std::to_string(rank) + " of group '" + group_ + "' has died");
+    return fail("rank " + std::to_string(*found) + " of group '" + group_ + "' has died");
   }
 }
 
@@ -354,7 +360,22 @@ void Engine::abort() noexcept {
   waiting_.wake_own();
 }
 
-void Engine::leave() noexcept { segment_->bell(rank_).left.store(1, std::memory_order_release); }
+void Engine::leave() noexcept {
+  const Turn turn(*this);
+  leaving_ = true;
+  try {
+    // This rank may not have looked yet at what ends its last calls.
+    if (!failed_.load(std::memory_order_relaxed) && !aborted_.load(std::memory_order_relaxed)) advance_all();
+  } catch (const std::exception&) {  // no memory: some calls stay incomplete
+  }
+  note_end();
+}
+
+// With the turn, once this rank has left.
+void Engine::note_end() {
+  const bool clean = !failed_.load(std::memory_order_relaxed) && !given_up_ && queue_.empty() && messages_.idle();
+  segment_->bell(rank_).left.store(clean ? Bell::kClean : Bell::kEarly, std::memory_order_release);
+}
 
 void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
   const Turn turn(*this);
@@ -365,7 +386,9 @@ void Engine::abandon(const std::shared_ptr<Operation>& operation) noexcept {
 void Engine::abandon(const std::vector<std::shared_ptr<Message>>& messages) noexcept {
   const Turn turn(*this);
   for (const auto& message : messages) {
-    if (!message->done.load(std::memory_order_relaxed)) messages_.withdraw(message);
+    if (message->done.load(std::memory_order_relaxed)) continue;
+    messages_.withdraw(message);
+    given_up_ = given_up_ || leaving_;
   }
 }
 

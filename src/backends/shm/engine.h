@@ -61,7 +61,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void block(Nanoseconds limit, const std::function<bool()>& done);
   /// Makes all current and later waits fail.
   void abort() noexcept;
-  /// Tells the other ranks that this rank leaves without an error.
+  /// Tells the other ranks that this rank makes no more calls. When its calls are complete, the end of its process is
+  /// no error.
   void leave() noexcept;
 
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;
@@ -77,6 +78,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
   bool try_progress();
   void check_peers();
+  void note_end();
   void fail(const std::string& text);
 
   const std::string group_;
@@ -94,7 +96,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Messages messages_;
   std::deque<std::shared_ptr<Operation>> queue_;
   int exchanges_ = 0;
-  std::string failure_;  // written before failed_
+  bool leaving_ = false;
+  bool given_up_ = false;  // a message, since this rank has left
+  std::string failure_;    // written before failed_
   std::atomic<bool> failed_{false};
   std::atomic<bool> aborted_{false};
   std::atomic<uint32_t> idle_{0};       // polls without progress

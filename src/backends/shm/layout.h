@@ -43,9 +43,13 @@ struct Counts {
 
 /// The futex on which a rank sleeps.
 struct alignas(kLine) Bell {
+  static constexpr uint32_t kClean = 1, kEarly = 2;
+
   std::atomic<uint32_t> rings;
   std::atomic<uint32_t> sleepers;
-  std::atomic<uint32_t> left;  // the rank has destroyed its communicator: the end of its process is not an error
+  // The rank has destroyed its communicator. kClean: the end of its process is not an error; kEarly: after an error, or
+  // before the end of its calls.
+  std::atomic<uint32_t> left;
 };
 
 /// The packets from one rank to another. Positions count bytes since the group was made.

@@ -311,6 +311,12 @@ void Messages::withdraw(const std::shared_ptr<Message>& message) {
   }
 }
 
+bool Messages::idle() const {
+  return posted_.empty() && std::ranges::all_of(incoming_, [](const auto& in) { return in.accepted.empty(); }) &&
+         std::ranges::all_of(
+             outgoing_, [](const auto& out) { return out.jobs.empty() && out.asked.empty() && out.offered.empty(); });
+}
+
 void Messages::clear() {
   posted_.clear();
   for (auto& in : incoming_) in.accepted.clear();

@@ -51,6 +51,8 @@ class Messages {
   /// Forgets a message that its owner has destroyed.
   void withdraw(const std::shared_ptr<Message>& message);
   void clear();
+  /// Whether no started message is incomplete, and no other rank waits for an answer.
+  bool idle() const;
 
  private:
   enum class Kind : uint32_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken };

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that do not match, fail or are given up: each is an error in time, and never wrong data.
+#include <array>
+#include <future>
+#include <utility>
+
+#include "shm_ranks.h"
+
+using namespace shm_ranks;
+
+namespace {
+
+std::vector<std::unique_ptr<Request>> start(shm::Engine& engine, const Call& call) {
+  Lane lane(false);
+  begin(engine, call, lane);
+  return lane.take();
+}
+
+/// The error of the call, if it comes within ten seconds.
+ranks::Failure failure_in_time(shm::Engine& engine, const Call& call) {
+  return ranks::failure([&] {
+    const auto end = std::chrono::steady_clock::now() + 10s;
+    const auto requests = start(engine, call);
+    for (const auto& request : requests) {
+      while (!request->poll()) {
+        if (std::chrono::steady_clock::now() > end) throw Error(ErrorCode::Timeout, "no error in time");
+        request->block(10ms);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+TEST(a_rank_that_leaves_before_the_end_of_its_call_has_died) {
+  std::promise<void> left;
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(2, rank);
+      spec.store = &store;
+      auto engine = std::make_shared<shm::Engine>(spec, shm::meet(spec, [] { return int64_t{64} << 20; }));
+      auto data = values(rank, 1 << 20);
+      const auto call = call_of(Op::all_reduce, nullptr, &data);
+      if (rank == 0) {
+        auto requests = start(*engine, call);
+        engine->leave();
+        requests.clear();
+        engine.reset();
+        left.set_value();
+        return;
+      }
+      left.get_future().wait();
+      const auto failure = failure_in_time(*engine, call);
+      CHECK(failure.code == ErrorCode::Backend);
+      CHECK(check::has(failure.text, "rank 0 of group 'default' has died"));
+      engine->leave();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+// The peer completes a call only after this rank has left: with its last progress, the rank has left without an error.
+TEST(a_rank_whose_calls_complete_after_it_has_left_has_not_died) {
+  std::promise<void> left, done;
+  together(2, [&](shm::Engine& engine, int rank) {
+    auto data = values(rank, 1 << 20);
+    const auto call = call_of(Op::all_reduce, nullptr, &data);
+    if (rank == 0) {
+      auto requests = start(engine, call);
+      engine.leave();
+      CHECK(shared->bell(0).left.load() != shm::Bell::kClean);
+      left.set_value();
+      wait(std::move(requests));
+      CHECK(shared->bell(0).left.load() == shm::Bell::kClean);
+      done.get_future().wait();
+    } else {
+      left.get_future().wait();
+      run(engine, call);
+      done.set_value();
+    }
+    CHECK(data == sums(2, 1 << 20));
+  });
+}
