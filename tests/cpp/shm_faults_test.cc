@@ -30,7 +30,55 @@ ranks::Failure failure_in_time(shm::Engine& engine, const Call& call) {
   });
 }
 
+constexpr const char* kDifferent = "the ranks have made different calls";
+
 }  // namespace
+
+// Rank 0's thread reads a large message, which takes long, and then finds another call of rank 1. Meanwhile rank 0
+// makes the call that rank 1 has made: it must not match that one.
+TEST(a_call_that_waited_while_the_group_failed_raises_the_error) {
+  constexpr int64_t kLarge = 32 << 20;  // elements
+  for (const auto op : {Op::all_reduce, Op::send}) {
+    const auto sent = std::make_unique_for_overwrite<int32_t[]>(kLarge);
+    const auto received = std::make_unique_for_overwrite<int32_t[]>(kLarge);
+    std::array<std::promise<void>, 4> steps;
+    const auto reached = [&](std::size_t step) { steps.at(step).get_future().wait(); };
+    together(2, [&](shm::Engine& engine, int rank) {
+      auto first = values(rank, 64), other = values(rank, 32);
+      auto message = call_of(rank == 1 ? Op::send : Op::recv, nullptr, nullptr, 1 - rank);
+      message.out = {rank == 1 ? sent.get() : received.get(), kLarge};
+      if (rank == 1) {
+        const auto large = start(engine, message);
+        steps[0].set_value();
+        reached(1);
+        engine.progress();  // offers the data
+        const auto failure = ranks::failure([&] { run(engine, call_of(Op::all_reduce, nullptr, &other)); });
+        CHECK(check::has(failure.text, kDifferent));
+        steps[2].set_value();
+        reached(3);
+        return;
+      }
+      const auto requests = start(engine, call_of(Op::all_reduce, nullptr, &first));
+      const auto large = start(engine, message);
+      reached(0);
+      engine.progress();  // answers the request
+      steps[1].set_value();
+      reached(2);
+      std::atomic<bool> ended{false};
+      std::thread thread([&] {
+        engine.progress();
+        ended = true;
+      });
+      const auto small = call_of(Op::all_reduce, nullptr, &other);
+      while (engine.brief(small) && !ended) shm::pause();
+      const auto failure = ranks::failure([&] { run(engine, call_of(op, nullptr, &other, 1)); });
+      CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent));
+      CHECK(other == values(0, 32));
+      thread.join();
+      steps[3].set_value();
+    });
+  }
+}
 
 TEST(a_rank_that_leaves_before_the_end_of_its_call_has_died) {
   std::promise<void> left;

@@ -15,7 +15,7 @@ bool Direct::read(const Blocks& blocks, Position& position, int peer) {
   const auto bytes = std::min(blocks.taken_length(peer) - position.offset, kChunk);
   const auto reading = memory_.read(peer, offers_.block(peer) + position.offset, blocks.taken(peer) + position.offset,
                                     bytes, offers_.withdrawn(peer), 0);
-  if (reading == Reading::GivenUp) offers_.check(peer);
+  if (reading == Reading::GivenUp) Offers::given_up(peer);
   if (reading == Reading::Ended) return false;
   position.offset += bytes;
   return true;

@@ -161,8 +161,8 @@ bool Engine::complete_now(const Call& call, Cursor& cursor, int polls) {
 }
 
 void Engine::collective(const Call& call, Lane& lane) {
-  check();
   const Turn turn(*this);
+  require_sound();
   Cursor cursor;
   if (queue_.empty() &&
       complete_now(call, cursor, lane.blocking() ? waiting_.polls() : std::min(kPollsAtStart, waiting_.polls())))
@@ -219,8 +219,8 @@ void Engine::await(const std::vector<std::shared_ptr<Message>>& messages, Lane& 
 }
 
 void Engine::message(const Call& call, Lane& lane) {
-  check();
   const Turn turn(*this);
+  require_sound();
   const auto context = call.internal ? Context::Internal : Context::User;
   await({start(call, call.op == Op::send, call.out, call.root, call.tag, context)}, lane);
 }
@@ -232,8 +232,8 @@ void Engine::exchange(const Call& call, Lane& lane) {
     if (counts.empty()) return whole;
     return slice(whole, call.dtype, displs[index], counts[index]);
   };
-  check();
   const Turn turn(*this);
+  require_sound();
   const bool all = call.op == Op::all_to_all;
   const bool root = call.root == rank_;
   const bool gives_all = all || (call.op == Op::scatter && root);
@@ -324,6 +324,15 @@ void Engine::check() {
     fail("the group has been aborted");
   }
   if (failed_.load(std::memory_order_acquire)) [[unlikely]]
+    throw Error(ErrorCode::Backend, failure_);
+}
+
+// With the turn, since the thread that had it before may have failed. A call that began after a failure could match a
+// call of another rank that it does not belong to.
+void Engine::require_sound() {
+  if (aborted_.load(std::memory_order_relaxed)) [[unlikely]]
+    fail("the group has been aborted");
+  if (failed_.load(std::memory_order_relaxed)) [[unlikely]]
     throw Error(ErrorCode::Backend, failure_);
 }
 

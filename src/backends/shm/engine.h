@@ -78,6 +78,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void await(const std::vector<std::shared_ptr<Message>>& messages, Lane& lane);
   bool try_progress();
   void check_peers();
+  void require_sound();
   void note_end();
   void fail(const std::string& text);
 

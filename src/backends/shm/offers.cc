@@ -18,7 +18,10 @@ void Offers::make(const Blocks& blocks, uint64_t first, const std::byte* result)
 
 // A read-modify-write, which is not done before the memory has been read.
 void Offers::check(int rank) {
-  if (withdrawn(rank).fetch_add(0) == 0) return;
+  if (withdrawn(rank).fetch_add(0) != 0) given_up(rank);
+}
+
+void Offers::given_up(int rank) {
   throw Error(ErrorCode::Backend, "shm: rank " + std::to_string(rank) + " of the group has given up this call");
 }
 

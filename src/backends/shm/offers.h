@@ -27,6 +27,8 @@ class Offers {
   Counter& withdrawn(int rank) { return segment_.offer(rank).withdrawn; }
   /// Throws Error if the rank has withdrawn its offer. After reading.
   void check(int rank);
+  /// Throws the Error for a rank that has withdrawn its offer.
+  [[noreturn]] static void given_up(int rank);
 
   /// No rank reads any more.
   void end() { open_ = false; }
