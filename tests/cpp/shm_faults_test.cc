@@ -80,6 +80,13 @@ TEST(a_call_that_waited_while_the_group_failed_raises_the_error) {
   }
 }
 
+TEST(calls_of_other_roots_and_sizes_have_other_digests) {
+  Numbers smaller(32 << 10), larger(48 << 10);
+  const auto first = call_of(Op::broadcast, nullptr, &smaller, 1);
+  const auto second = call_of(Op::broadcast, nullptr, &larger, 0);
+  CHECK(shm::Blocks(first, 0, 2).digest() != shm::Blocks(second, 0, 2).digest());
+}
+
 TEST(a_rank_that_leaves_before_the_end_of_its_call_has_died) {
   std::promise<void> left;
   MemoryStore store;

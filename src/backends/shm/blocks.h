@@ -8,6 +8,7 @@
 
 #include "backends/shm/copies.h"
 #include "base/call.h"
+#include "base/digest.h"
 
 namespace mcr::shm {
 
@@ -63,8 +64,8 @@ class Blocks {
   uint64_t digest() const {
     auto parts = static_cast<uint64_t>(call_.op) | static_cast<uint64_t>(total()) << 24;
     if (reduces()) parts ^= static_cast<uint64_t>(call_.red) << 8 | static_cast<uint64_t>(call_.dtype) << 16;
-    if (rooted()) parts ^= static_cast<uint64_t>(call_.root) << 40;
-    return (parts * 0x9e3779b97f4a7c15u) >> 48;
+    const auto all = mcr::digest(mcr::digest(0, parts), rooted() ? static_cast<uint64_t>(call_.root) : 0);
+    return all >> 48;
   }
   /// The offset of the block to `rank` if the blocks are contiguous.
   int64_t offset(int rank) const {
