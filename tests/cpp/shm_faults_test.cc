@@ -10,6 +10,41 @@ using namespace shm_ranks;
 
 namespace {
 
+using Counts = std::vector<int64_t>;
+
+/// Packed blocks of these counts, by rank.
+struct Vectored {
+  Vectored(Op op, int64_t in, int64_t out, Counts in_counts, Counts out_counts, int root = 0)
+      : in_(values(0, in)),
+        out_(static_cast<std::size_t>(out)),
+        in_counts_(std::move(in_counts)),
+        out_counts_(std::move(out_counts)),
+        in_displs_(packed(in_counts_)),
+        out_displs_(packed(out_counts_)) {
+    call_ = call_of(op, &in_, &out_, root);
+    call_.vectored = true;
+    call_.in_counts = in_counts_;
+    call_.in_displs = in_displs_;
+    call_.out_counts = out_counts_;
+    call_.out_displs = out_displs_;
+  }
+  Vectored(const Vectored&) = delete;
+  Vectored& operator=(const Vectored&) = delete;
+  const Call& call() const { return call_; }
+
+ private:
+  static Counts packed(const Counts& counts) {
+    Counts displs;
+    int64_t end = 0;
+    for (const auto count : counts) displs.push_back(std::exchange(end, end + count));
+    return displs;
+  }
+
+  Numbers in_, out_;
+  Counts in_counts_, out_counts_, in_displs_, out_displs_;
+  Call call_;
+};
+
 std::vector<std::unique_ptr<Request>> start(shm::Engine& engine, const Call& call) {
   Lane lane(false);
   begin(engine, call, lane);
@@ -76,6 +111,51 @@ TEST(a_call_that_waited_while_the_group_failed_raises_the_error) {
       CHECK(other == values(0, 32));
       thread.join();
       steps[3].set_value();
+    });
+  }
+}
+
+TEST(ranks_with_different_counts_raise_errors) {
+  // The longest block, or the sum, is equal; the blocks lie elsewhere.
+  for (const int64_t unit : {10, 10'000, 100'000}) {
+    for (int time = 0; time < 8; ++time) {
+      together(2, [&](shm::Engine& engine, int rank) {
+        const Counts counts = rank == 0 ? Counts{unit, 3 * unit} : Counts{3 * unit, unit};
+        const Vectored gather(Op::all_gather, unit, 4 * unit, {}, counts);
+        const auto failure = failure_in_time(engine, gather.call());
+        CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent));
+      });
+      together(2, [&](shm::Engine& engine, int rank) {
+        const Counts counts = rank == 0 ? Counts{unit, 3 * unit} : Counts{2 * unit, 2 * unit};
+        const Vectored scatter(Op::reduce_scatter, 4 * unit, (rank + 1) * unit, counts, {});
+        const auto failure = failure_in_time(engine, scatter.call());
+        CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent));
+      });
+    }
+  }
+}
+
+TEST(equal_counts_match_a_call_without_counts) {
+  together(2, [](shm::Engine& engine, int rank) {
+    if (rank == 0) return run(engine, Vectored(Op::all_gather, 10, 20, {}, {10, 10}).call());
+    auto in = values(rank, 10);
+    Numbers out(20);
+    run(engine, call_of(Op::all_gather, &in, &out));
+    CHECK(std::equal(out.begin() + 10, out.end(), in.begin()));
+  });
+}
+
+// Only a rank that receives learns of it.
+TEST(different_exchanges_raise_errors) {
+  for (const int64_t count : {8, 5'000, 100'000}) {
+    together(2, [&](shm::Engine& engine, int rank) {
+      if (rank == 0) {
+        const Vectored all(Op::all_to_all, 2 * count, 2 * count, {count, count}, {count, count});
+        const auto failure = failure_in_time(engine, all.call());
+        CHECK(failure.code == ErrorCode::Backend && check::has(failure.text, kDifferent, "rank 1"));
+      } else {
+        run(engine, Vectored(Op::gather, count, 0, {}, {}).call());
+      }
     });
   }
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <numeric>
 
 #include "backends/shm/copies.h"
@@ -64,7 +65,9 @@ class Blocks {
   uint64_t digest() const {
     auto parts = static_cast<uint64_t>(call_.op) | static_cast<uint64_t>(total()) << 24;
     if (reduces()) parts ^= static_cast<uint64_t>(call_.red) << 8 | static_cast<uint64_t>(call_.dtype) << 16;
-    const auto all = mcr::digest(mcr::digest(0, parts), rooted() ? static_cast<uint64_t>(call_.root) : 0);
+    auto all = mcr::digest(mcr::digest(0, parts), rooted() ? static_cast<uint64_t>(call_.root) : 0);
+    if (call_.vectored) [[unlikely]]
+      all = with_counts(all);
     return all >> 48;
   }
   /// The offset of the block to `rank` if the blocks are contiguous.
@@ -91,6 +94,13 @@ class Blocks {
   int64_t taken_length(int rank) const { return length(parts() ? rank_ : rank); }
 
  private:
+  // Equal counts add nothing: such a call matches one without counts.
+  uint64_t with_counts(uint64_t all) const {
+    const auto counts = extent_ == Extent::Gather ? call_.out_counts : call_.in_counts;
+    if (std::ranges::adjacent_find(counts, std::not_equal_to()) == counts.end()) return all;
+    for (const auto count : counts) all = mcr::digest(all, static_cast<uint64_t>(count));
+    return all;
+  }
   static std::byte* at(const Buffer& buffer, int64_t offset) { return static_cast<std::byte*>(buffer.data) + offset; }
 
   const Call& call_;

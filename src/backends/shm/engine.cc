@@ -62,11 +62,12 @@ class MessagesRequest final : public Request {
 
   bool poll() override {
     if (!done()) engine_->progress();
-    if (!done()) return engine_->check(), false;
+    const bool complete = done();
     for (const auto& message : messages_) {
-      if (message->error) throw Error(*message->error);
+      if ((complete || ends_all(*message)) && message->error) throw Error(*message->error);
     }
-    return true;
+    if (!complete) engine_->check();
+    return complete;
   }
   bool block(std::chrono::nanoseconds limit) override {
     engine_->block(limit, [this] { return done(); });
@@ -75,6 +76,10 @@ class MessagesRequest final : public Request {
   int source() const override { return messages_.size() == 1 ? messages_.front()->source : -1; }
 
  private:
+  // After an error other than a wrong size, the other messages of an exchange may never come.
+  static bool ends_all(const Message& message) {
+    return message.done.load(std::memory_order_acquire) && message.error && message.error->code() == ErrorCode::Backend;
+  }
   bool done() const {
     return std::ranges::all_of(messages_,
                                [](const auto& message) { return message->done.load(std::memory_order_acquire); });
@@ -189,6 +194,10 @@ std::shared_ptr<Message> Engine::start(const Call& call, bool sends, Buffer buff
   message->peer = peer;
   message->tag = tag;
   message->context = context;
+  if (context == Context::Collective) {
+    const auto root = row(call.op).is(kRooted) ? static_cast<uint32_t>(call.root) : 0;
+    message->exchange = static_cast<uint32_t>(call.op) | root << 8;
+  }
   messages_.start(message);
   return message;
 }

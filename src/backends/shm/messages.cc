@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backends/shm/blocks.h"
+#include "backends/shm/pieces.h"
 
 namespace mcr::shm {
 
@@ -65,7 +66,7 @@ bool Messages::put(int peer, const Packet& packet, const std::byte* data) {
   }
   auto* const packets = segment_.packets(rank_, peer);
   if (skipped != 0) {
-    const Packet skip{Kind::Skip, {}, 0, static_cast<uint32_t>(skipped - sizeof(Packet)), 0, 0};
+    const Packet skip{Kind::Skip, {}, 0, static_cast<uint32_t>(skipped - sizeof(Packet)), 0, 0, 0};
     std::memcpy(packets + out.written % capacity, &skip, sizeof(skip));
     out.written += skipped;
   }
@@ -75,6 +76,13 @@ bool Messages::put(int peer, const Packet& packet, const std::byte* data) {
   out.written += needed;
   ring.written.store(out.written, std::memory_order_release);
   return true;
+}
+
+Messages::Packet Messages::answer(Kind kind, const Packet& packet) {
+  auto made = packet;
+  made.kind = kind;
+  made.bytes = 0;
+  return made;
 }
 
 bool Messages::eager(int peer, int64_t bytes) {
@@ -146,7 +154,9 @@ std::shared_ptr<Message> Messages::take_posted(int peer, const Packet& packet) {
 }
 
 void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Message& receive) {
-  if (packet.total > receive.bytes) {
+  if (packet.exchange != receive.exchange) {
+    receive.error = different_calls(peer);
+  } else if (packet.total > receive.bytes) {
     receive.error = larger(receive);
   } else {
     copy_bytes(receive.data, data, packet.bytes);
@@ -160,14 +170,15 @@ void Messages::deliver(int peer, const Packet& packet, const std::byte* data, Me
 
 // Answers the request of a long message whose receive is posted.
 void Messages::accept(int peer, const Packet& packet, const std::shared_ptr<Message>& receive) {
-  const bool fits = packet.total <= receive->bytes;
+  const bool same = packet.exchange == receive->exchange;
+  const bool fits = same && packet.total <= receive->bytes;
   outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
-      {{fits ? Kind::Clear : Kind::Refuse, packet.context, packet.tag, 0, packet.total, packet.id}, nullptr});
+      {answer(fits ? Kind::Clear : Kind::Refuse, packet), nullptr});
   if (fits) {
     receive->incoming = packet.total;
     incoming_[static_cast<std::size_t>(peer)].accepted[packet.id] = receive;
   } else {
-    receive->error = larger(*receive);
+    receive->error = same ? larger(*receive) : different_calls(peer);
     complete(*receive, peer);
   }
 }
@@ -197,8 +208,7 @@ void Messages::take_offer(int peer, const Packet& packet, const Offered& offer) 
     complete(*found->second, peer);
     accepted.erase(found);
   }
-  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back(
-      {{Kind::Taken, packet.context, packet.tag, 0, packet.total, packet.id}, nullptr});
+  outgoing_[static_cast<std::size_t>(peer)].jobs.push_back({answer(Kind::Taken, packet), nullptr});
 }
 
 void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
@@ -218,7 +228,7 @@ void Messages::handle(int peer, const Packet& packet, const std::byte* data) {
     if (asked.empty()) return;
     if (packet.kind == Kind::Refuse) return complete(*asked.mapped(), -1);
     const auto kind = offers(*asked.mapped()) ? Kind::Offer : Kind::Data;
-    out.jobs.push_back({{kind, packet.context, packet.tag, 0, packet.total, packet.id}, asked.mapped()});
+    out.jobs.push_back({answer(kind, packet), asked.mapped()});
   } else if (packet.kind == Kind::Taken) {
     const auto offered = out.offered.extract(packet.id);
     if (!offered.empty()) complete(*offered.mapped(), -1);
@@ -278,7 +288,7 @@ void Messages::start(const std::shared_ptr<Message>& message) {
     return;
   }
   auto& out = outgoing_[static_cast<std::size_t>(message->peer)];
-  Packet packet{Kind::Eager, message->context, message->tag, 0, message->bytes, 0};
+  Packet packet{Kind::Eager, message->context, message->tag, 0, message->exchange, message->bytes, 0};
   if (eager(message->peer, message->bytes)) {
     packet.bytes = static_cast<uint32_t>(message->bytes);
     if (out.jobs.empty() && put(message->peer, packet, message->data)) return complete(*message, -1);

@@ -16,7 +16,7 @@
 namespace mcr::shm {
 
 /// Messages of different contexts do not match.
-enum class Context : uint32_t { User, Internal, Collective };
+enum class Context : uint16_t { User, Internal, Collective };
 
 /// A started send or receive. It belongs to its request and, until it is complete, to Messages.
 struct Message {
@@ -27,6 +27,7 @@ struct Message {
   int peer = 0;  // kAnyRank to receive from any rank
   int tag = 0;
   Context context = Context::User;
+  uint32_t exchange = 0;  // of a collective: its operation and root, equal on all ranks
 
   uint64_t id = 0;                  // identifies a send that waits for its receive
   int64_t moved = 0, incoming = 0;  // bytes sent or received so far; the size of the incoming message
@@ -55,13 +56,14 @@ class Messages {
   bool idle() const;
 
  private:
-  enum class Kind : uint32_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken };
+  enum class Kind : uint16_t { Skip, Eager, Ask, Clear, Refuse, Data, Offer, Taken };
   struct Packet {
     Kind kind;
     Context context;
     int32_t tag;
-    uint32_t bytes;  // that follow
-    int64_t total;   // of the message
+    uint32_t bytes;     // that follow
+    uint32_t exchange;  // Message::exchange
+    int64_t total;      // of the message
     uint64_t id;
   };
   struct Offered {  // the data of an Offer
@@ -104,6 +106,7 @@ class Messages {
   void deliver(int peer, const Packet& packet, const std::byte* data, Message& receive);
   std::shared_ptr<Message> take_posted(int peer, const Packet& packet);
   bool take_early(const std::shared_ptr<Message>& receive);
+  static Packet answer(Kind kind, const Packet& packet);
   static bool matches(const Message& receive, int peer, const Packet& packet);
   static void complete(Message& message, int source);
 

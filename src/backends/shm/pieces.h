@@ -11,13 +11,14 @@
 
 namespace mcr::shm {
 
-/// Throws the Error for a rank of the group that has made another call than this one.
-[[noreturn]] inline void differs(int rank) {
-  throw Error(ErrorCode::Backend,
-              "shm: the ranks have made different calls: expected equal operations, sizes, types and "
-              "roots, got others on rank " +
-                  std::to_string(rank) + " of the group");
+/// The Error for a rank of the group that has made another call than this one.
+inline Error different_calls(int rank) {
+  return {ErrorCode::Backend,
+          "shm: the ranks have made different calls: expected equal operations, sizes, types and "
+          "roots, got others on rank " +
+              std::to_string(rank) + " of the group"};
 }
+[[noreturn]] inline void differs(int rank) { throw different_calls(rank); }
 
 /// The numbers of the pieces of large collectives, and how far each rank is. One thread at a time.
 class Pieces {
