@@ -218,3 +218,42 @@ TEST(a_rank_whose_calls_complete_after_it_has_left_has_not_died) {
     CHECK(data == sums(2, 1 << 20));
   });
 }
+
+namespace {
+
+/// The store of rank 0, which goes on from the step "connected" only when rank 1 has failed in the next one.
+class LateStore final : public Store {
+ public:
+  explicit LateStore(MemoryStore& store) : store_(store) {}
+  void set(const std::string& key, const std::string& value) override { store_.set(key, value); }
+  std::string get(const std::string& key) override {
+    auto value = store_.get(key);
+    if (key == "connected/2") store_.get("mapped/1");
+    return value;
+  }
+
+ private:
+  MemoryStore& store_;
+};
+
+}  // namespace
+
+TEST(a_problem_with_the_memory_of_one_rank_is_an_error_of_all) {
+  MemoryStore store;
+  LateStore late(store);
+  const std::function<void()> stop = [] { throw Error(ErrorCode::Backend, "a problem"); };
+  SharedHeap::instance();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto spec = ranks::spec(3, rank);
+      spec.store = rank == 0 ? static_cast<Store*>(&late) : &store;
+      spec.timeout = 5s;
+      if (rank == 1) spec.check = &stop;  // ends its first wait for another rank: for the memory of rank 0
+      const auto failure = ranks::failure([&] { shm::meet(spec, [] { return int64_t{64} << 20; }); });
+      CHECK(failure.code == ErrorCode::Backend);
+      CHECK(failure.text == "a problem (rank 1 of the group)");
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}

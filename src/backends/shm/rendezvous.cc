@@ -149,6 +149,9 @@ class Rendezvous {
     agree("mapped", [&] {
       accept_higher(listener, peers);
       meeting.segment = share_memory(peers);
+    });
+    // Here the ranks wait for files of all others: none of these may have failed before.
+    agree("heaps", [&] {
       meeting.heaps = share_heaps(peers);
       for (auto& peer : peers) {
         if (peer.socket) peer.process = process_of(peer.socket);
