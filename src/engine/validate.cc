@@ -149,6 +149,15 @@ void check_own(const char* tensor, const char* counts_name, std::span<const int6
   wrong(tensor, elements(counts[mine]) + " (this rank's entry of " + counts_name + ")", to_string(extent));
 }
 
+// The block that a rank gives to itself has a count on both sides.
+void check_kept(const Call& call, const Names& names, int rank) {
+  const auto mine = static_cast<std::size_t>(rank);
+  if (call.in_counts[mine] == call.out_counts[mine]) return;
+  wrong(names.out_counts,
+        elements(call.in_counts[mine]) + " from this rank itself (its entry of " + names.in_counts + ")",
+        to_string(call.out_counts[mine]));
+}
+
 void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size) {
   const Names& names = *plan.names;
   const auto [in_blocks, out_blocks] = sides(call, op, rank);
@@ -173,6 +182,7 @@ void check_vectored(Call& call, const OpRow& op, Plan& plan, int rank, int size)
   }
   if (op.extent == Extent::Gather) check_own(names.in, names.out_counts, call.out_counts, rank, call.in.count);
   if (op.extent == Extent::Scatter) check_own(names.out, names.in_counts, call.in_counts, rank, call.out.count);
+  if (op.extent == Extent::Exchange) check_kept(call, names, rank);
 }
 
 // As in MPI, the root's side is ignored on the other ranks. It is unchecked there and must not be used.

@@ -128,6 +128,16 @@ TEST(counts) {
   call.in_counts = three;
   CHECK(refused(validated(call), kInvalid, "input counts", "2 entries"));
 
+  call = vectored(Op::all_to_all, 4, 4);
+  const Counts one{1}, other{3};
+  call.in_counts = one;
+  call.out_counts = other;
+  CHECK(refused(validated(call, 0, 1), kInvalid, "output counts", "1 element ", "input counts", "got 3"));
+  call.out_counts = one;
+  CHECK(accepted(call, 0, 1));
+  call.in_counts = call.out_counts = two;
+  CHECK(accepted(call, 1));
+
   // A rank that is not the root needs no counts; those it gives mean nothing, as in MPI.
   call = vectored(Op::gather, 2, 0);
   CHECK(accepted(call, 1));

@@ -179,6 +179,13 @@ _VECTORS: dict[str, Bad] = {
         "output",
         lambda c: mcr_dl.reduce_scatterv(_ones(3), _ones(2 * c.size), [2] * c.size, backend=c.backend),
     ),
+    "own count in exchange": _bad(
+        "all_to_allv",
+        "rcounts",
+        lambda c: mcr_dl.all_to_allv(
+            _ones(9 * c.size), _ones(9 * c.size), [1] * c.size, [2] * c.size, backend=c.backend
+        ),
+    ),
     "counts no list": _type(
         "all_gatherv", "rcounts", lambda c: mcr_dl.all_gatherv(_ones(c.size), _ones(1), 1, backend=c.backend)
     ),
