@@ -17,6 +17,7 @@ namespace mcr {
 class Deferred {
  public:
   void fulfil(std::shared_ptr<Work> work) {
+    work->set_part();
     work_ = std::move(work);
     given_.store(true, std::memory_order_release);
   }
@@ -35,6 +36,8 @@ class Deferred {
     work_->rethrow();
     return true;
   }
+  /// For a given call: nothing is running any more; after an error, this may be later than poll() reports.
+  bool finished() const { return work_ == nullptr || (work_->poll(), work_->finished()); }
   /// Like Request::block().
   bool block(std::chrono::nanoseconds limit) const {
     if (!given() || error_) return false;
@@ -52,11 +55,21 @@ class Deferred {
 class DeferredRequest : public Request {
  public:
   explicit DeferredRequest(std::shared_ptr<Deferred> call) : call_(std::move(call)) {}
-  bool poll() override { return call_->poll(); }
+  bool poll() override {
+    if (failed_) return call_->finished();
+    try {
+      return call_->poll();
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+  bool lingers() const override { return failed_ && !call_->finished(); }
   bool block(std::chrono::nanoseconds limit) override { return call_->block(limit); }
 
  private:
   std::shared_ptr<Deferred> call_;
+  bool failed_ = false;  // poll() has thrown
 };
 
 }  // namespace mcr

@@ -61,12 +61,15 @@ class Rest final : public RunRequest {
 
 class WorkRequest final : public Request {
  public:
-  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) {}
+  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) { work_->set_part(); }
   bool poll() override {
     if (!work_->poll()) return false;
+    if (failed_) return work_->finished();
+    failed_ = work_->failed();
     work_->rethrow();
     return true;
   }
+  bool lingers() const override { return failed_ && !work_->finished(); }
   bool block(std::chrono::nanoseconds limit) override {
     work_->wait_for(limit);
     return true;
@@ -77,6 +80,7 @@ class WorkRequest final : public Request {
 
  private:
   std::shared_ptr<Work> work_;
+  bool failed_ = false;  // poll() has thrown
 };
 
 }  // namespace
@@ -195,7 +199,7 @@ void Run::poll_requests(Schedule::Id id) {
     try {
       if (!step.requests[step.next]->poll()) return;
     } catch (...) {
-      ++step.next;
+      if (!step.requests[step.next]->lingers()) ++step.next;
       throw;
     }
     ++step.next;

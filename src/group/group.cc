@@ -113,12 +113,11 @@ void Group::close() {
   closed_ = true;
   position_->end();
   for (const auto& stage : stage_groups_) stage->close();
-  std::list<Slot> slots;  // destroyed outside the lock
-  {
-    const std::lock_guard lock(mutex_);
-    named_.clear();
-    slots.swap(slots_);
-  }
+  std::vector<std::shared_ptr<Communicator>> released;  // destroyed outside the lock
+  const std::lock_guard lock(mutex_);
+  closed_slots_.splice(closed_slots_.end(), named_);
+  closed_slots_.splice(closed_slots_.end(), slots_);
+  for (auto& slot : closed_slots_) released.push_back(std::move(slot.communicator));
 }
 
 std::vector<std::shared_ptr<Communicator>> Group::communicators() {

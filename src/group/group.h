@@ -126,7 +126,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Position> position_;
   std::list<Slot> slots_;
   std::mutex mutex_;
-  std::list<Slot> named_;  // guarded by mutex_: the other shares of striped backends that calls have named
+  std::list<Slot> named_;         // guarded by mutex_: the other shares of striped backends that calls have named
+  std::list<Slot> closed_slots_;  // without communicators: calls that close() ends still read the names
   Selector selector_;
   std::shared_ptr<Staging> staging_;
   std::shared_ptr<Stages> stages_;

@@ -28,6 +28,9 @@ class Request {
   virtual void hurry() {}
   /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
   virtual std::string behind() const { return {}; }
+  /// poll() has thrown, and an operation that this request stands for is still running. Then poll() is called on: it
+  /// throws no more, and is true once all have ended. Libraries' requests never do that.
+  virtual bool lingers() const { return false; }
   /// The group rank that a completed receive got its message from; -1 for other operations.
   virtual int source() const { return -1; }
 };

@@ -80,7 +80,7 @@ bool Work::advance() {
 // The error is visible at once. The other requests are still polled, as the library still uses their memory. finished_
 // is set last: readers that see it need no further checks.
 void Work::fail() noexcept {
-  if (next_ < requests_.size()) ++next_;
+  if (next_ < requests_.size() && !requests_[next_]->lingers()) ++next_;
   if (!completed()) keep_error();
   if (next_ == requests_.size()) finished_.store(true, std::memory_order_release);
 }
@@ -134,6 +134,12 @@ Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noex
   int64_t none = 0;
   if (first_observed_.compare_exchange_strong(none, stamp, std::memory_order_relaxed)) return Nanoseconds(0);
   return Nanoseconds(stamp - none);
+}
+
+bool Work::overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept {
+  const auto age = observed(now);  // starts the clock of a new operation
+  const auto limit = context_.limit;
+  return !completed() && !part_.load(std::memory_order_relaxed) && limit.count() > 0 && age - limit > grace;
 }
 
 bool Work::join() {

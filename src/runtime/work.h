@@ -110,6 +110,12 @@ class Work {
   /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
 
+  /// Another call is made by means of this Work. The watchdog ends that call alone: where a part ends early, no later
+  /// part is issued, and the ranks' calls no longer match.
+  void set_part() noexcept { part_.store(true, std::memory_order_relaxed); }
+  /// The watchdog is to end this Work: it was first seen longer ago than its limit and `grace`.
+  bool overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept;
+
   /// Complete, and no request is running: after an error, other requests may still use the memory.
   bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
   bool completed() const noexcept { return fence_.ready(); }
@@ -161,6 +167,7 @@ class Work {
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};
+  std::atomic<bool> part_{false};
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text instead of the exception: each thread that asks throws its own.
   struct Failure {

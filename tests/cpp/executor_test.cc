@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <initializer_list>
 #include <new>
 #include <string>
 #include <thread>
 
 #include "check.h"
+#include "engine/deferred.h"
 #include "observe/position.h"
 #include "ranks.h"
 
@@ -56,6 +58,50 @@ struct Bench {
 };
 
 using Order = std::vector<int>;
+
+// A Work of one step, whose requests the test ends.
+struct Inner {
+  std::vector<std::shared_ptr<Switch::State>> states;
+  std::shared_ptr<Work> work;
+
+  explicit Inner(std::size_t count) {
+    static const std::string label = "group 'g', rank 0 of 2", backend = "fake";
+    work = std::make_shared<Work>(Work::Context{Op::all_reduce, &label, &backend, nullptr, nullptr, 1s}, Plan{});
+    Requests requests;
+    for (std::size_t i = 0; i < count; ++i) {
+      requests.push_back(std::make_unique<Switch>(states.emplace_back(std::make_shared<Switch::State>())));
+    }
+    work->attach(std::move(requests));
+  }
+};
+
+// A schedule of steps that are Works of their own, one after the other.
+struct Steps {
+  std::vector<Inner> inner;
+  std::vector<int> order;  // in which they were started
+  std::shared_ptr<Executor> executor = std::make_shared<Executor>(true);
+
+  Start start() {
+    return [this](const Task& task, Requests& requests) {
+      order.push_back(task.call.tag);
+      requests.push_back(request_of(inner[static_cast<std::size_t>(task.call.tag)].work));
+    };
+  }
+  std::shared_ptr<Run> submit(std::initializer_list<std::size_t> requests) {
+    auto schedule = std::make_shared<Schedule>();
+    Schedule::Ids before{schedule->wait([](bool) { return true; })};  // so that all Issues are late
+    for (const auto count : requests) {
+      Call call;
+      call.tag = static_cast<int>(inner.size());
+      inner.emplace_back(count);
+      before = {schedule->issue(call, before)};
+    }
+    auto run = std::make_shared<Run>(schedule, start());
+    executor->submit(run, nullptr);
+    executor->drive();
+    return run;
+  }
+};
 
 }  // namespace
 
@@ -218,6 +264,90 @@ TEST(other_requests_are_polled_to_their_end_after_a_failure) {
   CHECK(!requests[1]->poll());
   bench.issues[1]->done = true;
   CHECK(requests[1]->poll());
+}
+
+TEST(a_step_that_has_failed_is_polled_until_its_library_is_done) {
+  Steps steps;
+  const auto run = steps.submit({2});
+  auto requests = requests_of(steps.executor, run);
+  CHECK(!requests[0]->poll());
+  steps.inner[0].states[0]->fails = true;
+  CHECK(check::has(ranks::failure([&] { requests[0]->poll(); }).text, "the library failed"));
+  CHECK(!requests[1]->poll() && !run->finished());
+  steps.inner[0].states[1]->done = true;
+  CHECK(requests[1]->poll() && run->finished());
+}
+
+TEST(a_step_that_has_expired_is_polled_until_its_library_is_done) {
+  Steps steps;
+  const auto run = steps.submit({1});
+  auto requests = requests_of(steps.executor, run);
+  CHECK(!requests[0]->poll() && steps.inner[0].work->expire(ErrorCode::Timeout, "too late"));
+  CHECK(ranks::failure([&] { requests[0]->poll(); }).code == ErrorCode::Timeout);
+  CHECK(!requests[1]->poll() && !run->finished());
+  steps.inner[0].states[0]->done = true;
+  CHECK(requests[1]->poll() && run->finished());
+}
+
+TEST(steps_that_are_overdue_run_on_and_keep_their_order) {
+  Steps steps;
+  const auto first = steps.submit({1, 1}), second = steps.submit({1, 1});
+  CHECK((steps.order == Order{0}));
+  const auto later = std::chrono::steady_clock::now() + 10s;
+  const auto look = [&] {
+    for (const auto& inner : steps.inner) {
+      if (inner.work->overdue(later, 0s)) inner.work->expire(ErrorCode::Timeout, "too late");
+    }
+    steps.executor->drive();
+  };
+  CHECK(!steps.inner[0].work->overdue(later - 10s, 0s));  // starts its clock
+  look();
+  CHECK((steps.order == Order{0}) && !first->issued() && Executor::any());
+  for (auto& inner : steps.inner) {
+    inner.states[0]->done = true;
+    look();
+  }
+  CHECK((steps.order == Order{0, 1, 2, 3}) && first->poll() && second->poll() && !Executor::any());
+}
+
+TEST(calls_that_are_overdue_end_unless_they_carry_others) {
+  Inner call(1), carrier(1);
+  Deferred held;
+  held.fulfil(carrier.work);
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& one : {call, carrier}) CHECK(!one.work->overdue(now, 0s));
+  CHECK(call.work->overdue(now + 2s, 500ms) && !call.work->overdue(now + 2s, 1s));
+  CHECK(!carrier.work->overdue(now + 2s, 0s));
+  call.states[0]->done = true;
+  CHECK(call.work->poll() && !call.work->overdue(now + 2s, 0s));
+}
+
+TEST(the_work_of_a_call_in_steps_is_finished_with_its_steps) {
+  Inner inner(2), outer(0);
+  Requests requests;
+  requests.push_back(request_of(inner.work));
+  outer.work->attach(std::move(requests));
+  CHECK(!outer.work->poll());
+  inner.states[0]->fails = true;
+  CHECK(outer.work->poll() && outer.work->failed());
+  CHECK(outer.work->poll() && !outer.work->finished());
+  inner.states[1]->done = true;
+  CHECK(outer.work->poll() && outer.work->finished());
+}
+
+TEST(a_held_call_whose_carrier_has_failed_is_polled_until_the_library_is_done) {
+  Inner carrier(2), outer(0);
+  const auto held = std::make_shared<Deferred>();
+  Requests requests;
+  requests.push_back(std::make_unique<DeferredRequest>(held));
+  outer.work->attach(std::move(requests));
+  CHECK(!outer.work->poll());
+  held->fulfil(carrier.work);
+  carrier.states[0]->fails = true;
+  CHECK(outer.work->poll() && outer.work->failed());
+  CHECK(outer.work->poll() && !outer.work->finished());
+  carrier.states[1]->done = true;
+  CHECK(outer.work->poll() && outer.work->finished());
 }
 
 TEST(an_issue_that_throws_leaves_the_earlier_ones_running) {

@@ -286,6 +286,34 @@ TEST(a_broken_agreement_refuses_later_calls) {
   CHECK(log.calls.size() == 1);
 }
 
+TEST(nothing_stays_pending_after_a_broken_agreement) {
+  constexpr int kTrials = 300;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Counter::Log log, fused;
+    ranks::Alone alone([&] { return std::make_unique<Counter>(log); }, 2, 0);
+    auto shadow = std::make_shared<ranks::Alone>([&] { return std::make_unique<Counter>(fused); }, 2, 0);
+    const auto pass = fuse(alone.group(), {shadow, &shadow->group()}, limits(1 << 20, 50us));
+    fused.fail_after = 0;
+    // One thread finds that the agreement is broken while the other ones make calls.
+    const auto until_refused = [&] {
+      Floats data(4);
+      std::vector<std::shared_ptr<Work>> works;
+      const auto got = ranks::failure([&] {
+        for (;;) works.push_back(ranks::start(alone.group(), call(Op::all_reduce, data)));
+      });
+      CHECK(check::has(got.text, "cannot agree"));
+      for (const auto& work : works) CHECK(work->wait_for(10s) && work->failed());
+    };
+    std::thread one(until_refused), other(until_refused);
+    until_refused();
+    one.join();
+    other.join();
+    const bool ended = pass->synchronize(10s) && !Executor::any();
+    CHECK(ended);
+    if (!ended) return;
+  }
+}
+
 TEST(a_blocking_call_first_sees_to_what_is_held) {
   One one(limits(1000));
   Floats held(4), data(4);

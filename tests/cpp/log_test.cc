@@ -329,6 +329,51 @@ TEST(ranks_number_alike) {
   CHECK(counts == std::vector<int>({0, 3, 3, 3, 3}));
 }
 
+// Blocking calls wait until another thread has given up the communicator, which ends them.
+class Stuck : public Communicator {
+ public:
+  explicit Stuck(std::atomic<bool>& waits) : waits_(waits) {}
+  bool supports(const Call&) const override { return true; }
+  void issue(const Call&, Lane& lane) override { lane.track(std::make_unique<Given>(waits_, ended_)); }
+  void abort() noexcept override { *ended_ = true; }
+
+ private:
+  using Ended = std::shared_ptr<std::atomic<bool>>;
+  struct Given : Request {
+    Given(std::atomic<bool>& waiting, Ended end) : waits(waiting), ended(std::move(end)) {}
+    bool poll() override {
+      waits = true;
+      while (!*ended) std::this_thread::yield();
+      throw Error(ErrorCode::Backend, "given up");
+    }
+    std::atomic<bool>& waits;
+    Ended ended;
+  };
+
+  std::atomic<bool>& waits_;
+  Ended ended_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+TEST(a_blocking_call_of_a_group_that_is_closed_meanwhile) {
+  std::atomic<bool> waits{false};
+  ranks::Alone alone([&] { return std::make_unique<Stuck>(waits); });
+  alone.group().set_passes({std::make_shared<Log>(alone.group(), all())});
+  const auto before = Recorder::instance().made();
+  std::thread other([&] {
+    while (!waits) std::this_thread::yield();
+    const auto communicators = alone.group().communicators();
+    alone.group().close();
+    for (const auto& communicator : communicators) communicator->give_up();
+  });
+  Floats data(4);
+  const auto got = ranks::failure([&] { ranks::run(alone.group(), all_reduce(data)); });
+  other.join();
+  CHECK(check::has(got.text, "given up"));
+  const auto seen = Recorder::instance().read(before + 1);
+  CHECK(seen.size() == 1 && seen[0].record.state == CallState::Failed && *seen[0].record.backend == "fake");
+  CHECK(alone.group().communicators().empty() && alone.group().find("fake") == nullptr);
+}
+
 TEST(another_capacity_begins_an_empty_log) {
   Logged logged;
   Floats data(2);

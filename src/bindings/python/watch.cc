@@ -148,13 +148,10 @@ py::list pending(std::size_t most) {
 py::list overdue(double grace) {
   constexpr std::size_t kMost = 1000;  // per backend
   const auto now = steady_clock::now();
+  const auto allowed = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(grace));
   auto late = unlocked([&] {
     auto works = Registry::instance().watched(kMost);
-    std::erase_if(works, [&](const auto& work) {
-      const auto age = work->observed(now);  // starts the clock of a new operation
-      const auto limit = work->context().limit;
-      return work->completed() || limit.count() <= 0 || seconds(age - limit) <= grace;
-    });
+    std::erase_if(works, [&](const auto& work) { return !work->overdue(now, allowed); });
     return works;
   });
   py::list result;

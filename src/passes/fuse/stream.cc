@@ -22,11 +22,11 @@ FuseKind kind_of(const Call& call, const Slot& slot) {
   return {call.priority, (number << 8) | slot.variant};
 }
 
-// The calls are no longer held: `carrier` does them, or they have failed.
+// The calls are no longer held: `carrier` does them, or it is null and they have failed.
 template <class Parts>
 void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
   for (const auto& part : parts) {
-    if (failure) {
+    if (carrier == nullptr) {
       part->fail(*failure);
     } else {
       part->fulfil(carrier);
@@ -74,8 +74,9 @@ void FuseStream::drive() {
   {
     const std::lock_guard lock(mutex_);
     if (round_ == nullptr || !round_->issued()) return;
-    failed.swap(round_);  // a flush that succeeds begins the next round, or leaves none
+    failed = round_;  // a flush that succeeds begins the next round, or leaves none
   }
+  // Until break_off() the round stays in its place: otherwise a call of another thread would begin one after it.
   try {
     failed->poll();
   } catch (const Error& error) {
