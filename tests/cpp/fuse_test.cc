@@ -159,7 +159,14 @@ TEST(other_calls_go_on_at_once) {
   vectored.vectored = true;
   vectored.out_counts = counts;
   one.start(vectored);
-  CHECK(one.log.calls.size() == 5 && one.fused.calls.empty() && one.pass->statistics().calls == 0);
+  for (const double factor : {2., 3.}) {  // which a buffer could not keep apart
+    Call multiplied = call(Op::all_reduce, data);
+    multiplied.red = RedOp::PREMUL_SUM;
+    multiplied.factor = factor;
+    one.start(multiplied);
+  }
+  CHECK(one.log.calls.size() == 7 && one.fused.calls.empty() && one.pass->statistics().calls == 0);
+  CHECK(one.log.calls[5].factor == 2 && one.log.calls[6].factor == 3);
 }
 
 TEST(only_like_goes_with_like) {

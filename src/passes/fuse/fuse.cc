@@ -29,6 +29,8 @@ class Fused final : public DeferredRequest {
 };
 
 bool fusible(const Call& call) {
+  // The calls of a buffer have one reduction, but each PREMUL_SUM may have a factor of its own.
+  if (row(call.op).is(kReduces) && call.red == RedOp::PREMUL_SUM) return false;
   // A call that names a codec goes unchanged to the compression pass.
   return row(call.op).is(kFusible) && !call.vectored && call.coding == nullptr && call.device.type == DeviceType::CPU;
 }
