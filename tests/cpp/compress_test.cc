@@ -73,9 +73,9 @@ std::shared_ptr<Stages> stages(const std::shared_ptr<Group>& shadow) {
 }
 
 // Runs `body` on threads as ranks whose groups compress.
-void compressed(int size, const std::function<void(Group&)>& body) {
+void compressed(int size, const std::function<void(Group&)>& body, const CompressDefaults& defaults = {}) {
   ranks::together(size, [&](Group& group, const std::shared_ptr<Group>& shadow) {
-    const auto pass = std::make_shared<Compress>(stages(shadow), CompressDefaults{});
+    const auto pass = std::make_shared<Compress>(stages(shadow), defaults);
     group.set_passes({pass});
     body(group);
     CHECK(pass->synchronize(std::chrono::seconds(10)));
@@ -129,6 +129,33 @@ TEST(a_codec_by_what_was_measured) {
   CHECK(standing(200, "b") == nullptr);
   CHECK(standing(200, "a", DType::Int) == nullptr);
   CHECK(pass.standing(Op::all_gather, DType::Float, "a", 200) == nullptr);
+}
+
+TEST(sums_with_a_factor_go_on_unchanged) {
+  const auto* bf16 = coding("bf16").codec;
+  CompressDefaults always{bf16, {Op::all_reduce, Op::reduce_scatter}};
+  CompressDefaults automatic{nullptr, always.ops, 0, true};
+  for (const auto op : always.ops) automatic.measured[{op, "memory"}] = {{0, bf16}};
+  for (const auto& defaults : {always, automatic}) {
+    for (const int size : {1, 2, 3}) {
+      const auto body = [&](Group& group) {
+        std::vector<float> values(6, static_cast<float>(group.rank() + 1)), part(values.size() / size);
+        auto call = call_of(Op::reduce_scatter, part, "none");
+        call.coding = nullptr;
+        call.in = ranks::buffer(values);
+        call.red = RedOp::PREMUL_SUM;
+        call.factor = 3;
+        ranks::run(group, call);
+        CHECK(all_equal(part, 3 * static_cast<float>(size * (size + 1) / 2)));
+        call = step_of(call, Op::all_reduce, {}, ranks::buffer(values));
+        call.factor = 3;
+        if (defaults.automatic) call.coding = &coding("auto");
+        ranks::run(group, call);
+        CHECK(all_equal(values, 3 * static_cast<float>(size * (size + 1) / 2)));
+      };
+      compressed(size, body, defaults);
+    }
+  }
 }
 
 TEST(works_waited_for_in_any_order) {
@@ -247,6 +274,11 @@ TEST(calls_that_cannot_be_compressed) {
     call.dtype = DType::Int;
     const auto got = ranks::failure([&] { ranks::run(group, call); });
     CHECK(got.code == ErrorCode::InvalidType && check::has(got.text, "expected a tensor of float32", "int32"));
+    call = call_of(Op::all_reduce, values, "bf16");
+    call.red = RedOp::PREMUL_SUM;
+    call.factor = 2;
+    const auto factor = ranks::failure([&] { ranks::run(group, call); });
+    CHECK(factor.code == ErrorCode::InvalidArgument && check::has(factor.text, "PREMUL_SUM has no compressed form"));
     call = call_of(Op::all_reduce, values, "none");
     call.dtype = DType::Int;
     ranks::run(group, call);

@@ -431,6 +431,28 @@ def fused_and_ordinary(backend: str) -> None:
         assert dropped.tolist() == [float(size)] * 7
 
 
+def multiplied(backend: str) -> None:
+    """Sums with a factor of their own each, through passes that would lose it: right values."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    for station in (Fuse(hold_microseconds=60_000_000), Compress("bf16", smallest=0)):
+        with chain(station):
+            factors = (2.0, 3.0, 0.5)
+            sums = [torch.ones(4) for _ in factors]
+            parts = [torch.zeros(2) for _ in factors]
+            works = []
+            for factor, total, part in zip(factors, sums, parts, strict=True):
+                op = torch.distributed._make_nccl_premul_sum(factor)
+                works.append(mcr_dl.all_reduce(total, op, backend=backend, async_op=True))
+                whole = torch.ones(2 * size)
+                works.append(mcr_dl.reduce_scatter_tensor(part, whole, op, backend=backend, async_op=True))
+            for work in works:
+                work.wait()
+            for factor, total, part in zip(factors, sums, parts, strict=True):
+                assert total.tolist() == [factor * size] * 4, (factor, total)
+                assert part.tolist() == [factor * size] * 2, (factor, part)
+
+
 def held_at_a_change(backend: str) -> None:
     """set_passes releases the calls that the old chain holds; the work of a dropped pass still completes."""
     session.start()

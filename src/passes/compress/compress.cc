@@ -13,11 +13,15 @@ namespace {
 // Below every library's largest tag. Fewer messages than this are in flight between two ranks.
 constexpr uint32_t kTags = 1U << 14;
 
+// The ranks that combine the decoded contributions do not apply the factor.
+bool has_factor(const Call& call) { return row(call.op).is(kReduces) && call.red == RedOp::PREMUL_SUM; }
+
 // Why a call that names a codec cannot use it.
 std::string objection(const Call& call, const Coding& coding) {
   const std::string codec = "codec '" + coding.text + "': ";
   if (!row(call.op).is(kCompressible))
     return codec + "this operation has no compressed form; expected codec=None or 'none'";
+  if (has_factor(call)) return codec + "PREMUL_SUM has no compressed form; expected codec=None or 'none'";
   if (!coding.codec->accepts(call.dtype)) {
     std::string known;
     for (std::size_t i = 0; i < kDTypes.size(); ++i) {
@@ -46,7 +50,7 @@ const Codec* Compress::named(const Passage& passage) const {
   }
   const auto text = objection(call, *call.coding);
   if (text.empty()) return call.coding->codec;
-  const bool type = row(call.op).is(kCompressible) && !call.coding->codec->accepts(call.dtype);
+  const bool type = row(call.op).is(kCompressible) && !has_factor(call) && !call.coding->codec->accepts(call.dtype);
   throw refusal(passage, type ? ErrorCode::InvalidType : ErrorCode::InvalidArgument, text);
 }
 
@@ -60,7 +64,7 @@ const Codec* Compress::codec_of(const Passage& passage) const {
                       (defaults_.codec == nullptr ? "none" : defaults_.codec->name()) + "'");
   }
   if (call.coding != nullptr && !asked) return named(passage);
-  if (call.device.type != DeviceType::CPU) return nullptr;
+  if (call.device.type != DeviceType::CPU || has_factor(call)) return nullptr;
   static const std::string any;
   const auto bytes = message_bytes(call, passage.group.size());
   const Slot* slot = passage.slot != nullptr || !defaults_.automatic ? passage.slot : &passage.group.choose(call);
