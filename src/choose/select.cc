@@ -84,8 +84,9 @@ const Selector::Choice& Selector::remembered(const Call& call) {
   for (const bool part : {call.vectored, call.asynchronous, call.device.type != DeviceType::CPU}) {
     form = form * 2 + (part ? 1 : 0);
   }
-  const auto reduction = row(call.op).is(kReduces) ? static_cast<std::size_t>(call.red) : 0;
-  const auto types = static_cast<std::size_t>(call.dtype) * kReductions.size() + reduction;
+  // The reductions' places of an operation without: a library may refuse receives from any rank alone.
+  const auto kind = row(call.op).is(kReduces) ? static_cast<std::size_t>(call.red) : call.root == kAnyRank ? 1 : 0;
+  const auto types = static_cast<std::size_t>(call.dtype) * kReductions.size() + kind;
   if (const auto* table = forms_[form].load(std::memory_order_acquire)) [[likely]] {
     if (const auto* choice = (*table)[types].load(std::memory_order_acquire)) [[likely]]
       return *choice;

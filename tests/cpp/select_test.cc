@@ -34,6 +34,13 @@ class Declared : public Communicator {
   bool variant_;
 };
 
+// Receives from named ranks only.
+class Named : public Declared {
+ public:
+  Named() : Declared(true) {}
+  bool supports(const Call& call) const override { return call.op != Op::recv || call.root != kAnyRank; }
+};
+
 // A group with the candidates one, one:other, two.
 class Chooser {
  public:
@@ -147,6 +154,17 @@ TEST(a_receive_goes_where_its_send_does) {
     CHECK(chooser.choose(call(Op::send, count)) == chooser.choose(call(Op::recv, count)));
   }
   CHECK(chooser.choose(call(Op::send, 1)) == "two" && chooser.choose(call(Op::send, 1 << 18)) == "one");
+}
+
+TEST(a_receive_from_any_rank_decides_for_no_other) {
+  ranks::Alone one([] { return std::make_unique<Named>(); }, kRanks, 0, "one");
+  ranks::Alone two([] { return std::make_unique<Declared>(false); }, kRanks, 0, "two");
+  one.group().connect(two.backend(), 0);
+  auto any = call(Op::recv, 1);
+  any.root = kAnyRank;
+  CHECK(one.group().choose(any).name == "two");
+  CHECK(one.group().choose(call(Op::recv, 1)).name == "one" && one.group().choose(call(Op::send, 1)).name == "one");
+  CHECK(one.group().choose(any).name == "two");
 }
 
 TEST(sizes_that_ranks_may_not_share_are_not_used) {
