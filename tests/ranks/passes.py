@@ -192,6 +192,46 @@ def holds(backend: str) -> None:
         expect(InvalidArgumentError, held[0].proceed, "mine", "has gone on")
 
 
+def mends(backend: str) -> None:
+    """A wrong proceed() changes nothing: a pass that catches its error may call it again."""
+
+    def handle(call: PassedCall) -> Any:
+        count = call.output.numel()
+        wrong: list[tuple[type[Exception], dict[str, Any], str]] = [
+            (InvalidArgumentError, {"backend": "nonsense"}, "nonsense"),
+            (InvalidArgumentError, {"output": torch.zeros(count + 1)}, f"output: expected {count} elements"),
+            (InvalidArgumentError, {"output": torch.zeros(count), "backend": "nonsense"}, "nonsense"),
+        ]
+        if call.input is not None:
+            wide = torch.zeros(call.input.numel(), dtype=torch.float64)
+            wrong += [
+                (InvalidTypeError, {"input": wide}, "must have one dtype"),
+                (InvalidTypeError, {"input": wide, "output": torch.zeros(count)}, "float64"),
+            ]
+        for kind, arguments, words in wrong:
+            expect(kind, lambda a=arguments: call.proceed(**a), words)
+        return call.proceed()
+
+    session.start()
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    with handler(handle):
+        tensor = torch.ones(3)
+        _both(tensor, backend)
+        assert tensor.tolist() == [float(size**2)] * 3
+        for asynchronous in (False, True):
+            parts = [torch.zeros(2) for _ in range(size)]
+            mine = torch.full((2,), float(rank))
+            work = mcr_dl.all_gather(parts, mine, backend=backend, async_op=asynchronous)
+            if work is not None:
+                work.wait()
+            assert torch.stack(parts).tolist() == [[float(each)] * 2 for each in range(size)]
+
+
+def _suppressed(action: Callable[[], Any]) -> None:
+    with contextlib.suppress(InvalidArgumentError, ValueError):
+        action()
+
+
 def mistakes() -> None:
     """Mistakes of a pass raise in the call, name the pass, and leave the group usable."""
     session.start()
@@ -207,6 +247,7 @@ def mistakes() -> None:
         (lambda call: call.proceed(output=torch.zeros(3, dtype=torch.bool)), InvalidTypeError, "AVG is not defined"),
         (lambda call: call.proceed(input=torch.zeros(3)), InvalidArgumentError, "input: expected"),
         (lambda call: call.proceed(backend="ncll"), InvalidArgumentError, "ncll"),
+        (lambda call: _suppressed(lambda: call.proceed(backend="ncll")), InvalidArgumentError, "handle() must call"),
     ]
     for handle, kind, words in cases:
         with handler(handle):
@@ -217,6 +258,12 @@ def mistakes() -> None:
         expect(InvalidTypeError, lambda: mcr_dl.all_reduce(torch.ones(3), async_op=True), "must return the Work")
     with handler(lambda call: call.hold()):
         expect(InvalidArgumentError, lambda: mcr_dl.all_reduce(torch.ones(3)), "only an asynchronous call")
+    # A pass cannot hide that the call has failed.
+    mcr_dl.register_pass(Handler(raises), "inner")
+    mcr_dl.register_pass(Handler(lambda call: _suppressed(call.proceed)), "outer")
+    with chain("outer", "inner"):
+        for mode in (False, True):
+            expect(ValueError, lambda m=mode: mcr_dl.all_reduce(torch.ones(3), async_op=m), "no all_reduce today")
     kept: list[PassedCall] = []
     with handler(lambda call: (kept.append(call), call.proceed())[1]):
         mcr_dl.all_reduce(torch.ones(3))

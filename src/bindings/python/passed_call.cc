@@ -13,7 +13,6 @@
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
 #include "bindings/python/handles.h"
-#include "bindings/python/tensors.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/python/work.h"
 #include "choose/select.h"
@@ -114,18 +113,33 @@ py::object PassedCall::output_counts() const {
 
 // ---- the actions of a pass
 
+void PassedCall::expect_open() const {
+  if (fate_ == Fate::Open && passage_ != nullptr) return;
+  throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on, was answered or is over");
+}
+
 void PassedCall::decide(Fate fate) {
-  if (fate_ != Fate::Open || passage_ == nullptr) {
-    throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': the call has gone on, was answered or is over");
-  }
+  expect_open();
   fate_ = fate;
 }
 
-void PassedCall::replace(Buffer& side, const char* name, const py::object& value) {
-  Tensors tensors;
-  const at::Tensor tensor = tensors.get(value.ptr(), name, Use::InPlace);
-  auto& call = passage_->call;
-  const bool reduces = row(call.op).is(kReduces);
+// A pass may catch the error, but the call has failed.
+template <class Action>
+auto PassedCall::remembered(Action action) {
+  try {
+    return unlocked(action);
+  } catch (const py::error_already_set& error) {
+    failure_ = error.value();
+    throw;
+  }
+}
+
+// The tensor that takes the place of one side; undefined if the pass gives none.
+at::Tensor PassedCall::replacement(Tensors& tensors, const Buffer& side, const char* name,
+                                   const py::object& value) const {
+  if (value.is_none()) return {};
+  at::Tensor tensor = tensors.get(value.ptr(), name, Use::InPlace);
+  const auto& call = passage_->call;
   if (!tensor.is_contiguous()) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': " + name +
                                                 ": expected a tensor whose elements lie row by row, got another order "
@@ -136,13 +150,18 @@ void PassedCall::replace(Buffer& side, const char* name, const py::object& value
                                                 std::to_string(side.count) + " elements, got " +
                                                 std::to_string(tensor.numel()));
   }
-  if (reduces && !defined(tensors.dtype(), call.red)) {
+  if (row(call.op).is(kReduces) && !defined(tensors.dtype(), call.red)) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': " + name + ": " + std::string(mcr::name(call.red)) +
                                             " is not defined for " + std::string(row(tensors.dtype()).name));
   }
+  return tensor;
+}
+
+void PassedCall::replace(Tensors& tensors, Buffer& side, const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
   side.data = tensors.memory(tensor, Use::InPlace).data;
-  call.dtype = tensors.dtype();
-  call.device = tensors.device();
+  passage_->call.dtype = tensors.dtype();
+  passage_->call.device = tensors.device();
   passage_->plan.owned.push_back(std::make_shared<at::Tensor>(tensor));
 }
 
@@ -165,16 +184,7 @@ void PassedCall::distribute_later() {
                     std::make_move_iterator(last.finish.rbegin()), std::make_move_iterator(last.finish.rend()));
 }
 
-void PassedCall::choose_backend(Passage& passage, const py::object& name) const {
-  if (!name.is_none()) passage.slot = backend_slot(*group_, name.ptr());
-}
-
-py::object PassedCall::proceed_now(Passage& passage) {
-  outcome_ = unlocked([&] { return next_(passage); });
-  if (passage.asynchronous) return py::cast(outcome_.work);
-  return outcome_.source < 0 ? py::object(py::none()) : py::object(py::int_(outcome_.source));
-}
-
+// Changes nothing before all arguments are known to be right, so that a pass can call it again after a mistake.
 py::object PassedCall::proceed(const py::object& input, const py::object& output, const py::object& backend) {
   if (fate_ == Fate::Held && passage_ == nullptr) {
     if (!input.is_none() || !output.is_none() || !backend.is_none()) {
@@ -182,17 +192,24 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
     }
     return proceed_held();
   }
-  decide(Fate::Proceeded);
-  const auto dtype = passage_->call.dtype;
-  if (!output.is_none()) distribute_later();  // before the call gets another dtype
-  if (!input.is_none()) replace(passage_->call.in, "input", input);
-  if (!output.is_none()) replace(passage_->call.out, "output", output);
-  const bool both = passage_->call.in.data != nullptr && passage_->call.out.data != nullptr;
-  if (both && passage_->call.dtype != dtype && (input.is_none() || output.is_none())) {
+  expect_open();
+  auto& call = passage_->call;
+  Tensors tensors;
+  const auto in = replacement(tensors, call.in, "input", input);
+  const auto out = replacement(tensors, call.out, "output", output);
+  const bool both = call.in.data != nullptr && call.out.data != nullptr;
+  if (both && in.defined() != out.defined() && tensors.dtype() != call.dtype) {
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': input and output must have one dtype");
   }
-  choose_backend(*passage_, backend);
-  return proceed_now(*passage_);
+  auto* const slot = backend.is_none() ? passage_->slot : backend_slot(*group_, backend.ptr());
+  decide(Fate::Proceeded);
+  passage_->slot = slot;
+  if (out.defined()) distribute_later();  // before the call gets another dtype
+  replace(tensors, call.in, in);
+  replace(tensors, call.out, out);
+  outcome_ = remembered([&] { return next_(*passage_); });
+  if (passage_->asynchronous) return py::cast(outcome_.work);
+  return outcome_.source < 0 ? py::object(py::none()) : py::object(py::int_(outcome_.source));
 }
 
 py::object PassedCall::proceed_held() {
@@ -217,8 +234,10 @@ py::object PassedCall::proceed_held() {
 py::object PassedCall::done() {
   decide(Fate::Answered);
   if (!passage_->asynchronous) {
-    unflatten(passage_->call, passage_->plan);
-    passage_->plan.conclude();
+    remembered([&] {
+      unflatten(passage_->call, passage_->plan);
+      passage_->plan.conclude();
+    });
     return py::none();
   }
   if (passage_->slot == nullptr) passage_->slot = &group_->choose(passage_->call);
@@ -241,6 +260,11 @@ py::object PassedCall::hold() {
   return py::cast(outcome_.work);
 }
 
+void PassedCall::close() {
+  passage_ = nullptr;
+  failure_ = {};  // its traceback has the frame of handle(), and that has this object
+}
+
 void PassedCall::after(py::function step) {
   if (passage_ == nullptr || fate_ != Fate::Open) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': after() comes before the call goes on");
@@ -257,6 +281,10 @@ void PassedCall::after(py::function step) {
 }
 
 Outcome PassedCall::outcome(const py::object& returned) {
+  if (failure_) {
+    PyErr_SetObject(py::type::of(failure_).ptr(), failure_.ptr());
+    throw py::error_already_set();
+  }
   if (fate_ == Fate::Open) {
     throw Error(ErrorCode::InvalidArgument,
                 "pass '" + pass_ + "': handle() must call proceed(), done() or hold(), and has called none of them");

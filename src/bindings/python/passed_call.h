@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "bindings/python/tensors.h"
 #include "engine/deferred.h"
 #include "engine/pass.h"
 
@@ -52,19 +53,22 @@ class PassedCall {
   /// Adds a step of the pass that runs when the call has its result, before any thread sees the call complete.
   void after(pybind11::function step);
 
-  /// For the chain, after handle() has returned. Throws if the pass did nothing with the call.
+  /// For the chain, after handle() has returned. Throws if the pass did nothing with the call, or has caught an error
+  /// of the rest of the chain.
   Outcome outcome(const pybind11::object& returned);
   /// Call when the Passage is gone.
-  void close() { passage_ = nullptr; }
+  void close();
 
  private:
   enum class Fate { Open, Proceeded, Answered, Held };
   const Call& call() const;
+  void expect_open() const;
   void decide(Fate fate);
-  void replace(Buffer& side, const char* name, const pybind11::object& value);
+  template <class Action>
+  auto remembered(Action action);
+  at::Tensor replacement(Tensors& tensors, const Buffer& side, const char* name, const pybind11::object& value) const;
+  void replace(Tensors& tensors, Buffer& side, const at::Tensor& tensor);
   void distribute_later();
-  void choose_backend(Passage& passage, const pybind11::object& name) const;
-  pybind11::object proceed_now(Passage& passage);
   pybind11::object proceed_held();
 
   std::shared_ptr<Group> group_;
@@ -74,6 +78,7 @@ class PassedCall {
   std::size_t earlier_steps_;  // number of steps in `after` of the passes before this one
   Fate fate_ = Fate::Open;
   Outcome outcome_;
+  pybind11::object failure_;  // an exception of the rest of the chain
   // For a held call, which outlives handle():
   Call held_;
   std::optional<Slot> slot_;            // its candidate; a copy, as the group may remove it meanwhile
