@@ -48,6 +48,7 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int]] = {  # function, ranks
     "coalescing": (torch_backend.coalescing, 3),
     "coalesced forms": (torch_backend.coalesced_forms, 3),
     "batches": (torch_backend.batches, 3),
+    "broken batches": (torch_backend.broken_batches, 2),
     "sparse": (torch_backend.sparse, 3),
     "premultiplied sum": (torch_backend.premultiplied_sum, 2),
     "works": (torch_backend.works, 2),

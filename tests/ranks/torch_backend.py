@@ -121,6 +121,39 @@ def batches() -> None:
         assert torch.equal(target, torch.full((count,), float((me - 1) % size)))
 
 
+def broken_batches() -> None:
+    """An error in a batch ends it: what it had started is sent, and later batches and blocking calls are whole."""
+    group = _pg()
+    me, peer = dist.get_rank(), 1 - dist.get_rank()
+    mine, theirs = torch.full((3,), float(me)), torch.empty(3)
+    wrong = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.isend, torch.ones(6)[::2], peer)]
+    right = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
+    for _ in range(2):
+        expect(InvalidArgumentError, lambda: dist.batch_isend_irecv(wrong), "send", "contiguous")
+        large = torch.full((1 << 22,), float(me))
+        dist.broadcast(large, 1)
+        assert bool((large == 1).all())
+        theirs.fill_(-1)
+        dist.recv(theirs, peer)
+        assert theirs.tolist() == [float(peer)] * 3
+    for start in (lambda: None, lambda: group._start_coalescing(torch.device("cpu"))):  # also one that torch has left
+        start()
+        theirs.fill_(-1)
+        for work in dist.batch_isend_irecv(right):
+            work.wait()
+        assert theirs.tolist() == [float(peer)] * 3
+        large = torch.full((1 << 22,), float(me))
+        dist.broadcast(large, 0)
+        assert bool((large == 0).all())
+    # A program that catches the error inside the block still waits for the calls before it.
+    tensor = _mine(300_000)
+    with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
+        group.allreduce([tensor])
+        expect(InvalidArgumentError, lambda: group.allreduce([torch.ones(6)[::2]]), "contiguous")
+    manager.wait()
+    assert torch.equal(tensor, _sum(300_000))
+
+
 def sparse() -> None:
     """all_reduce of sparse tensors: entries in different places, and none on one rank."""
     _pg()

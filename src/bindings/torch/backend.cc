@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
 #include <utility>
 
 #include "bindings/python/calls.h"
@@ -118,15 +119,44 @@ TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<T
   return nullptr;
 }
 
+// A call that throws ends the block that it is in, as torch then leaves the block without endCoalescing().
+class TorchBackend::InBlock {
+ public:
+  explicit InBlock(TorchBackend& backend) : backend_(backend) {}
+  InBlock(const InBlock&) = delete;
+  InBlock& operator=(const InBlock&) = delete;
+  ~InBlock() {
+    if (std::uncaught_exceptions() > before_) backend_.break_off();
+  }
+
+ private:
+  TorchBackend& backend_;
+  const int before_ = std::uncaught_exceptions();
+};
+
+// Ends the block, if there is one. Its earlier calls go on.
+void TorchBackend::break_off() noexcept {
+  if (!coalesced_) return;
+  broken_off_ = std::exchange(coalesced_, std::nullopt);
+  try {
+    const UnlockedIfHeld guard;
+    end_batch();
+  } catch (...) {
+    broken_off_.reset();  // these were not sent, but only the exception that ends the block can be raised
+  }
+}
+
 void TorchBackend::startCoalescing() {
-  if (coalesced_) throw Error(ErrorCode::InvalidArgument, "mcr: startCoalescing() is nested");
+  break_off();  // torch has left the last block after an error of its own
   begin_batch();
+  broken_off_.reset();
   coalesced_.emplace();
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
-  if (!coalesced_) throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
-  auto parts = *std::exchange(coalesced_, std::nullopt);
+  if (!coalesced_ && !broken_off_)
+    throw Error(ErrorCode::InvalidArgument, "mcr: endCoalescing() without startCoalescing()");
+  auto parts = *std::exchange(coalesced_ ? coalesced_ : broken_off_, std::nullopt);
   const UnlockedIfHeld guard;
   end_batch();
   return wrap(std::move(parts), OpType::COALESCED, sequence_.load());
@@ -135,12 +165,14 @@ TorchBackend::TorchWorkPtr TorchBackend::endCoalescing() {
 // ---- collectives
 
 TorchBackend::TorchWorkPtr TorchBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::broadcast, opts.timeout);
   call.out(single(tensors, "tensors"), "tensor").root(opts.rootRank);
   return issue(call, OpType::BROADCAST, opts.asyncOp);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
+  const InBlock block(*this);
   const auto& tensor = single(tensors, "tensors");
   if (tensor.is_sparse()) return allreduce_sparse(tensors, opts);
   TorchCall call(*group_, Op::all_reduce, opts.timeout);
@@ -150,6 +182,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce(TensorList& tensors, const c1
 
 TorchBackend::TorchWorkPtr TorchBackend::allreduce_coalesced(TensorList& tensors,
                                                              const c10d::AllreduceCoalescedOptions& opts) {
+  const InBlock block(*this);
   std::vector<std::unique_ptr<TorchCall>> calls;
   for (const auto& tensor : tensors) {
     calls.push_back(call(Op::all_reduce, opts.timeout));
@@ -193,6 +226,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allreduce_sparse(TensorList& tensors, c
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::reduce, opts.timeout);
   call.out(single(tensors, "tensors"), "tensor").reduction(opts.reduceOp).root(opts.rootRank);
   return issue(call, OpType::REDUCE, opts.asyncOp);
@@ -200,6 +234,7 @@ TorchBackend::TorchWorkPtr TorchBackend::reduce(TensorList& tensors, const c10d:
 
 TorchBackend::TorchWorkPtr TorchBackend::allgather(TensorLists& outputs, TensorList& inputs,
                                                    const c10d::AllgatherOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::all_gather, opts.timeout);
   call.in(single(inputs, "inputs"), "tensor").out(single(outputs, "outputs"), "tensor_list");
   return issue(call, OpType::ALLGATHER, opts.asyncOp);
@@ -207,6 +242,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather(TensorLists& outputs, TensorL
 
 TorchBackend::TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                          const c10d::AllgatherOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::all_gather, opts.timeout);
   call.in(input).out(output);
   return issue(call, OpType::_ALLGATHER_BASE, opts.asyncOp);
@@ -215,6 +251,7 @@ TorchBackend::TorchWorkPtr TorchBackend::_allgather_base(at::Tensor& output, at:
 // outputs[rank][i] is the output for input i of that rank.
 TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs,
                                                              const c10d::AllgatherOptions& opts) {
+  const InBlock block(*this);
   TensorLists turned(inputs.size());  // outlives the calls
   for (const auto& of_rank : outputs) {
     expect_equal_lengths(of_rank.size(), inputs.size());
@@ -230,6 +267,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather_coalesced(TensorLists& output
 
 TorchBackend::TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::AllgatherOptions& opts) {
+  const InBlock block(*this);
   expect_equal_lengths(outputs.size(), inputs.size());
   std::vector<std::unique_ptr<TorchCall>> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -241,6 +279,7 @@ TorchBackend::TorchWorkPtr TorchBackend::allgather_into_tensor_coalesced(TensorL
 
 TorchBackend::TorchWorkPtr TorchBackend::gather(TensorLists& outputs, TensorList& inputs,
                                                 const c10d::GatherOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::gather, opts.timeout);
   call.root(opts.rootRank).in(single(inputs, "inputs"), "tensor");
   if (call.is_root()) call.out(single(outputs, "outputs"), "gather_list");
@@ -249,6 +288,7 @@ TorchBackend::TorchWorkPtr TorchBackend::gather(TensorLists& outputs, TensorList
 
 TorchBackend::TorchWorkPtr TorchBackend::scatter(TensorList& outputs, TensorLists& inputs,
                                                  const c10d::ScatterOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::scatter, opts.timeout);
   call.root(opts.rootRank).out(single(outputs, "outputs"), "tensor");
   if (call.is_root()) call.in(single(inputs, "inputs"), "scatter_list");
@@ -257,6 +297,7 @@ TorchBackend::TorchWorkPtr TorchBackend::scatter(TensorList& outputs, TensorList
 
 TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
                                                         const c10d::ReduceScatterOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::reduce_scatter, opts.timeout);
   call.in(single(inputs, "inputs"), "input_list").out(single(outputs, "outputs")).reduction(opts.reduceOp);
   return issue(call, OpType::REDUCE_SCATTER, opts.asyncOp);
@@ -264,6 +305,7 @@ TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter(TensorList& outputs, Ten
 
 TorchBackend::TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                               const c10d::ReduceScatterOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::reduce_scatter, opts.timeout);
   call.in(input).out(output).reduction(opts.reduceOp);
   return issue(call, OpType::_REDUCE_SCATTER_BASE, opts.asyncOp);
@@ -271,6 +313,7 @@ TorchBackend::TorchWorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output
 
 TorchBackend::TorchWorkPtr TorchBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                                                          const c10d::ReduceScatterOptions& opts) {
+  const InBlock block(*this);
   expect_equal_lengths(outputs.size(), inputs.size());
   std::vector<std::unique_ptr<TorchCall>> calls;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -284,6 +327,7 @@ TorchBackend::TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::T
                                                        std::vector<int64_t>& output_splits,
                                                        std::vector<int64_t>& input_splits,
                                                        const c10d::AllToAllOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::all_to_all, opts.timeout);
   call.in(input).out(output).splits(output_splits, input_splits);
   return issue(call, OpType::ALLTOALL_BASE, opts.asyncOp);
@@ -291,12 +335,14 @@ TorchBackend::TorchWorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::T
 
 TorchBackend::TorchWorkPtr TorchBackend::alltoall(TensorList& outputs, TensorList& inputs,
                                                   const c10d::AllToAllOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::all_to_all, opts.timeout);
   call.in(inputs, "input_tensor_list").out(outputs, "output_tensor_list");
   return issue(call, OpType::ALLTOALL, opts.asyncOp);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::barrier(const c10d::BarrierOptions& opts) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::barrier, opts.timeout);
   return issue(call, OpType::BARRIER, opts.asyncOp);
 }
@@ -304,18 +350,21 @@ TorchBackend::TorchWorkPtr TorchBackend::barrier(const c10d::BarrierOptions& opt
 // ---- messages
 
 TorchBackend::TorchWorkPtr TorchBackend::send(TensorList& tensors, int rank, int tag) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::send, milliseconds(0));
   call.out(single(tensors, "tensors"), "tensor").root(rank, "dst").tag(tag);
   return issue(call, OpType::SEND, true);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::recv(TensorList& tensors, int rank, int tag) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::recv, milliseconds(0));
   call.out(single(tensors, "tensors"), "tensor").root(rank, "src").tag(tag);
   return issue(call, OpType::RECV, true);
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::recvAnysource(TensorList& tensors, int tag) {
+  const InBlock block(*this);
   TorchCall call(*group_, Op::recv, milliseconds(0));
   call.out(single(tensors, "tensors"), "tensor").any_source().tag(tag);
   return issue(call, OpType::RECVANYSOURCE, true);

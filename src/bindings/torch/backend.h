@@ -75,7 +75,9 @@ class TorchBackend final : public c10d::Backend {
   TorchWorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
+  /// Ends a block that has no endCoalescing().
   void startCoalescing() override;
+  /// The work of the block's calls; of a block that a call has ended with an error, of the calls before that one.
   TorchWorkPtr endCoalescing() override;
 
   void setSequenceNumberForGroup() override {}  // every rank counts from zero
@@ -97,8 +99,10 @@ class TorchBackend final : public c10d::Backend {
   void abort() override;
 
  private:
+  class InBlock;
   TorchWorkPtr issue(TorchCall& call, c10d::OpType type, bool asynchronous);
   TorchWorkPtr issue_all(std::vector<std::unique_ptr<TorchCall>> calls, c10d::OpType type, bool asynchronous);
+  void break_off() noexcept;
   std::function<void()> hook(c10d::OpType type, uint64_t sequence) const;
   TorchWorkPtr wrap(TorchWork::Parts parts, c10d::OpType type, uint64_t sequence);
   std::unique_ptr<TorchCall> call(Op op, milliseconds timeout);
@@ -107,7 +111,8 @@ class TorchBackend final : public c10d::Backend {
   const c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> timed_{false};
-  std::optional<TorchWork::Parts> coalesced_;  // between startCoalescing() and endCoalescing()
+  std::optional<TorchWork::Parts> coalesced_;   // between startCoalescing() and endCoalescing()
+  std::optional<TorchWork::Parts> broken_off_;  // of a block that has ended with an error, until endCoalescing()
 };
 
 void add_torch_backend(pybind11::module_& module);
