@@ -11,7 +11,7 @@ import mcr_dl
 from harness import Pools
 from mcr_dl import InvalidArgumentError, InvalidTypeError
 from mcr_dl.passes import Fuse
-from ranks import passes, session
+from ranks import fusion, passes, session
 
 backends = pytest.mark.parametrize("backend", [*session.BACKENDS, "auto"])
 real = pytest.mark.parametrize("backend", session.BACKENDS)
@@ -33,31 +33,31 @@ def test_the_chain(pools: Pools, name: str) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @backends
 def test_ranks_of_different_speeds_flush_the_same(pools: Pools, size: int, backend: str) -> None:
-    pools.get("processes", size).run(passes.fused, backend)
+    pools.get("processes", size).run(fusion.fused, backend)
 
 
 @real
 @pytest.mark.parametrize("group", ["ends", "turned"])
 def test_fusion_in_subgroups(pools: Pools, backend: str, group: str) -> None:
-    pools.get("processes", 3).run(passes.fused, backend, group)
+    pools.get("processes", 3).run(fusion.fused, backend, group)
 
 
 @sizes
 @backends
 @pytest.mark.parametrize("name", ["fused_and_ordinary", "held_at_a_change", "multiplied"])
 def test_fusion_among_other_calls(pools: Pools, size: int, backend: str, name: str) -> None:
-    pools.get("processes", size).run(getattr(passes, name), backend)
+    pools.get("processes", size).run(getattr(fusion, name), backend)
 
 
 def test_fusion_under_open_mpi(pools: Pools) -> None:
-    pools.get("mpiexec-openmpi", 2).run(passes.fused, "mpi")
+    pools.get("mpiexec-openmpi", 2).run(fusion.fused, "mpi")
 
 
 @sizes
 @backends
 @pytest.mark.parametrize("names", list(permutations(("log", "fuse", "compress"))), ids="-".join)
 def test_all_passes_together(pools: Pools, size: int, backend: str, names: tuple[str, ...]) -> None:
-    pools.get("processes", size).run(passes.together, backend, names)
+    pools.get("processes", size).run(fusion.together, backend, names)
 
 
 @pytest.mark.parametrize(
