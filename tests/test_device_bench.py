@@ -186,6 +186,18 @@ def test_accelerators_without_the_drivers_list(tmp_path: Path, monkeypatch: pyte
     assert hosts._accelerators() == ()
 
 
+def test_scales_of_other_backends_join(tmp_path: Path) -> None:
+    """Each run names the backends of its own; another version of one begins a new table."""
+    path = tmp_path / "table.json"
+    running = hosts.software({"gloo": "ok: 1", "nccl": "ok: 2"})
+    files.write(tables.make(tables.scale(device="cuda"), host=hosts.host(), software=running), path)
+    for version, devices in (("1", ["cpu", "cuda"]), ("9", ["cpu"])):
+        progress = Progress(facts={"libraries": {"gloo": f"ok: {version}"}})
+        joined = tune._table_with(path, tables.scale(ranks=4), progress, {"quick": False})
+        assert sorted(each.device for each in joined.scales) == devices
+        assert ("nccl" in joined.software.backends) == (len(devices) == 2)
+
+
 def test_the_table_remembers_how_many_devices(tmp_path: Path) -> None:
     """Ranks that share a device are slow together: the settings record the number, and a CPU run keeps it."""
     path = tmp_path / "table.json"

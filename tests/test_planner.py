@@ -308,6 +308,10 @@ def test_rows_of_a_plan_are_checked() -> None:
         document.of_document(cut, planner)
 
 
+def _call(**change: Any) -> dict[str, Any]:
+    return {"key": "new", "call": {"op": "all_reduce", "count": 4, "dtype": "float32", "ranks": 2, **change}}
+
+
 def test_graphs_survive_their_documents() -> None:
     calls = (Node("x", call=Call("all_reduce", 64, "float32", 4)), Node("y", ("x", "y@-1"), time=7, lane="stream 1"))
     for each in (plan_graphs.dlrm(2), Graph((Channel("one", ("one",), 5),), calls, COSTS[:2])):
@@ -324,6 +328,13 @@ def test_graphs_survive_their_documents() -> None:
         (lambda it: it["nodes"][1].pop("time"), "expected one of time, options and call"),
         (lambda it: it["nodes"][0]["options"][0]["pieces"][0].update(channel="x"), "expected channels of the graph"),
         (lambda it: it["nodes"][0]["options"][0]["pieces"][0].update(time=1.5), "expected a int, got a float"),
+        (lambda it: it["nodes"][0]["options"][0]["pieces"][0].update(time=10**20), "time: expected 1 to"),
+        (lambda it: it["nodes"][0]["options"][0]["pieces"][0].update(after=[-1]), "the numbers of earlier pieces"),
+        (lambda it: it["nodes"][1].update(time=10**20), "time: expected 0 to"),
+        (lambda it: it["nodes"].append(_call(dtype="flaot32")), "dtype: expected one of .*, got 'flaot32'"),
+        (lambda it: it["nodes"].append(_call(count=10**20)), "count: expected 0 to"),
+        (lambda it: it["nodes"].append(_call(ranks=10**9)), "ranks: expected 1 to"),
+        (lambda it: it.update(costs=[{"channel": "one", "op": "send", "alpha": 10**20}]), "expected numbers from 0 to"),
         (lambda it: it.update(channels=[]), "expected at least one"),
     ],
 )

@@ -215,6 +215,8 @@ def test_wrong_topologies(tmp_path: Path, capsys: pytest.CaptureFixture[str], di
         (("--bytes", "1M", "--chunks", "0"), "--chunks: expected a whole number from 1 on"),
         (("--bytes", "1M", "--chunks", "1000"), "chunks: expected 1 to 512, got 1000"),
         (("--bytes", "1M", "--in-flight", "9999"), "steps in flight: expected 1 to 1024, got 9999"),
+        (("--bytes", "1M", "--in-flight", "3000000000"), "steps in flight: expected 1 to 1024, got 3000000000"),
+        (("--bytes", "1M", "--chunks", "3000000000"), "chunks: expected 1 to 512, got 3000000000"),
         (("--bytes", "1M", "--sizes", "1M"), "not allowed with argument"),
         ((), "one of the arguments --bytes --sizes is required"),
         (("--sizes", "1M", "--plot", "x.png"), "--plot: expected --bytes"),

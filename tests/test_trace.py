@@ -335,6 +335,15 @@ def _check_chrome(document: dict[str, Any], ranks: int) -> None:
         assert phases in (["s", "t"], ["s", "t", "f"])
 
 
+def test_chrome_of_several_threads() -> None:
+    """Regions and calls of each thread have tracks of their own, whatever the numbers of the threads."""
+    regions = [Region("a", 0, 10 * MS, 999_999), Region("b", 5 * MS, 15 * MS, 1_000_000)]
+    calls = [_work("all_gather", 1, 2, 9, (3, 9), thread=thread) for thread in (999_999, 1_000_000)]
+    document = chrome([_trace(calls, regions=regions)])
+    _check_chrome(document, 1)
+    assert len({each["tid"] for each in _slices(document)}) == 6
+
+
 def test_param_of_hand_made_records() -> None:
     """Groups first, then calls and waits in order; sizes in elements, ranks of the job."""
     tail = _group(1, "tail", (1, 2))
@@ -374,6 +383,15 @@ def test_flight_recorder_leaves_out_what_one_ring_has_lost() -> None:
     for dump in (first, other):
         assert [entry["collective_seq_id"] for entry in dump["entries"]] == [3, 4]
         assert [entry["record_id"] for entry in dump["entries"]] == [0, 1]
+
+
+def test_flight_recorder_of_a_ring_that_has_lost_a_whole_group() -> None:
+    """The calls of that group are left out on all ranks."""
+    part = [_record("broadcast", each, each + 1, seq=each, group=_group(1, "part", (0, 1))) for each in range(1, 4)]
+    lost = _trace([_record("all_reduce", 1, 2)], ranks=2, lost=3)
+    first, other = flight_recorder([lost, _trace(part, rank=1, ranks=2)])
+    assert len(first["entries"]) == 1
+    assert other["entries"] == []
 
 
 # ---- on real ranks

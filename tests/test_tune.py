@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
 from mcr_dl.tables import table
 from mcr_dl.tables.model import Subject
-from mcr_dl.tuning import tuner, worker
+from mcr_dl.tuning import launched, tuner, worker
 from mcr_dl.tuning._journal import Journal, Plan, Progress, Unit
 from ranks import faults
 
@@ -115,6 +116,38 @@ def test_resume(tmp_path: Path) -> None:
     progress = tuner.Tuner(PLAN, again, again.resume(PLAN), limit=10.0).run()
     assert [each["median_us"] for each in progress.results(PLAN.units[0])] == [123456.0] * 2
     assert {"mpi", "gloo"} <= _candidates(progress, "all_reduce", "bfloat16")
+
+
+def test_ranks_that_die_when_all_is_measured(tmp_path: Path) -> None:
+    """The measurements count."""
+    progress = _tune(tmp_path, faults.dies_at_the_end)
+    assert {unit.key for unit in PLAN.units} == progress.done
+
+
+def test_a_budget_above_the_limit(tmp_path: Path) -> None:
+    """Timing says nothing while it uses its budget: no candidate is to blame."""
+    plan = replace(PLAN, units=(Unit("barrier", "float32", (0,)),), budget_seconds=6.0, confidence=1e-9)
+    progress = _tune(tmp_path, worker.work, plan, limit=1.5)
+    assert (progress.excluded, progress.apart) == ([], set())
+
+
+def test_blame_under_a_launcher(tmp_path: Path) -> None:
+    """The form that has hung is left out, once, and no candidate if the user has interrupted the run."""
+    where = {"operation": "all_reduce", "dtype": "float32", "async_op": True}
+    for candidates, kind in ((["gloo"], "excluded"), (["gloo", "mpi"], "apart")):
+        journal, progress = Journal(tmp_path / "journal"), Progress()
+        journal.begin(PLAN)
+        journal.add("step", **where, bytes=4, phase="check", candidates=candidates)
+        for event in journal.news():
+            progress.take(event)
+        launched.blame(journal, progress, "no progress")
+        (event,) = journal.news()
+        assert (event["event"], event["async_op"]) == (kind, True)
+        assert Journal(journal.path).resume(PLAN).step is None
+        journal.add("step", **where, bytes=4, phase="check", candidates=candidates)
+        assert Journal(journal.path).resume(PLAN).step is not None
+        journal.add("interrupted")
+        assert Journal(journal.path).resume(PLAN).step is None
 
 
 def test_resume_of_something_else(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def all_gather_hangs_later(*arguments: Any) -> int:
     return faulty("hang", "all_gather", 5, *arguments)
 
 
+def dies_at_the_end(*arguments: Any) -> int:
+    """As a library that crashes when it ends."""
+    worker.work(*arguments)
+    os._exit(3)
+
+
 def never_starts(*_: Any) -> int:
     """A backend that ends the process before anything is measured."""
     raise RuntimeError("no such device")

@@ -228,6 +228,7 @@ def write_plot(path: str, rows: Sequence[Row], title: str) -> None:
     for panel in panels[len(operations) :]:
         panel.set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(names), frameon=False)
+    fitting = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, labels), default=0)))  # inches of a name
+    figure.legend(handles, labels, loc="outside lower left", ncols=max(1, min(len(names), fitting)), frameon=False)
     figure.suptitle(title, x=0.02, ha="left", fontsize="medium")
     figure.savefig(path, dpi=130)

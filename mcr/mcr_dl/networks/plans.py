@@ -109,6 +109,9 @@ def plan(
 
     Raises InvalidArgumentError for arguments out of range.
     """
+    for name, value, most in (("chunks", chunks, 512), ("steps in flight", in_flight, 1024)):
+        if value is not None and not 1 <= value <= most:  # also numbers that the core's types cannot hold
+            raise InvalidArgumentError(f"{name}: expected 1 to {most}, got {value}")
     if policy not in POLICIES:
         raise InvalidArgumentError(f"policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
     if policy == _AUTO:

@@ -17,6 +17,8 @@ FORMAT, VERSION = "mcr-dl graph", 1
 LARGEST = 64 * documents.MIB
 BACK = "@-1"  # behind the key of a node: of the previous iteration
 MOST_OPTIONS = 256
+_LONGEST = 1 << 40  # ns: 18 minutes
+_MOST, _MOST_RANKS = 1 << 50, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -163,17 +165,21 @@ def _channel(value: Any, where: str) -> Channel:
     return Channel(found["name"], _texts(found["resources"], where), found.get("incast", 0))
 
 
-def _piece(value: Any, where: str) -> Piece:
+def _piece(value: Any, where: str, place: int) -> Piece:
     found = _fields(value, where, {"channel": str, "time": int}, {"after": list, "what": str})
     after = found.get("after", [])
-    if not all(type(each) is int for each in after):
-        raise ValueError(f"{where}.after: expected whole numbers")
+    if not all(type(each) is int and 0 <= each < place for each in after):
+        raise ValueError(f"{where}.after: expected the numbers of earlier pieces")
+    if not 0 < found["time"] <= _LONGEST:
+        raise ValueError(f"{where}.time: expected 1 to {_LONGEST} ns, got {str(found['time'])[:40]}")
     return Piece(found["channel"], found["time"], tuple(after), found.get("what", ""))
 
 
 def _option(value: Any, where: str) -> Option:
     found = _fields(value, where, {"name": str, "pieces": list}, {})
-    return Option(found["name"], tuple(_piece(each, f"{where}.pieces") for each in found["pieces"]))
+    return Option(
+        found["name"], tuple(_piece(each, f"{where}.pieces", place) for place, each in enumerate(found["pieces"]))
+    )
 
 
 def _node(value: Any, where: str) -> Node:
@@ -187,7 +193,14 @@ def _node(value: Any, where: str) -> Node:
     if "call" in found:
         numbers = {"count": int, "ranks": int}
         call = Call(**_fields(found["call"], f"{where}.call", {"op": str, **numbers, "dtype": str}, {"root": int}))
+        if call.dtype not in _C.dtypes():
+            raise ValueError(f"{where}.call.dtype: expected one of {', '.join(_C.dtypes())}, got {call.dtype[:40]!r}")
+        for name, number, least, most in (("count", call.count, 0, _MOST), ("ranks", call.ranks, 1, _MOST_RANKS)):
+            if not least <= number <= most:
+                raise ValueError(f"{where}.call.{name}: expected {least} to {most}, got {str(number)[:40]}")
     after = _texts(found.get("after", []), f"{where}.after")
+    if not 0 <= found.get("time", 0) <= _LONGEST:
+        raise ValueError(f"{where}.time: expected 0 to {_LONGEST} ns, got {str(found['time'])[:40]}")
     return Node(found["key"], after, found.get("time"), found.get("lane", "compute"), options, call)
 
 
@@ -196,6 +209,10 @@ def _cost(value: Any, where: str) -> dict[str, Any]:
     for point in found.get("points", []):
         if not isinstance(point, list) or [type(each) for each in point] != [int, int]:
             raise ValueError(f"{where}.points: expected pairs of bytes and ns")
+    numbers = [each for point in found.get("points", []) for each in point]
+    for number in (*numbers, found.get("alpha", 0), found.get("per_mib", 0)):
+        if not 0 <= number <= _MOST:
+            raise ValueError(f"{where}: expected numbers from 0 to {_MOST}, got {str(number)[:40]}")
     return found
 
 

@@ -134,7 +134,7 @@ class Planner:
                 continue
             if found is None or time < found.iteration:
                 found = Plan(name, tuple(chosen), tuple(places), cost or self.core.cost(core), time)
-        assert found is not None
+        assert found is not None  # no motif takes 0 ns
         return found
 
     def program_order(self) -> Plan:
@@ -182,7 +182,7 @@ class Planner:
             start: where the first chain begins, such as the last plan.
         """
         starts = [] if start is None else [_C.ExecutionPlan(list(start.chosen))]
-        limit = 0 if budget is None else max(1, round(budget * 1e9))
+        limit = 0 if budget is None else min(max(1, round(budget * 1e9)), 1 << 62)
         found = self.core.search(chains, seed, 2, evaluations, limit, levels, starts)
         plan = self.program_order()
         for (chosen, its_levels), cost in zip(found["plans"], found["chains"], strict=True):

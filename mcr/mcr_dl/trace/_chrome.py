@@ -12,7 +12,7 @@ from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
 
 Event = dict[str, Any]
-_REGIONS, _THREADS, _WORKS = 0, 1, 1_000_000  # numbers of tracks; a rank's process has these kinds
+_THREADS = 1  # of a rank's process: the number of its first track; each thread has one for regions and one for calls
 
 
 def _arguments(record: Record) -> Event:
@@ -45,7 +45,8 @@ def _arguments(record: Record) -> Event:
 class _Lanes:
     """Puts overlapping works on separate tracks, as slices on one track must not cross."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._free: dict[str, list[int]] = {}  # by backend: the time when each lane is free again
         self._numbers: dict[tuple[str, int], int] = {}
 
@@ -53,7 +54,7 @@ class _Lanes:
         lanes = self._free.setdefault(backend, [])
         lane = next((index for index, free in enumerate(lanes) if free <= begin), len(lanes))
         lanes[lane:] = [end] if lane == len(lanes) else [end, *lanes[lane + 1 :]]
-        return self._numbers.setdefault((backend, lane), _WORKS + len(self._numbers))
+        return self._numbers.setdefault((backend, lane), self._first + len(self._numbers))
 
     def names(self) -> Iterator[tuple[int, str]]:
         for (backend, lane), number in self._numbers.items():
@@ -65,8 +66,15 @@ class _Rank:
 
     def __init__(self, trace: Trace, offset: int, zero: int, flows: Iterator[int]) -> None:
         self._trace, self._shift, self._flows = trace, offset - zero, flows
-        self._lanes = _Lanes()
-        self._threads: set[int] = set()
+        threads = {record.thread for record in trace.records} | {region.thread for region in trace.regions}
+        self._threads = {thread: index for index, thread in enumerate(sorted(threads))}
+        self._lanes = _Lanes(_THREADS + 2 * len(threads))
+
+    def _regions(self, thread: int) -> int:
+        return _THREADS + 2 * self._threads[thread]
+
+    def _calls(self, thread: int) -> int:
+        return self._regions(thread) + 1
 
     def _slice(self, name: str, category: str, track: int, begin: int, end: int, **more: Any) -> Event:
         return {
@@ -86,8 +94,7 @@ class _Rank:
         return {**event, "ts": (time + self._shift) / 1000, **({"bp": "e"} if phase != "s" else {})}
 
     def _call(self, record: Record) -> Iterator[Event]:
-        self._threads.add(record.thread)
-        track, end = _THREADS + record.thread, record.end if record.end is not None else self._trace.saved
+        track, end = self._calls(record.thread), record.end if record.end is not None else self._trace.saved
         title = f"{record.name} [{record.backend or '-'}]"
         if not record.asynchronous:
             yield self._slice(title, "blocking", track, record.issue, end, args=_arguments(record))
@@ -108,7 +115,7 @@ class _Rank:
         for record in sorted(self._trace.records, key=lambda record: record.issue):
             yield from self._call(record)
         for region in self._trace.regions:
-            yield self._slice(region.name, "region", _REGIONS, region.begin, region.end)
+            yield self._slice(region.name, "region", self._regions(region.thread), region.begin, region.end)
         yield from self._names()
 
     def _names(self) -> Iterator[Event]:
@@ -116,8 +123,10 @@ class _Rank:
         rank = {"ph": "M", "pid": self._trace.rank}
         yield {**rank, "name": "process_name", "args": {"name": f"rank {self._trace.rank} ({host})"}}
         yield {**rank, "name": "process_sort_index", "args": {"sort_index": self._trace.rank}}
-        tracks = [(_REGIONS, "regions")] if self._trace.regions else []
-        tracks += [(_THREADS + thread, f"calls, thread {thread}") for thread in sorted(self._threads)]
+        with_regions = {region.thread for region in self._trace.regions}
+        tracks = [(self._regions(thread), f"regions, thread {thread}") for thread in sorted(with_regions)]
+        with_calls = {record.thread for record in self._trace.records}
+        tracks += [(self._calls(thread), f"calls, thread {thread}") for thread in sorted(with_calls)]
         for track, name in [*tracks, *self._lanes.names()]:
             yield {**rank, "tid": track, "name": "thread_name", "args": {"name": name}}
             yield {**rank, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
@@ -126,7 +135,7 @@ class _Rank:
 def chrome(traces: Sequence[Trace]) -> dict[str, Any]:
     """One trace-event document of all ranks, their clocks aligned; times are in µs from the first event on.
 
-    Each rank is a process with a track for regions, a track for the calls of each thread (blocking calls, starts of
+    Each rank is a process with a track for the regions and one for the calls of each thread (blocking calls, starts of
     asynchronous ones, waits), and as many tracks for asynchronous works of each backend as run at a time. Arrows lead
     from the start of a work to the wait for it.
     """

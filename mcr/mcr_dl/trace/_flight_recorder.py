@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ def _entry(record: Record, place: _Place, number: int, trace: Trace) -> Entry:
 def _first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
     """By group: the first number from which no rank's ring has lost a call."""
     first: dict[tuple[str, int], int] = {}
+    members = {group.key: group.ranks for trace in traces for group in trace.groups}
     for trace in traces:
         if trace.lost == 0:
             continue
@@ -125,8 +127,9 @@ def _first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
         for record in trace.records:
             if not record.peer:
                 seen.setdefault(record.group.key, record.seq)
-        for key, seq in seen.items():
-            first[key] = max(first.get(key, 0), seq)
+        for key, ranks in members.items():
+            if trace.rank in ranks:
+                first[key] = max(first.get(key, 0), seen.get(key, sys.maxsize))  # it may have lost all of them
     return first
 
 

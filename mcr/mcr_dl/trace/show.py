@@ -65,7 +65,7 @@ def show(traces: Sequence[Trace], console: Console | None = None) -> None:
     console = console or Console()
     for name, parts in breakdown.tables(traces).items():
         console.say("Where the time went" if name == WHOLE else f"Where the time went: {name}", style="italic")
-        console.print(grid(parts))
+        console.print_whole(grid(parts), 80)
     lost = {trace.rank: trace.lost for trace in traces if trace.lost}
     if lost:
         console.say(f"records that the rings had overwritten, by rank: {lost}")

@@ -77,6 +77,9 @@ class Plan:
         return sum(len(unit.sizes) for unit in self.units)
 
 
+WHERE = ("operation", "dtype", "async_op")  # the fields of an event that name its unit
+
+
 def _key(event: Mapping[str, Any]) -> Key:
     return event["operation"], event["dtype"], event.get("async_op", False)
 
@@ -107,6 +110,7 @@ class Progress:
             self.apart.add(_key(event))
         elif kind == "done":
             self.done.add(_key(event))
+        if kind not in ("ready", "step", "sample"):
             self.step = None
 
     def out(self, unit: Unit) -> set[str]:
@@ -135,6 +139,7 @@ _FIELDS: dict[str, Mapping[str, type]] = {
     "excluded": {**_WHO, "reason": str},
     "apart": _WHERE,
     "done": _WHERE,
+    "interrupted": {},
 }
 
 

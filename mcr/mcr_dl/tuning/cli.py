@@ -232,9 +232,11 @@ def _table_with(path: Path, scale: Scale, progress: Progress, settings: dict[str
         except InvalidArgumentError as error:
             _say(f"replacing what was there: {error}")
             return tables.merge(fresh, scale)
-        if (old.host.fingerprint, old.software) == (fresh.host.fingerprint, fresh.software):
+        if not tables.outdated(old, fresh.host, running):
             kept = {name: value for name, value in old.settings.items() if name == "devices"}  # of scales on devices
-            return tables.merge(replace(old, created=fresh.created, settings={**kept, **settings}), scale)
+            both = replace(running, backends={**old.software.backends, **running.backends})  # each run names its own
+            joined = replace(old, created=fresh.created, software=both, settings={**kept, **settings})
+            return tables.merge(joined, scale)
         _say(f"replacing {path}, which is of another machine or other versions")
     return tables.merge(fresh, scale)
 

@@ -21,8 +21,8 @@ from mcr_dl.commands.arguments import FAILED
 from mcr_dl.groups import default_group
 from mcr_dl.measure import devices
 from mcr_dl.runtime import state
-from mcr_dl.tuning._journal import Journal, Plan, Progress
-from mcr_dl.tuning.worker import Worker
+from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
+from mcr_dl.tuning.worker import VISITS, Worker
 
 _LARGEST = 64 * documents.MIB
 _LATER_SECONDS = 2.0  # the other ranks leave after rank 0, which has something to write
@@ -43,8 +43,9 @@ class _Watched(Worker):
         super().note(event, **values)
 
     def _watch(self) -> None:
-        patience = self.limit + (0 if self.journal is not None else _LATER_SECONDS)
-        while time.monotonic() - self._heard < patience:
+        # Timing says nothing while it uses its budget.
+        more = self.plan.budget_seconds / VISITS + (0 if self.journal is not None else _LATER_SECONDS)
+        while time.monotonic() - self._heard < self.limit + more:
             time.sleep(0.2)
         if self.journal is not None:
             reason = f"no progress for {self.limit:.0f} s"
@@ -57,7 +58,7 @@ def blame(journal: Journal, progress: Progress, reason: str) -> str:
     step = progress.step
     if step is None:
         return reason
-    where = {"operation": step["operation"], "dtype": step["dtype"]}
+    where = {name: step[name] for name in WHERE if name in step}
     names = step["candidates"]
     if len(names) > 1:
         journal.add("apart", **where)
@@ -92,8 +93,13 @@ def run(plan: Plan, journal: Journal, limit: float, *, resume: bool) -> Progress
     devices.take(plan.device)
     default_group.init_process_group(list(plan.backends), tuning_table="none")
     worker = _Watched(plan, _shared(plan, journal, resume=resume), journal, limit)
-    worker.run()
+    try:
+        worker.run()
+    except (KeyboardInterrupt, SystemExit):  # by the user or the launcher: no candidate is to blame
+        if worker.journal is not None:
+            worker.journal.add("interrupted")
+        raise
+    worker.limit = float("inf")
     first = _C.world().rank() == 0  # type: ignore[union-attr]
     default_group.destroy_process_group()
-    worker.limit = float("inf")
     return worker.progress if first else None

@@ -23,7 +23,7 @@ from mcr_dl.tables.model import parts_of
 from mcr_dl.tables.table import Curve, Exclusion, Sample, Scale, now
 from mcr_dl.tables.winners import winners_of
 from mcr_dl.tuning import worker
-from mcr_dl.tuning._journal import Journal, Plan, Progress
+from mcr_dl.tuning._journal import WHERE, Journal, Plan, Progress
 
 _LOOK_SECONDS = 0.05
 _START_SECONDS = 60.0  # importing torch on a busy machine
@@ -59,7 +59,7 @@ class Tuner:
         while any(unit.key not in self.progress.done for unit in self.plan.units):
             before = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
             reason = self._once()
-            if reason:
+            if reason and any(unit.key not in self.progress.done for unit in self.plan.units):
                 self._blame(reason)
                 after = (len(self.progress.samples), len(self.progress.excluded), len(self.progress.apart))
                 if after == before:
@@ -82,7 +82,9 @@ class Tuner:
         while not ranks.wait(_LOOK_SECONDS):
             if self._take_news():
                 last, heard = time.monotonic(), True
-            limit = self.limit if heard else max(self.limit, _START_SECONDS)
+            # Timing says nothing while it uses its budget.
+            patience = self.limit + self.plan.budget_seconds / worker.VISITS
+            limit = patience if heard else max(patience, _START_SECONDS)
             # Once a rank has failed, wait() ends the others.
             if ranks.first_failure is None and time.monotonic() - last > limit:
                 return f"no progress for {limit:.0f} s"
@@ -118,7 +120,7 @@ class Tuner:
         step = self.progress.step
         if step is None:
             raise BackendUnavailableError(f"mcr-tune: the ranks did not start: {reason}; {self._who_starts()}")
-        where = {name: step[name] for name in ("operation", "dtype", "async_op") if name in step}
+        where = {name: step[name] for name in WHERE if name in step}
         if len(step["candidates"]) > 1:
             self._note("apart", **where)
             return
