@@ -87,7 +87,7 @@ def test_a_stopped_rank_is_not_lost(nursery: Nursery, rank: int) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [("0,0,1", "0,0,2"), ("0,0,0", "0,0,1"), ("0,1,1", "2,1,1")])
 def test_a_process_of_another_host_comes(nursery: Nursery, before: str, after: str) -> None:
-    """It is watched too: the one that is killed at once is replaced by another."""
+    """It is watched too: those that are killed while they wait, and at once afterwards, are replaced by another."""
     holder, environment = jobs.agent_store(nursery, 3)
     del holder
     rank = next(place for place in range(3) if before.split(",")[place] != after.split(",")[place])
@@ -96,7 +96,7 @@ def test_a_process_of_another_host_comes(nursery: Nursery, before: str, after: s
     ranks = [nursery.start(program, [before, *arguments], each) for each in environment]
     survivors = [child for place, child in enumerate(ranks) if place != rank]
     jobs.await_text(survivors, "lost: ")
-    for how in ("again", "yes"):
+    for how in ("waiting", "again", "yes"):
         new = nursery.start(program, [after, *arguments], {**environment[rank], "GROWING_REJOIN": how})
         nursery.wait([new], jobs.LIMIT)
     jobs.end(nursery, [*survivors, new])

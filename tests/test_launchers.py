@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -186,6 +188,15 @@ def test_ranks_and_their_cores(places: list[int], said: str) -> None:
     codes, text = run(list(zip(programs, launchers.rank_environments(2), strict=True)))
     assert codes == [0, 0], text
     assert text.count(f"2 {said}") == 2, text
+
+
+def test_a_host_whose_name_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a job on this host alone needs no name."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    address, store = launcher.listen(1, timedelta(seconds=20))
+    assert address.startswith("127.0.0.1:")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_crowded() -> None:

@@ -51,6 +51,18 @@ def test_a_module_that_is_not_there() -> None:
         Library("nothing").locate()
 
 
+def test_a_library_that_fails_in_a_way_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank has to learn of it: the error is an answer, and not raised on the one rank."""
+
+    def load(_: str) -> str:
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(registry, "load", load)
+    found = registry.condition("mpi", 2, named=False)
+    assert found.problem.startswith("backend 'mpi' is unavailable: UnicodeDecodeError: ")
+    assert not found.absent
+
+
 def test_what_auto_starts() -> None:
     """Real libraries in order of preference; each is a backend of its own folder or torch's."""
     assert {"mpi", "nccl", "gloo", "shm"} <= set(registry.automatic())

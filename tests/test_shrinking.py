@@ -52,6 +52,12 @@ def test_a_running_rank_does_not_call(nursery: Nursery) -> None:
     jobs.expect(survivors, jobs.REPORTED, "CollectiveTimeoutError: shrink: rank 2 still running")
 
 
+def test_a_rank_calls_after_the_timeout(nursery: Nursery) -> None:
+    """The others have given it up, and try again: then all of them meet."""
+    survivors = run(nursery, "gloo", "1,2~", SHRINKING_LIMIT="1")
+    jobs.expect(survivors, 0, "group of 3 of 4: rank")
+
+
 @pytest.mark.parametrize(("lost", "excluded"), [("1", "1"), ("0,2", "0,2"), ("3", "1,3")])
 def test_shrink_group_of_torch(nursery: Nursery, lost: str, excluded: str) -> None:
     """Its ranks may leave out more than those that are lost. The default group stays as it is."""

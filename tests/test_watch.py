@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +22,10 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
-from mcr_dl.watch import _report, dump
-from mcr_dl.watch._alarm import Exchange
+from mcr_dl.watch import _alarm, _losses, _report, dump
+from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
+from mcr_dl.watch._losses import Losses
 
 RANKS = [0, 1, 2]
 
@@ -248,6 +252,87 @@ def test_a_slow_store() -> None:
         free.set()
         failed.set()
         exchange.stop()
+
+
+def _exchange(store: Any, **more: Any) -> Exchange:
+    return Exchange(store, 0, 1, lambda _: report([]), more.get("heard", lambda *_: None))
+
+
+def test_a_long_time_without_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener's wait at the store ends by itself after a day; the listener does not."""
+    monkeypatch.setattr(_alarm, "_LONG", timedelta(seconds=0.2))
+    store, heard = torch_dist.TCPStore("127.0.0.1", 0, 1, True), threading.Event()
+    exchange = _exchange(store, heard=lambda *_: heard.set())
+    exchange.start()
+    try:
+        time.sleep(1)
+        assert exchange.lost is None
+        exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
+        assert heard.wait(10)
+    finally:
+        exchange.stop()
+
+
+def test_many_alarms_leave_little() -> None:
+    """A program may catch a timeout every second."""
+    store = torch_dist.TCPStore("127.0.0.1", 0, 1, True)
+    heard = threading.Semaphore(0)
+    exchange = _exchange(store, heard=lambda *_: heard.release())
+    exchange.start()
+    try:
+        for number in range(200):
+            exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
+            assert heard.acquire(timeout=10)
+            exchange.publish(number, "g", "text")
+            assert exchange._until(lambda: exchange.number == number + 1, 10)  # noqa: B023
+        assert store.num_keys() < 200 + 3 * 70  # the counters of the alarms stay
+    finally:
+        exchange.stop()
+
+
+def _busy(exchange: Exchange, seconds: float) -> None:
+    """Occupy the thread that uses the store."""
+    with contextlib.suppress(RuntimeError):
+        exchange.ask(lambda: time.sleep(seconds), limit=0.05)
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_the_end_of_a_process_while_the_store_is_slow(well: bool) -> None:
+    """A rank that has ended communication is not lost; the loss of another one is told once the store answers."""
+    store = torch_dist.HashStore()
+    exchange = _exchange(store)
+    exchange.start()
+    losses = Losses(exchange, 0)
+    losses._nodes, losses._peers = [0, 0, 1], SimpleNamespace(running=set)  # type: ignore[assignment]
+    store.set("watch/ended/1", json.dumps({"well": well, "ended": "it has ended"}))
+    try:
+        _busy(exchange, 1.0)
+        losses._ended(1, _report.identity(1), None)
+        assert losses.any is not well
+        told = exchange._until(lambda: store.check(["watch/ring/0/0"]) or exchange.number > 0, 0.1 if well else 10)
+        assert told is not well
+    finally:
+        exchange.stop()
+        _C.regain(1)
+
+
+def test_identities_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    """The rank says that it notices less, and still connects to other hosts."""
+    exchange = _exchange(torch_dist.HashStore())
+    exchange.lost = "it does not answer"
+    losses = Losses(exchange, 0)
+    connected: list[bool] = []
+    losses._connect = lambda *, wait: connected.append(wait)  # type: ignore[method-assign]
+    losses.begin([0, 0, 1])
+    assert connected == [True]
+    assert "it does not answer" in caplog.text
+
+
+def test_machines_of_equal_names() -> None:
+    """Process numbers have a meaning on their own machine alone."""
+    mine = _report.identity(1)
+    assert _losses._is_near(mine)
+    assert not _losses._is_near({**mine, "machine": f"{mine['host']}/another-boot"})
 
 
 @pytest.mark.parametrize(

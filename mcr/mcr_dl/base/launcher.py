@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -12,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -142,6 +144,29 @@ def slurm_address(environment: Mapping[str, str] = os.environ) -> tuple[str, int
     return first_host(nodes), 15000 + number(environment, "SLURM_JOB_ID", 0) % 45000
 
 
+def machine() -> str:
+    """Identify the machine: hosts may have equal names."""
+    name = socket.gethostname()
+    try:
+        return f"{name}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:
+        return name
+
+
+def own_address(size: int) -> str:
+    """Where the ranks of a job of ``size`` reach this host: by its name, if that can be resolved."""
+    host = socket.gethostname()
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        if local_size() == size:
+            return "127.0.0.1"
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks
+            return str(probe.getsockname()[0])
+    return host
+
+
 def tcp_store(host: str, port: int, rank: int, size: int, timeout: timedelta) -> torch_dist.Store:
     """The store of a group of ``size``: served by rank 0, reached by the others."""
     return torch_dist.TCPStore(host, port, size, rank == 0, timeout, wait_for_workers=False)
@@ -149,5 +174,5 @@ def tcp_store(host: str, port: int, rank: int, size: int, timeout: timedelta) ->
 
 def listen(size: int, timeout: timedelta) -> tuple[str, torch_dist.Store]:
     """On rank 0: a store on a free port, and its address as ``host:port``."""
-    store = torch_dist.TCPStore(socket.gethostname(), 0, size, True, timeout, wait_for_workers=False)
+    store = torch_dist.TCPStore(own_address(size), 0, size, True, timeout, wait_for_workers=False)
     return f"{store.host}:{store.port}", store

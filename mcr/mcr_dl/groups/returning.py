@@ -23,6 +23,7 @@ from mcr_dl.tables import choice
 
 STORE_ERRORS = (RuntimeError, OSError)
 _LONGEST = 0.02  # seconds between two looks at the store
+_ALIVE = 2.0  # seconds for a process that waits to say that it still does
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
 
@@ -79,7 +80,11 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
     for rank, text in sorted(watch.lost().items()):
         key = f"waiting/{rank}"
         word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
-        if word and desk.compare_set(f"taken/{word}", "", name) == name.encode():
+        if not word or desk.compare_set(f"taken/{word}", "", name) != name.encode():
+            continue
+        if not poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, _LONGEST):  # type: ignore[misc]
+            desk.delete_key(key)  # the process has ended while it waited
+        else:
             found.append(Applicant(rank, word, member, _node(current, rank, member), text))
     return found
 
@@ -90,7 +95,7 @@ def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
     nodes = current.knowledge.nodes
     for other in [rank, *range(len(nodes))]:
         known = watch.member(current.store, other)
-        if known is not None and known["host"] == member["host"]:
+        if known is not None and known["machine"] == member["machine"]:
             return int(nodes[other])
     return max(nodes) + 1
 
@@ -141,8 +146,17 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
     desk, word = _desk(store), uuid.uuid4().hex
     waiting, answered = f"waiting/{rank}", f"answer/{word}"
     desk.set(waiting, agreement.encode([word, watch.identity(rank)]))
+    here = False
+
+    def comes() -> bool:
+        nonlocal here
+        if not here and desk.check([f"taken/{word}"]):
+            desk.set(f"here/{word}", "")
+            here = True
+        return bool(desk.check([answered]))
+
     try:
-        if not poll(lambda: bool(desk.check([answered])), limit.total_seconds(), _LONGEST):
+        if not poll(comes, limit.total_seconds(), _LONGEST):
             message = (
                 f"rejoin: no group has taken this process for rank {rank} within {limit.total_seconds():g} s: its "
                 f"members have not called grow(), or the process that had the rank before is not lost"

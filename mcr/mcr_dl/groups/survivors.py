@@ -79,10 +79,13 @@ class _Meeting:
             while not self._store.check([f"{step}/outcome"]):
                 self._conclude(step, members, look)
                 time.sleep(_PAUSE)
-            ranks, words, (invited, broken) = agreement.decode(self._store.get(f"{step}/outcome"), step)
+            outcome = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
         except returning.STORE_ERRORS as error:
             _raise(self._what, error)
+        if isinstance(outcome, str):
+            raise CollectiveTimeoutError(outcome)
+        ranks, words, (invited, broken) = outcome
         problems, wishes = [word[0] for word in words], [word[1] for word in words]
         return _Outcome(ranks, problems, wishes, [returning.Applicant(*each) for each in invited], broken)
 
@@ -99,7 +102,16 @@ class _Meeting:
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
                 f"within the timeout"
             )
-            raise CollectiveTimeoutError(message)
+            # For all ranks: those that come later do not meet one that has gone.
+            self._store.compare_set(f"{step}/outcome", "", agreement.encode(message))
+
+    def is_over(self, step: str) -> bool:
+        """Whether the ranks that came to the step have given up the others."""
+        try:
+            key = f"{step}/outcome"
+            return self._store.check([key]) and isinstance(agreement.decode(self._store.get(key), step), str)
+        except returning.STORE_ERRORS:  # which the step itself reports
+            return False
 
 
 @dataclass
@@ -207,9 +219,11 @@ class Forming:
         return {key: getattr(self, key) for key in ("what", "name", "backends", "members", "asked", "wish")}
 
     def _next(self) -> tuple[str, _Meeting]:
-        turn = state.current().count(f"survivors {self.name}")
-        name = f"{self.name}/survivors-{turn}"
-        return name, self._meeting(name)
+        while True:
+            name = f"{self.name}/survivors-{state.current().count(f'survivors {self.name}')}"
+            meeting = self._meeting(name)
+            if not meeting.is_over("left"):
+                return name, meeting
 
     def _meeting(self, name: str) -> _Meeting:
         store = torch_dist.PrefixStore(f"{self.what}/{name}", state.current().store)

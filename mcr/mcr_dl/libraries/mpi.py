@@ -344,7 +344,7 @@ def _loaded(family: Family | None) -> MpiLibrary | None:
 def _mapped(pattern: re.Pattern[str]) -> list[str]:
     """The files of this name in the process's memory."""
     try:
-        maps = Path("/proc/self/maps").read_text()
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     except OSError:
         return []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)

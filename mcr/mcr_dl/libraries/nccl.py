@@ -92,7 +92,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 def _loaded() -> list[str]:
     try:
-        maps = Path("/proc/self/maps").read_text()
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     except OSError:
         return []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)

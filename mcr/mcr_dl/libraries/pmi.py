@@ -22,6 +22,8 @@ from pathlib import Path
 
 from torch.distributed import PrefixStore, Store
 
+from mcr_dl.base import launcher
+
 _MAPPING = "PMI_process_mapping"
 _KEY_LENGTH = 64
 _VALUE_LENGTH = 1024
@@ -40,9 +42,7 @@ class _State(Enum):
 
 def host_identity() -> str:
     """Identify the host for shared memory: host name, running kernel and /dev/shm must all be equal."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    parts = [launcher.machine()]
     with contextlib.suppress(OSError):
         parts.append(str(Path("/dev/shm").stat().st_dev))
     return "/".join(parts)

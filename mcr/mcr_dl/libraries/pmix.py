@@ -55,7 +55,7 @@ def server_library(mpi: str) -> str | None:
 
 
 def _loaded() -> list[Path]:
-    with contextlib.suppress(OSError), open(_IMAGE) as maps:
+    with contextlib.suppress(OSError), open(_IMAGE, errors="surrogateescape") as maps:
         return [
             Path(path) for path in dict.fromkeys(line.split(maxsplit=5)[-1].strip() for line in maps if _FILE in line)
         ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from mcr_dl import _C
-from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError
+from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError, InvalidTypeError, McrError
 from mcr_dl.libraries import c10d, mpi, nccl, null, shm
 from mcr_dl.libraries.descriptor import MODULES, Library
 
@@ -280,6 +280,10 @@ def condition(name: str, size: int, *, named: bool) -> Condition:
         load(name)
     except BackendUnavailableError as error:
         return Condition(problem=str(error), absent=library.is_absent(error), asked=asked)
+    except McrError:
+        raise
+    except Exception as error:  # of files and of other packages: all ranks must learn of it
+        return Condition(problem=f"backend '{name}' is unavailable: {type(error).__name__}: {error}", asked=asked)
     try:
         library.require_launcher(size)
     except BackendUnavailableError as error:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from pathlib import Path
 
+from mcr_dl.base import launcher
 from mcr_dl.libraries.descriptor import Library
 
 
@@ -17,9 +17,7 @@ class Shm(Library):
 
     def domain(self) -> str:
         """The host's name, its running kernel, and the network namespace, in which the ranks meet."""
-        parts = [socket.gethostname()]
-        with contextlib.suppress(OSError):
-            parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts = [launcher.machine()]
         with contextlib.suppress(OSError):
             parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
         return "/".join(parts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,7 +126,7 @@ def facts(libraries: dict[str, str], argument: str | os.PathLike[str] | None) ->
     path = _own_file(argument)
     return {
         "libraries": libraries,
-        "node": socket.gethostname(),
+        "node": launcher.machine(),
         "cores": launcher.cores(),
         "table": None if path is None else _digest(path),
         "rules": os.environ.get(rules.VARIABLE, ""),

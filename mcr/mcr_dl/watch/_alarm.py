@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.watch._report import Report
 
 _LONG = timedelta(days=1)
+_KEPT = 64  # alarms whose reports stay at the store
 _PAUSE = 0.02  # between two checks for answers
 _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
 ANSWERS = 0.8  # seconds for the other ranks' reports
@@ -110,6 +111,11 @@ class Exchange:
         """The number of the next alarm."""
         return self._number
 
+    @property
+    def slow(self) -> bool:
+        """Whether the store can be asked again, though it may not have answered the last time."""
+        return self.lost in (None, _SLOW)
+
     def start(self) -> None:
         """Listen from now on."""
         self._asker.start()
@@ -176,14 +182,26 @@ class Exchange:
                 self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
                 self._number += 1
                 self._heard(number, alarm)
+                self._forget(number)
             except StoreError as error:
                 self.lost = str(error).partition("\n")[0]
                 return
 
+    def _forget(self, number: int) -> None:
+        """Delete what no rank reads any more: a program may catch a timeout every second for weeks."""
+        self._listening.delete_key(f"ring/{number}/{self._rank}")
+        self._listening.delete_key(f"report/{number - _KEPT}/{self._rank}")
+        if self._rank == 0:
+            self._listening.delete_key(f"diagnosis/{number - _KEPT}")
+
     def _next(self) -> Alarm | None:
         key = f"ring/{self._number}/{self._rank}"
         if self._sleeps:
-            self._listening.wait([key], _LONG)
+            try:
+                self._listening.wait([key], _LONG)
+            except torch_dist.DistStoreError:  # the time is over
+                if not self._listening.check([key]):  # which raises if the store is gone
+                    return None
         elif not self._listening.check([key]):
             self._ending.wait(_POLL)
             return None
@@ -204,12 +222,10 @@ class Exchange:
 
     def gather(self, number: int, limit: float = ANSWERS) -> Answers:
         """The reports on an alarm that come within ``limit`` seconds. Raises StoreError."""
-        keys = {rank: f"report/{number}/{rank}" for rank in range(self._size)}
-        self._until(lambda: self._mine.check(list(keys.values())), limit)
-        here = [rank for rank, key in keys.items() if self._mine.check([key])]
-        values = self._mine.multi_get([keys[rank] for rank in here]) if here else []
-        reports = {rank: decode(value) for rank, value in zip(here, values, strict=True)}
-        return Answers(reports, [rank for rank in keys if rank not in reports])
+        keys = [f"report/{number}/{rank}" for rank in range(self._size)]
+        self._until(lambda: self._mine.check(keys), limit)
+        reports = self.all_left(f"report/{number}", range(self._size))
+        return Answers(reports, [rank for rank in range(self._size) if rank not in reports])
 
     @staticmethod
     def _until(condition: Callable[[], bool], limit: float) -> bool:
@@ -292,6 +308,15 @@ class Exchange:
         """The value that a rank has left there, or None. Raises StoreError."""
         name = f"{key}/{rank}"
         return decode(self._mine.get(name)) if self._mine.check([name]) else None
+
+    def all_left(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The values that these ranks have left there. Raises StoreError."""
+        names = {rank: f"{key}/{rank}" for rank in ranks}
+        here = list(names)
+        if names and not self._mine.check(list(names.values())):
+            here = [rank for rank, name in names.items() if self._mine.check([name])]
+        values = self._mine.multi_get([names[rank] for rank in here]) if here else []
+        return {rank: decode(value) for rank, value in zip(here, values, strict=True)}
 
     @property
     def store(self) -> torch_dist.Store:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 from functools import partial
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.base import launcher
 from mcr_dl.watch import _connections
 from mcr_dl.watch._alarm import ENDED, MEMBER, Alarm, Exchange, StoreError
 from mcr_dl.watch._connections import Broken, Connections
@@ -19,7 +19,10 @@ from mcr_dl.watch._peers import Peers, ending_text
 from mcr_dl.watch._report import identity, pid_namespace
 
 _log = logging.getLogger("mcr_dl")
+_START = 10.0  # seconds for the identities of other ranks, which all ranks of a job read at once
 _NOTE = 0.3  # seconds to read the last report of an ended process
+_READS = 6  # of it, at a store that is only slow
+_LATER = 10.0  # seconds in which a loss that could not be told is told again
 _GRACE = 0.3  # after the loss: calls that the library ends itself have its own text
 _NEWS = 1.5  # seconds for the loss of a rank of another host to be told
 _TRIES = 20  # to raise an alarm while others are raised
@@ -33,7 +36,7 @@ def process_of(member: dict[str, Any]) -> str:
 
 def _is_near(member: dict[str, Any]) -> bool:
     """Whether the process runs on this host, and its number has a meaning here."""
-    return bool(member["host"] == socket.gethostname() and member["processes"] == pid_namespace())
+    return bool(member["machine"] == launcher.machine() and member["processes"] == pid_namespace())
 
 
 class Losses:
@@ -64,11 +67,14 @@ class Losses:
         self._nodes = list(nodes)
         here = [rank for rank in self._of(nodes[self._rank]) if rank != self._rank]
         try:
-            members = self._exchange.ask(lambda: {rank: self._exchange.left(MEMBER, rank) for rank in here})
-        except StoreError:
-            return  # the job cannot start without its store, and says so
-        near = {rank: each for rank, each in members.items() if each and _is_near(each)}
-        self._peers = Peers(near, self._ended)
+            members = self._exchange.ask(lambda: self._exchange.all_left(MEMBER, here), _START)
+        except StoreError as error:
+            text = (
+                "rank %d notices the end of the other processes of its host only by time limits: their identities: %s"
+            )
+            _log.warning(text, self._rank, error)
+        else:
+            self._peers = Peers({rank: each for rank, each in members.items() if _is_near(each)}, self._ended)
         self._connect(wait=True)
 
     def _of(self, node: int) -> list[int]:
@@ -194,11 +200,16 @@ class Losses:
 
     def _why(self, rank: int, end: str, *, failed: bool) -> str | None:
         """The text for a rank whose process has ended or cannot be reached; None if it has ended communication."""
-        report, readable = None, True
-        try:
-            report = self._exchange.ask(lambda: self._exchange.left(ENDED, rank), _NOTE)
-        except StoreError:
-            readable = False
+        report, readable = None, False
+        for _ in range(1 if failed else _READS):
+            try:
+                report, readable = self._exchange.ask(lambda: self._exchange.left(ENDED, rank), _NOTE), True
+            except StoreError:
+                if not self._exchange.slow:
+                    break
+                time.sleep(_NOTE)
+            else:
+                break
         if report is not None and report["well"]:
             return None
         if not readable and self._exchange.closed_well and not failed:
@@ -270,11 +281,26 @@ class Losses:
     def _tell(self, rank: int, text: str, process: str) -> None:
         """Tell all ranks, through the store."""
         alarm = Alarm(self._rank, "lost", "", text, lost=rank, process=process)
-        with contextlib.suppress(*StoreError):
-            self._exchange.ask(partial(self._raise_alarm, alarm), 2 * _TRIES * _PAUSE)
+        if not self._told(alarm):
+            threading.Thread(target=self._tell_later, args=(alarm,), name="mcr_dl news", daemon=True).start()
 
-    def _raise_alarm(self, alarm: Alarm) -> None:
+    def _tell_later(self, alarm: Alarm) -> None:
+        """The store was slow, or other alarms came first: ranks that no connection reaches must learn it, too."""
+        deadline = time.monotonic() + _LATER
+        while self._exchange.slow and time.monotonic() < deadline:
+            time.sleep(_NOTE)
+            if self._told(alarm):
+                return
+
+    def _told(self, alarm: Alarm) -> bool:
+        try:
+            return self._exchange.ask(partial(self._raise_alarm, alarm), 2 * _TRIES * _PAUSE)
+        except StoreError:
+            return False
+
+    def _raise_alarm(self, alarm: Alarm) -> bool:
         for _ in range(_TRIES):
             if self._exchange.raise_alarm(alarm)[1]:
-                return
+                return True
             time.sleep(_PAUSE)
+        return False

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from mcr_dl import _C
+from mcr_dl.base import launcher
 from mcr_dl.libraries.pmi import host_identity
 
 FORMAT, VERSION = "mcr-dl dump", 1
@@ -51,6 +52,7 @@ def identity(rank: int) -> dict[str, Any]:
         "rank": rank,
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "machine": launcher.machine(),
         "system": host_identity(),
         "processes": pid_namespace(),
     }
