@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
-import pickle
 import re
 import threading
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as torch_dist
-from torch.distributed.flight_recorder import fr_trace
 
 from harness import Pools
 from mcr_dl import _C
@@ -442,64 +439,6 @@ def test_views_of_a_log_that_is_off_say_so(pools: Pools, tmp_path: Path, world: 
     quiet = ranks.run(log.on_without_calls, str(tmp_path))
     assert "Communication of this rank" in quiet[0][0]
     assert [warnings for _, warnings in quiet] == [0] * world
-
-
-def _analyse(traces: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The result of torch's own analyzer on the exported files."""
-    assert main(["export", str(traces), "--format", "flight-recorder", "-o", str(folder)]) == 0
-    capsys.readouterr()
-    try:
-        fr_trace.main([str(folder), "-o", str(folder.with_suffix(".db"))])
-    finally:
-        gc.enable()  # which the analyzer leaves off
-    _, database = pickle.loads(folder.with_suffix(".db").read_bytes())
-    return database
-
-
-def test_torch_analyses_a_clean_run(pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for world, backends in ((2, ["mpi", "gloo"]), (3, ["gloo", "null"])):
-        traces = tmp_path / f"{world}"
-        pools.get("processes", world).run(log.traced, str(traces), backends)
-        database = _analyse(traces, tmp_path / f"fr{world}", capsys)
-        kinds = [collective.collective_name.partition(":")[2] for collective in database.collectives]
-        assert all(collective.pass_check for collective in database.collectives)
-        assert all(collective.missing_ranks is None for collective in database.collectives)
-        collectives = ["all_reduce", "all_to_all"] * 2 + ["all_gather_v", "reduce", *["all_reduce"] * 3, "barrier"]
-        assert [kind for kind in kinds if kind in collectives] == collectives
-        assert len([kind for kind in kinds if kind.startswith(("send", "recv"))]) == 1
-
-
-def test_torch_finds_the_missing_call(pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rank 1 makes 8 collectives and a barrier where rank 0 makes 9 and a barrier."""
-    traces = tmp_path / "traces"
-    for rank, file in enumerate(pools.get("processes", 2).run(log.short, str(traces))):
-        assert Path(file).name == f"rank{rank}.json"
-    database = _analyse(traces, tmp_path / "fr", capsys)
-    wrong = [each for each in database.collectives if not each.pass_check or each.missing_ranks]
-    first = wrong[0]
-    assert first.collective_name == "gloo:all_reduce"
-    assert first.mismatch_collectives is not None
-    assert first.mismatch_collectives[1].collective_name == "gloo:barrier"
-    good = [each for each in database.collectives if each.pass_check and not each.missing_ranks]
-    assert len(good) == 8
-
-
-def test_torch_names_the_rank_that_others_wait_for(
-    pools: Pools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Traces that were saved while ranks were in a call, without asking the others."""
-    traces = tmp_path / "traces"
-    pools.get("processes", 3).run(log.stuck, str(traces))
-    found = _files.read_all(traces)
-    assert [trace.records[-1].state for trace in found] == ["issued", "completed", "issued"]
-    assert found[0].records[-1].end is None
-    assert {trace.clock.method for trace in found} == {_clock.WALL}
-    (good, missing) = _analyse(traces, tmp_path / "fr", capsys).collectives
-    assert good.missing_ranks is None
-    assert missing.missing_ranks == {1}
-    assert (missing.collective_name, missing.collective_state) == ("gloo:all_reduce", "scheduled")
-    assert main(["merge", str(traces), "-o", str(tmp_path / "trace.json")]) == 0
-    assert "by the hosts' time of day" in capsys.readouterr().out
 
 
 def test_traces_by_environment(pools: Pools, tmp_path: Path) -> None:
