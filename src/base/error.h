@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -40,11 +40,18 @@ class Cause {
   virtual ~Cause() = default;
 };
 
-class Error : public std::runtime_error {
+/// Copies share their text and may be used by several threads. std::runtime_error's copies share theirs too, but by
+/// counters inside libstdc++, which TSan does not see.
+class Error : public std::exception {
  public:
-  Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
-  Error(ErrorCode code, const std::string& text, Subject subject)
-      : std::runtime_error(text), code_(code), subject_(std::make_shared<const Subject>(std::move(subject))) {}
+  Error(ErrorCode code, std::string text) : text_(std::make_shared<const std::string>(std::move(text))), code_(code) {}
+  Error(ErrorCode code, std::string text, Subject subject) : Error(code, std::move(text)) {
+    subject_ = std::make_shared<const Subject>(std::move(subject));
+  }
+  // No moves: what() of an error that has been moved from would have no text.
+  Error(const Error&) = default;
+  Error& operator=(const Error&) = default;
+  const char* what() const noexcept override { return text_->c_str(); }
   ErrorCode code() const noexcept { return code_; }
   /// Null if the error is not about a call that other ranks take part in.
   const Subject* subject() const noexcept { return subject_.get(); }
@@ -59,8 +66,10 @@ class Error : public std::runtime_error {
   const std::shared_ptr<const Cause>& cause() const noexcept { return cause_; }
 
  private:
+  // Shared pointers: copying an exception must not throw.
+  std::shared_ptr<const std::string> text_;
   ErrorCode code_;
-  std::shared_ptr<const Subject> subject_;  // shared: copying an exception must not throw
+  std::shared_ptr<const Subject> subject_;
   std::shared_ptr<const Cause> cause_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/work.h"
 
+#include <stdexcept>
 #include <thread>
 
 #include "check.h"
