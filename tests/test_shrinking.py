@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 import jobs
+from harness import launchers
 from mcr_dl.testing.nursery import Child, Nursery
 
 
@@ -13,9 +14,16 @@ def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables
     """The survivors, which have ended."""
     ranks = jobs.start(nursery, "shrinking", [backends, losses], size, **variables)
     stages = losses.replace("/", ",").split(",")
-    survivors = [child for rank, child in enumerate(ranks) if str(rank) not in [each.rstrip("!*?") for each in stages]]
+    lost = [each.rstrip("!*?-+") for each in stages]
+    survivors = [child for rank, child in enumerate(ranks) if str(rank) not in lost]
     jobs.end(nursery, survivors)
     return survivors
+
+
+def of_library(name: str) -> dict[str, str]:
+    """The variables of a job on one of the MPI libraries."""
+    named = {"MCR_DL_MPI_LIB": str(launchers.openmpi_library())} if name == "Open MPI" else {}
+    return {"MCR_DL_MPI_INTERRUPTIBLE": "1", **named}
 
 
 @pytest.mark.parametrize("backends", ["gloo", "shm", "shm,gloo"])
@@ -37,13 +45,31 @@ def test_a_rank_is_lost_inside_shrink(nursery: Nursery, backends: str, losses: s
     jobs.expect(run(nursery, backends, losses), 0, "group of 2 of 4: rank")
 
 
-def test_a_library_of_the_whole_job_is_left_out(nursery: Nursery) -> None:
-    """MPI may wait for the lost rank. Without another backend, all survivors raise the same error."""
-    survivors = run(nursery, "mpi,gloo", "1")
-    jobs.expect(survivors, 0, "group of 3 of 4: rank")
+@pytest.mark.parametrize("library", ["MPICH", "Open MPI"])
+@pytest.mark.parametrize(
+    ("backends", "losses", "sizes"),
+    [("mpi", "1", [3]), ("mpi,gloo", "1,2", [2]), ("mpi,shm", "1/0/3", [3, 2, 1]), ("mpi,gloo", "1,2+", [2])],
+)
+def test_mpi_goes_on(nursery: Nursery, library: str, backends: str, losses: str, sizes: list[int]) -> None:
+    """On one host, new communicators connect the ranks that are left."""
+    for rank, child in enumerate(run(nursery, backends, losses, **of_library(library))):
+        jobs.expect([child], 0, *(f"group of {size} of 4: rank" for size in [4, *sizes]))
+        assert f"group of {sizes[-1]} of 4: rank {rank}, {backends}" in child.text, child.text
+        assert "goes on without" not in child.text, child.text
+
+
+@pytest.mark.parametrize("library", ["MPICH", "Open MPI"])
+def test_mpi_does_not_return(nursery: Nursery, library: str) -> None:
+    """It waits for a rank that is lost while it connects: the survivors agree again, and go on without MPI.
+
+    Without another backend, all of them raise the same error.
+    """
+    survivors = run(nursery, "mpi,gloo", "1,2-", **of_library(library))
+    jobs.expect(survivors, 0, "group of 2 of 4: rank")
     jobs.expect(survivors[:1], 0, "shrink: group 'default' goes on without mpi")
     assert all(child.text.rstrip().endswith(", gloo") for child in survivors), survivors[0].text
-    jobs.expect(run(nursery, "mpi", "1", 3), jobs.REPORTED, "BackendUnavailableError: shrink: group 'default': none of")
+    survivors = run(nursery, "mpi", "1,2-", **of_library(library))
+    jobs.expect(survivors, jobs.REPORTED, "BackendUnavailableError: shrink: group 'default': none of")
 
 
 def test_a_running_rank_does_not_call(nursery: Nursery) -> None:

@@ -2,9 +2,9 @@
 """Ranks that go on without lost ones: shrinking.py BACKENDS LOSSES, with backends as "mpi,gloo".
 
 LOSSES names the ranks that end at each stage, as "1/3": rank 1, and after the first shrink rank 3. "2!" ends inside
-shrink(), before the ranks have agreed, "2*" when it has left its address for the new group, "2?" does not call it, "2~"
-calls it after the others' timeout, and they call it again. A survivor prints its new rank and the backends of each
-group.
+shrink(), before the ranks have agreed, "2*" when it has left its address for the new group, "2-" and "2+" before and
+after it connects to the others by MPI, "2?" does not call it, "2~" calls it after the others' timeout, and they call it
+again. A survivor prints its new rank and the backends of each group.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from datetime import timedelta
 import torch
 
 import mcr_dl as dist
-from mcr_dl.groups import survivors
-from mcr_dl.runtime import watched_store
+from mcr_dl.groups import reconnecting, survivors
+from mcr_dl.runtime import communicators, watched_store
 
 LIMIT = timedelta(seconds=float(os.environ.get("SHRINKING_LIMIT", "1800")))
 REPORTED = 3
@@ -32,12 +32,13 @@ def die(*_: object, **__: object) -> None:
 
 
 def check(group: object, world: int) -> None:
-    """Each kind of call on the group: blocking, asynchronous, between two ranks."""
+    """Each kind of call on the group: blocking on each backend, asynchronous, between two ranks."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     ranks = dist.get_process_group_ranks(group)
-    x = torch.full((1000,), float(dist.get_rank()))
-    dist.all_reduce(x, group=group)
-    assert x[0] == sum(ranks), (x[0], ranks)
+    for backend in dist.get_backends(group):
+        x = torch.full((1000,), float(dist.get_rank()))
+        dist.all_reduce(backend, x, group=group)
+        assert x[0] == sum(ranks), (backend, x[0], ranks)
     parts = torch.empty(size)
     dist.all_gather_into_tensor(parts, torch.tensor([float(rank)]), group=group, async_op=True).wait()
     assert parts.tolist() == list(range(size))
@@ -76,7 +77,11 @@ def main(backends: str, losses: str) -> None:
             survivors._Meeting._conclude = die  # type: ignore[method-assign]
         elif f"{me}*" in lost:
             watched_store.WatchedStore.wait = die  # type: ignore[method-assign]
-        elif not any(each.endswith(("!", "*")) for each in lost):
+        elif f"{me}-" in lost:
+            communicators._unless_lost = die  # type: ignore[assignment]
+        elif f"{me}+" in lost:
+            reconnecting._exchange = die
+        elif not any(each.endswith(("!", "*", "-", "+")) for each in lost):
             try:
                 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]
                 for work in works:

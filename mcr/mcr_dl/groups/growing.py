@@ -36,8 +36,8 @@ def grow(
     Args:
         group: the group, perhaps one that ``shrink`` made; None: the default group.
         timeout: of the new group's operations, and for all to arrive; the old group's by default.
-        backend: names as for new_group. By default those of the old group, except for libraries that start on all
-            ranks of a job together (MPI). A warning names what is left out.
+        backend: names as for new_group. By default those of the old group, except, with new processes, for libraries
+            that start on all ranks of a job together (MPI). A warning names what is left out.
         pg_options: as for new_group.
 
     Raises as ``shrink`` does; BackendUnavailableError, on all ranks, if a waiting process cannot use a backend or has

@@ -30,9 +30,9 @@ def shrink(
     Args:
         group: the group that has lost ranks; None: the default group.
         timeout: of the new group's operations, and for the survivors to arrive; the old group's by default.
-        backend: names as for new_group. By default those of the old group, except for libraries that start on all
-            ranks of a job together (MPI): after a loss they may wait for the lost rank. A warning names what is left
-            out.
+        backend: names as for new_group. By default those of the old group. A library that starts on all ranks of a
+            job together (MPI) may wait for the lost rank: the survivors first try whether it connects them, for five
+            seconds at most and in jobs on one host only. A warning names what is left out, and why.
         pg_options: as for new_group.
 
     Raises CollectiveTimeoutError if a member is running but does not call, BackendUnavailableError if no backend is

@@ -26,11 +26,13 @@ from mcr_dl.base.errors import (
     McrError,
     PeerLostError,
 )
-from mcr_dl.groups import factory, forms, returning
+from mcr_dl.groups import factory, forms, reconnecting, returning
+from mcr_dl.libraries import registry
 from mcr_dl.runtime import core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
+_NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
 _Look = Callable[[], tuple[list[returning.Applicant], bool]]
 
 
@@ -140,6 +142,8 @@ class Forming:
     wish: dict[str, Any] = field(default_factory=dict)
     former: _C.Group | None = None
     _rank: int = field(default_factory=lambda: state.current().launch.rank)
+    # By library that starts on all ranks of a job together: why it does not connect the members; empty if it does.
+    _tried: dict[str, str] = field(default_factory=dict)
 
     def shrink(self, *, exactly: bool = False) -> _C.Group:
         """Make a group of the members that are left. Each of them calls this.
@@ -149,7 +153,7 @@ class Forming:
         wanted = self.members
         while True:
             name, meeting = self._next()
-            outcome = meeting.meet("left", self.members, look=lambda: ([], self._broken()))
+            outcome = meeting.meet("left", self.members, wish=self._usable(), look=lambda: ([], self._broken()))
             self._leave_out(outcome.ranks)
             self.changed = self.changed or outcome.broken
             if exactly and self.members != wanted:
@@ -159,7 +163,7 @@ class Forming:
                     f"of them"
                 )
                 raise PeerLostError(message)
-            made = self._made(name, meeting)
+            made = self._made(name, meeting) if self._try(outcome, name, meeting) else None
             if made is not None:
                 return made
 
@@ -170,14 +174,31 @@ class Forming:
         """
         name, meeting = self._next()
         before = self.members
-        outcome = meeting.meet("left", before, look=lambda: self._look(name))
+        outcome = meeting.meet("left", before, wish=self._usable(), look=lambda: self._look(name))
         self._leave_out(outcome.ranks)
         self.changed = self.changed or outcome.broken
         if outcome.invited:
             return self._take(outcome.invited, name, meeting, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
             return None
-        return self._made(name, meeting) or self.shrink()
+        return (self._made(name, meeting) if self._try(outcome, name, meeting) else None) or self.shrink()
+
+    def _usable(self) -> list[str]:
+        return [] if self.asked is not None else reconnecting.usable(self.backends)
+
+    def _try(self, outcome: _Outcome, name: str, meeting: _Meeting) -> bool:
+        """Try the libraries that all members could use, if ranks are lost; False if more have been lost meanwhile."""
+        self._tried = {}
+        common = [each for each in outcome.wishes[0] if all(each in wish for wish in outcome.wishes)]
+        if not self.changed or not common:
+            return True
+        problems = {each: reconnecting.problem(each, name, self.members) for each in common}
+        tried = meeting.meet("tried", self.members, wish=problems)
+        if tried.ranks != self.members:
+            self._leave_out(tried.ranks)
+            return False
+        self._tried = {each: next(filter(None, (wish[each] for wish in tried.wishes)), "") for each in common}
+        return True
 
     def _take(self, invited: list[returning.Applicant], name: str, meeting: _Meeting, *, ordered: bool) -> _C.Group:
         """Make the group with these processes. If there is an error, their ranks are lost again."""
@@ -273,16 +294,19 @@ class Forming:
         names = lines.that_fit(self.backends if self.asked is None else self.asked, self.members)
         if self.asked is not None or not self.changed:
             return names
-        kept = returning.that_take_others(names)
+        libraries = dict.fromkeys(each for name in names for each in registry.together(name))
+        problems = {each: self._tried.get(each, _NOT_TRIED) for each in libraries}
+        kept = [name for name in names if not any(problems[each] for each in registry.together(name))]
         left_out = [name for name in names if name not in kept]
+        reasons = "".join(f"; {each}: {text}" for each, text in problems.items() if text)
         if not kept:
             message = (
                 f"group {self.name!r}: none of its backends ({', '.join(names)}) can go on after a loss: add one such "
-                f"as gloo at init_process_group(), or name one in backend="
+                f"as gloo at init_process_group(), or name one in backend={reasons}"
             )
             raise BackendUnavailableError(message)
         if left_out and self.members[0] == self._rank:
-            _log.warning("%s: group %r goes on without %s", self.what, self.name, ", ".join(left_out))
+            _log.warning("%s: group %r goes on without %s%s", self.what, self.name, ", ".join(left_out), reasons)
         return kept
 
 

@@ -157,9 +157,14 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for part in _C.Candidate(name).parts for each in (*parts_of(part), part)))
 
 
+def together(name: str) -> list[str]:
+    """The libraries of the backend, or of its parts, that all ranks of a job start and end together."""
+    return [each for each in parts_of(name) or (name,) if describe(each).together]
+
+
 def of_all_ranks(name: str) -> bool:
     """Whether the backend, or a part of it, is a library that all ranks of a job start and end together."""
-    return any(describe(each).together for each in parts_of(name) or (name,))
+    return bool(together(name))
 
 
 def is_hierarchical(name: str) -> bool:

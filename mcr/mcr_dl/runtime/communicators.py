@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -13,12 +14,20 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import NotInitializedError, PeerLostError
+from mcr_dl.base.errors import CollectiveTimeoutError, NotInitializedError, PeerLostError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
 from mcr_dl.runtime.watched_store import WatchedStore
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
+PATIENCE = 5.0  # seconds, after a loss, for a library that may wait for the lost rank
+# By library: the last action that was left while it ran. Until it ends, the library may be locked.
+_left: dict[str, Future[object]] = {}
+
+
+def is_stuck(name: str) -> bool:
+    """Whether a thread of this process is still inside the library, which connects ranks of which some were lost."""
+    return name in _left and not _left[name].done()
 
 
 def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
@@ -40,15 +49,22 @@ def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = Non
         argument = _unless_lost(group, partial(library.argument, store, group)) if adopted is None else adopted
         turn = current.count(f"connect {group.name()} {name}")
         meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
-        group._connect(name, path, argument, meeting)
+        connecting = partial(group._connect, name, path, argument, meeting)
+        if library.together and watch.has_lost():
+            watch.tolerate(group._label)  # this thread goes on if that one does not return
+            _unless_lost(group, connecting, name)
+        else:
+            connecting()
         library.started()
 
 
-def _unless_lost(group: _C.Group, action: Callable[[], object]) -> object:
+def _unless_lost(group: _C.Group, action: Callable[[], object], library: str = "") -> object:
     """Run an action that connects the group, and that nothing can interrupt.
 
     Once ranks have been lost, more may be: then it runs on a thread of its own. Raises PeerLostError if the group loses
     a rank meanwhile; the thread goes on until the action ends by itself.
+
+    ``library``: one that may wait for ranks that were lost before; raises CollectiveTimeoutError after PATIENCE.
     """
     if not watch.has_lost():
         return action()
@@ -61,13 +77,20 @@ def _unless_lost(group: _C.Group, action: Callable[[], object]) -> object:
             result.set_exception(error)
 
     threading.Thread(target=run, name="mcr_dl connect", daemon=True).start()
+    deadline = time.monotonic() + PATIENCE
     while True:
         lost = _C.lost(group._label)
         wait([result], _NOTICE)
         if result.done():
             return result.result()
+        overdue = bool(library) and time.monotonic() > deadline
+        if library and (overdue or lost is not None):
+            _left[library] = result
         if lost is not None:
             raise PeerLostError(lost)
+        if overdue:
+            message = f"{library} does not connect the ranks that are left within {PATIENCE:g} s"
+            raise CollectiveTimeoutError(message)
 
 
 def _store(group: _C.Group, name: str) -> torch_dist.Store:

@@ -26,6 +26,7 @@ from mcr_dl.watch._watch import (
     replace,
     start,
     stop,
+    tolerate,
     watch_processes,
 )
 
@@ -50,5 +51,6 @@ __all__ = [
     "replace",
     "start",
     "stop",
+    "tolerate",
     "watch_processes",
 ]

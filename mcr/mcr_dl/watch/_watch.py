@@ -72,6 +72,7 @@ class Watch:
         self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
+        self._tolerated: set[str] = set()  # labels of groups whose making may stay in a library
         self._sampler = threading.Thread(target=self._sample, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
@@ -90,6 +91,10 @@ class Watch:
     def lost(self) -> dict[int, str]:
         """The ranks whose processes have been lost, and what happened to each."""
         return self._losses.texts
+
+    def tolerate(self, label: str) -> None:
+        """Let threads that connect the group of this label stay in their library."""
+        self._tolerated.add(label)
 
     def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank."""
@@ -143,7 +148,7 @@ class Watch:
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
         for activity in self._ages.sample():
-            if activity["waits"]:
+            if activity["waits"] or activity["label"] in self._tolerated:
                 continue
             age = activity["age"]
             main = activity["thread"] == os.getpid()
@@ -432,6 +437,12 @@ def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
     """
     if _current is not None:
         _current.replace(rank, member, text, node)
+
+
+def tolerate(label: str) -> None:
+    """The process does not end if threads that connect the group of this label stay in their library."""
+    if _current is not None:
+        _current.tolerate(label)
 
 
 def give_up(rank: int, text: str) -> None:
