@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as torch_dist
 
 import jobs
 from harness import launchers
 from mcr_dl import _C
+from mcr_dl.groups import returning
 from mcr_dl.testing.nursery import Child, Nursery
 from mcr_dl.watch._alarm import Alarm
 from mcr_dl.watch._losses import Losses, process_of
@@ -80,11 +86,30 @@ def unreachable(*_: object) -> None:
     raise OSError("no store")
 
 
+def test_a_waiting_process_that_was_taken_for_ended() -> None:
+    """It was too slow to answer, or its group was not made: it applies again, under another word."""
+    store = torch_dist.HashStore()
+    desk = torch_dist.PrefixStore("rejoin", store)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(returning.apply, store, 1, timedelta(seconds=30))
+        first = json.loads(desk.get("waiting/1"))[0]
+        desk.set(f"taken/{first}", returning._DISMISSED)
+        deadline = time.monotonic() + 20
+        while (second := json.loads(desk.get("waiting/1"))[0]) == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        desk.set(f"taken/{second}", "an attempt")
+        desk.wait([f"here/{second}"])
+        fields = dict.fromkeys(returning.Answer.__dataclass_fields__, 0)
+        desk.set(f"answer/{second}", json.dumps(fields))
+        assert waiting.result(20) == returning.Answer(**fields)
+
+
 def test_late_news_of_the_process_before() -> None:
     """They do not concern the process that has taken its place: ranks of other hosts may hear them late."""
     losses = Losses(SimpleNamespace(ask=unreachable), 0)
     losses.begin([0] * 10)
-    before, after = ({"host": "node1", "processes": "pid:[1]", "pid": pid} for pid in (10, 11))
+    before, after = ({"machine": "node1", "processes": "pid:[1]", "pid": pid} for pid in (10, 11))
     losses.replace(9, after, "lost rank 9", 0)
     losses.alarmed(Alarm(2, "lost", "", "lost rank 9", lost=9, process=process_of(before)))
     assert not losses.any

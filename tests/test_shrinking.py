@@ -72,6 +72,14 @@ def test_mpi_does_not_return(nursery: Nursery, library: str) -> None:
     jobs.expect(survivors, jobs.REPORTED, "BackendUnavailableError: shrink: group 'default': none of")
 
 
+def test_a_rank_grows_while_the_others_shrink(nursery: Nursery) -> None:
+    """It had no call that needed the lost rank. It raises the loss, and shrinks with the others."""
+    survivors = run(nursery, "gloo", "1,2^")
+    jobs.expect(survivors, 0, "group of 3 of 4: rank", "lost: ")
+    jobs.expect(survivors[1:2], 0, "lost: grow: lost rank 1: process")
+    jobs.expect(run(nursery, "gloo", "1,0^,2^"), 0, "group of 3 of 4: rank", "lost: ")
+
+
 def test_a_running_rank_does_not_call(nursery: Nursery) -> None:
     """It is named once the timeout has passed."""
     survivors = run(nursery, "gloo", "1,2?", SHRINKING_LIMIT="2")

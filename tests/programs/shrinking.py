@@ -4,7 +4,8 @@
 LOSSES names the ranks that end at each stage, as "1/3": rank 1, and after the first shrink rank 3. "2!" ends inside
 shrink(), before the ranks have agreed, "2*" when it has left its address for the new group, "2-" and "2+" before and
 after it connects to the others by MPI, "2?" does not call it, "2~" calls it after the others' timeout, and they call it
-again. A survivor prints its new rank and the backends of each group.
+again, "2^" has not noticed the loss and calls grow() first. A survivor prints its new rank and the backends of each
+group.
 """
 
 from __future__ import annotations
@@ -81,6 +82,12 @@ def main(backends: str, losses: str) -> None:
             communicators._unless_lost = die  # type: ignore[assignment]
         elif f"{me}+" in lost:
             reconnecting._exchange = die
+        elif f"{me}^" in lost:
+            try:
+                dist.grow(group, LIMIT)
+                raise AssertionError("grow() has ended well while other ranks were in shrink()")
+            except dist.PeerLostError as error:
+                print(f"lost: {error}", flush=True)
         elif not any(each.endswith(("!", "*", "-", "+")) for each in lost):
             try:
                 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]

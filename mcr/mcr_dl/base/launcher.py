@@ -76,12 +76,17 @@ def export_local_rank() -> None:
     os.environ.setdefault("LOCAL_RANK", str(max(detect().local_rank, 0)))
 
 
-def local_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks of the job run on this host, from the launcher; all of them if it does not say."""
+def _stated_local_size(environment: Mapping[str, str] = os.environ) -> int | None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
         if name in environment:
             return number(environment, name)
-    return detect(environment).size
+    return None
+
+
+def local_size(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of the job run on this host, from the launcher; all of them if it does not say."""
+    stated = _stated_local_size(environment)
+    return detect(environment).size if stated is None else stated
 
 
 def own_core(local_rank: int, local_size: int) -> int | None:
@@ -159,11 +164,13 @@ def own_address(size: int) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        if local_size() == size:
+        if _stated_local_size() == size:
             return "127.0.0.1"
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks
             return str(probe.getsockname()[0])
+        if local_size() == size:
+            return "127.0.0.1"
     return host
 
 

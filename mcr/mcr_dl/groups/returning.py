@@ -24,6 +24,7 @@ from mcr_dl.tables import choice
 STORE_ERRORS = (RuntimeError, OSError)
 _LONGEST = 0.02  # seconds between two looks at the store
 _ALIVE = 2.0  # seconds for a process that waits to say that it still does
+_DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
 
@@ -82,11 +83,18 @@ def applicants(current: state.State, name: str) -> list[Applicant]:
         word, member = agreement.decode(desk.get(key), key) if desk.check([key]) else ("", {})
         if not word or desk.compare_set(f"taken/{word}", "", name) != name.encode():
             continue
-        if not poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, _LONGEST):  # type: ignore[misc]
-            desk.delete_key(key)  # the process has ended while it waited
-        else:
-            found.append(Applicant(rank, word, member, _node(current, rank, member), text))
+        applicant = Applicant(rank, word, member, _node(current, rank, member), text)
+        if poll(lambda word=word: bool(desk.check([f"here/{word}"])), _ALIVE, _LONGEST):  # type: ignore[misc]
+            found.append(applicant)
+        else:  # the process has ended while it waited, or is slow
+            dismiss(current, [applicant])
     return found
+
+
+def dismiss(current: state.State, found: Iterable[Applicant]) -> None:
+    """Processes that were found are not taken: those that still wait apply again."""
+    for each in found:
+        _desk(current.job_store).set(f"taken/{each.word}", _DISMISSED)
 
 
 def _node(current: state.State, rank: int, member: dict[str, Any]) -> int:
@@ -143,17 +151,27 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
 
     Raises CollectiveTimeoutError if none does within the limit.
     """
-    desk, word = _desk(store), uuid.uuid4().hex
-    waiting, answered = f"waiting/{rank}", f"answer/{word}"
-    desk.set(waiting, agreement.encode([word, watch.identity(rank)]))
-    here = False
+    desk, waiting = _desk(store), f"waiting/{rank}"
+    word, here = "", False
+
+    def put_down() -> str:
+        made = uuid.uuid4().hex
+        desk.set(waiting, agreement.encode([made, watch.identity(rank)]))
+        return made
 
     def comes() -> bool:
-        nonlocal here
-        if not here and desk.check([f"taken/{word}"]):
+        nonlocal word, here
+        if desk.check([f"answer/{word}"]):
+            return True
+        taken = desk.get(f"taken/{word}") if desk.check([f"taken/{word}"]) else b""
+        if taken == _DISMISSED.encode():
+            word, here = put_down(), False
+        elif taken and not here:
             desk.set(f"here/{word}", "")
             here = True
-        return bool(desk.check([answered]))
+        return False
+
+    word = put_down()
 
     try:
         if not poll(comes, limit.total_seconds(), _LONGEST):
@@ -164,8 +182,9 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
             raise CollectiveTimeoutError(message)
     except BaseException:
         with contextlib.suppress(*STORE_ERRORS):
-            desk.delete_key(waiting)
+            desk.compare_set(f"taken/{word}", "", _DISMISSED)  # a later process may wait under the same rank's key
         raise
+    answered = f"answer/{word}"
     return Answer(**agreement.decode(desk.get(answered), answered))
 
 

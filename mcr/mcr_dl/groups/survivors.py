@@ -7,6 +7,7 @@ store's atomic compare_set.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from mcr_dl.runtime import core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
+_GRACE = 20.0  # seconds for the first rank to look, once all have come
 _NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
 _Look = Callable[[], tuple[list[returning.Applicant], bool]]
 
@@ -42,6 +44,7 @@ class _Outcome(NamedTuple):
     ranks: list[int]  # global ranks that have come to the step and are not lost
     problems: list[str]  # theirs, in the order of the ranks; empty texts for none
     wishes: list[Any]  # theirs, in the same order
+    functions: list[str]  # that they have called, in the same order
     invited: list[returning.Applicant]  # processes that take the places of lost ranks
     broken: bool  # the former group has lost a rank
 
@@ -77,7 +80,7 @@ class _Meeting:
         """
         mine = f"{step}/{self._rank}"
         try:
-            self._store.set(mine, agreement.encode([problem, wish]))
+            self._store.set(mine, agreement.encode([problem, wish, self._what]))
             while not self._store.check([f"{step}/outcome"]):
                 self._conclude(step, members, look)
                 time.sleep(_PAUSE)
@@ -88,8 +91,8 @@ class _Meeting:
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
         ranks, words, (invited, broken) = outcome
-        problems, wishes = [word[0] for word in words], [word[1] for word in words]
-        return _Outcome(ranks, problems, wishes, [returning.Applicant(*each) for each in invited], broken)
+        problems, wishes, functions = [list(column) for column in zip(*words, strict=True)]
+        return _Outcome(ranks, problems, wishes, functions, [returning.Applicant(*each) for each in invited], broken)
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
@@ -98,7 +101,7 @@ class _Meeting:
         if running and running[0] == self._rank and self._store.check(keys):
             words = [agreement.decode(self._store.get(key), key) for key in keys]
             self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, words, look()]))
-        elif time.monotonic() > self._deadline:
+        elif time.monotonic() > self._deadline + (_GRACE if self._store.check(keys) else 0):
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
@@ -156,6 +159,8 @@ class Forming:
             outcome = meeting.meet("left", self.members, wish=self._usable(), look=lambda: ([], self._broken()))
             self._leave_out(outcome.ranks)
             self.changed = self.changed or outcome.broken
+            if self._differ(outcome):  # those in grow() raise, and come again
+                continue
             if exactly and self.members != wanted:
                 missing = [each for each in wanted if each not in self.members]
                 message = (
@@ -174,9 +179,12 @@ class Forming:
         """
         name, meeting = self._next()
         before = self.members
-        outcome = meeting.meet("left", before, wish=self._usable(), look=lambda: self._look(name))
+        outcome = self._meet_applicants(name, meeting)
         self._leave_out(outcome.ranks)
         self.changed = self.changed or outcome.broken
+        if self._differ(outcome):
+            message = f"{self.what}: {self._loss()}; other ranks of group {self.name!r} are in shrink()"
+            raise PeerLostError(message)
         if outcome.invited:
             return self._take(outcome.invited, name, meeting, ordered=before == sorted(before))
         if self.members == before and not outcome.broken:
@@ -217,8 +225,45 @@ class Forming:
                 watch.give_up(each.rank, text)
             _raise(self.what, error)
 
-    def _look(self, name: str) -> tuple[list[returning.Applicant], bool]:
-        return returning.applicants(state.current(), name), self._broken()
+    def _meet_applicants(self, name: str, meeting: _Meeting) -> _Outcome:
+        """Meet the other members; one of them looks for processes that wait. Those that are not taken may wait on."""
+        found: list[returning.Applicant] = []
+        invited: list[returning.Applicant] = []
+
+        def look() -> tuple[list[returning.Applicant], bool]:
+            found.extend(returning.applicants(state.current(), name))
+            return found, self._broken()
+
+        try:
+            outcome = meeting.meet("left", self.members, wish=self._usable(), look=look)
+            invited = [] if self._are_mixed(outcome) else outcome.invited
+            return outcome
+        finally:
+            with contextlib.suppress(*returning.STORE_ERRORS):
+                returning.dismiss(state.current(), [each for each in found if each not in invited])
+
+    @staticmethod
+    def _are_mixed(outcome: _Outcome) -> bool:
+        return len(set(outcome.functions)) > 1
+
+    def _differ(self, outcome: _Outcome) -> bool:
+        """Whether some members have noticed a loss, and others have not: they are in shrink() and in grow().
+
+        Raises InvalidArgumentError, on all of them, if there is no loss.
+        """
+        if not self._are_mixed(outcome):
+            return False
+        if self.changed:
+            return True
+        pairs = zip(outcome.ranks, outcome.functions, strict=True)
+        calls = ", ".join(f"{function}() on rank {rank}" for rank, function in pairs)
+        message = f"{self.what}: expected one function on all ranks of group {self.name!r}, got {calls}"
+        raise InvalidArgumentError(message)
+
+    def _loss(self) -> str:
+        """What has happened to the former group."""
+        lost = None if self.former is None else _C.lost(self.former._label)
+        return lost or f"ranks of group {self.name!r} are lost"
 
     def _broken(self) -> bool:
         return self.former is not None and core_groups.is_broken(self.former)
@@ -247,7 +292,8 @@ class Forming:
                 return name, meeting
 
     def _meeting(self, name: str) -> _Meeting:
-        store = torch_dist.PrefixStore(f"{self.what}/{name}", state.current().store)
+        # One prefix for shrink() and grow(): of members in both, each would wait for the other.
+        store = torch_dist.PrefixStore(f"survivors/{name}", state.current().store)
         return _Meeting(self.what, store, self._rank, self.limit)
 
     def _leave_out(self, left: list[int]) -> None:
@@ -267,12 +313,16 @@ class Forming:
             made = factory.make_group(name, self.members, self._names(), self.limit)
         except McrError as error:
             problem = str(error)
-        made_by = meeting.meet("made", self.members, problem, wish=self.wish)
-        told = next(filter(None, made_by.problems), "") or self._formed(made, made_by)
-        if made is not None and made_by.ranks == self.members and not told:
+        told, used = "", False
+        try:
+            made_by = meeting.meet("made", self.members, problem, wish=self.wish)
+            told = next(filter(None, made_by.problems), "") or self._formed(made, made_by)
+            used = made is not None and made_by.ranks == self.members and not told
+        finally:
+            if not used and name in current.groups:
+                core_groups.forget_group(current.groups[name])
+        if used:
             return made
-        if name in current.groups:
-            core_groups.forget_group(current.groups[name])
         if made_by.ranks == self.members:
             raise BackendUnavailableError(f"{self.what}: {told}")
         self._leave_out(made_by.ranks)

@@ -29,6 +29,7 @@ _PAUSE = 0.02  # between two checks for answers
 _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
 ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
+_PARTING = 5.0  # seconds for what a rank must leave at its end
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _PREFIX = "watch"  # of the keys in the store
 # Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
@@ -139,9 +140,12 @@ class Exchange:
         """End that thread: no more requests will be made."""
         self._requests.put(None)
 
-    def ask(self, action: Callable[[], T], limit: float = INQUIRY) -> T:
-        """Run an action that uses the store; raises StoreError, also if it takes longer than the limit."""
-        if self.lost is not None:
+    def ask(self, action: Callable[[], T], limit: float = INQUIRY, *, anyhow: bool = False) -> T:
+        """Run an action that uses the store; raises StoreError, also if it takes longer than the limit.
+
+        ``anyhow``: also if the store has not answered the last time.
+        """
+        if self.lost is not None and not (anyhow and self.slow):
             raise RuntimeError(self.lost)
         results: list[T | Exception] = []
         done = threading.Event()
@@ -182,7 +186,8 @@ class Exchange:
                 self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
                 self._number += 1
                 self._heard(number, alarm)
-                self._forget(number)
+                with contextlib.suppress(*StoreError):  # a store of another kind may not delete
+                    self._forget(number)
             except StoreError as error:
                 self.lost = str(error).partition("\n")[0]
                 return
@@ -197,10 +202,12 @@ class Exchange:
     def _next(self) -> Alarm | None:
         key = f"ring/{self._number}/{self._rank}"
         if self._sleeps:
+            begin = time.monotonic()
             try:
                 self._listening.wait([key], _LONG)
-            except torch_dist.DistStoreError:  # the time is over
+            except RuntimeError:  # the time is over, which each kind of store says in its own way
                 if not self._listening.check([key]):  # which raises if the store is gone
+                    self._ending.wait(0 if time.monotonic() - begin > _POLL else _POLL)
                     return None
         elif not self._listening.check([key]):
             self._ending.wait(_POLL)
@@ -296,10 +303,14 @@ class Exchange:
             if self._mine.check([ring]) and not self._mine.get(ring):
                 self._mine.delete_key(ring)
 
-    def leave(self, key: str, value: Any) -> bool:
-        """Leave a value for all ranks, under this rank's number; False if the store cannot be reached."""
+    def leave(self, key: str, value: Any, *, surely: bool = False) -> bool:
+        """Leave a value for all ranks, under this rank's number; False if the store cannot be reached.
+
+        ``surely``: wait longer for a store that is slow.
+        """
+        limit = _PARTING if surely else INQUIRY
         try:
-            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)))
+            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)), limit, anyhow=surely)
         except StoreError:
             return False
         return True

@@ -31,7 +31,7 @@ _PAUSE = 0.02
 
 def process_of(member: dict[str, Any]) -> str:
     """Names a process among all that have had a rank."""
-    return f"{member['host']}/{member['processes']}/{member['pid']}"
+    return f"{member['machine']}/{member['processes']}/{member['pid']}"
 
 
 def _is_near(member: dict[str, Any]) -> bool:
@@ -52,6 +52,7 @@ class Losses:
         self._silence = _connections.limit()
         self._texts: dict[int, str] = {}  # of lost ranks
         self._untold: dict[int, tuple[str, str]] = {}  # text and process of those that the other hosts do not know
+        self._told_here: set[int] = set()  # of these, those that this rank has told
         self._replaced: dict[int, str] = {}  # by rank: the process that has taken the place of a lost one
         self._since = 0.0
         self._lock = threading.Condition()
@@ -155,6 +156,7 @@ class Losses:
         with self._lock:
             self._replaced[rank] = process_of(member)
             self._untold.pop(rank, None)
+            self._told_here.discard(rank)
             del self._texts[rank]
             _C.regain(rank)
             self._nodes[rank] = node
@@ -195,7 +197,9 @@ class Losses:
         running = self._peers.running() - self._untold.keys()
         if len(set(self._nodes)) > 1 and not any(other < self._rank for other in running):
             for lost, (why, gone) in list(self._untold.items()):
-                self._tell(lost, why, gone)
+                if lost not in self._told_here:
+                    self._told_here.add(lost)
+                    self._tell(lost, why, gone)
         self._lose(rank, text, process)
 
     def _why(self, rank: int, end: str, *, failed: bool) -> str | None:
@@ -282,14 +286,16 @@ class Losses:
         """Tell all ranks, through the store."""
         alarm = Alarm(self._rank, "lost", "", text, lost=rank, process=process)
         if not self._told(alarm):
-            threading.Thread(target=self._tell_later, args=(alarm,), name="mcr_dl news", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can start
+                threading.Thread(target=self._tell_later, args=(alarm,), name="mcr_dl news", daemon=True).start()
 
     def _tell_later(self, alarm: Alarm) -> None:
         """The store was slow, or other alarms came first: ranks that no connection reaches must learn it, too."""
         deadline = time.monotonic() + _LATER
         while self._exchange.slow and time.monotonic() < deadline:
             time.sleep(_NOTE)
-            if self._told(alarm):
+            # Another process may have the rank by now, of which some ranks know nothing else.
+            if self._texts.get(alarm.lost) != alarm.text or self._told(alarm):
                 return
 
     def _told(self, alarm: Alarm) -> bool:

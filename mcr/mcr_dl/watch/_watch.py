@@ -115,7 +115,9 @@ class Watch:
         self._well = well
         if self._failed is not None and self._failed not in reason:
             reason = f"{reason}, after a failure of {self._failed}"
-        self._exchange.leave(ENDED, _report.last(self.rank, self._size, self._ages, reason, well=well))
+        # Without its note, a rank that ends as intended would be taken for lost.
+        last = _report.last(self.rank, self._size, self._ages, reason, well=well)
+        self._exchange.leave(ENDED, last, surely=well)
         self._losses.stop(well=well)
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
