@@ -32,8 +32,12 @@ TIMED = {
     "test_reports",
     "test_shrinking",
     "test_start",
+    "test_syndicate",
     "test_syndicate_faults",
     "test_torch_debug",
+    "test_trials",
+    "test_tune",
+    "test_two_mpi",
     "test_user_code",
     "test_watch",
 }

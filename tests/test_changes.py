@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_come(pools: Pools, size: int) -> None:
     assert text.startswith("set_passes (group ")
     assert f"rank {size - 1} did not come within the timeout of 2000 ms" in text
     assert "Where the ranks are" in text
-    assert all(taken >= 1.9 for _, taken in answers[:-1])
+    assert max(taken for _, taken in answers[:-1]) >= 1.9  # of the first, whose timeout ends the wait of all
 
 
 @sizes

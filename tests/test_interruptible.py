@@ -14,9 +14,9 @@ NAME = "MCR_DL_MPI_INTERRUPTIBLE"
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("lost", "raised PeerLostError after 1"),
-        ("abort", "raised BackendError after 0"),
-        ("interrupt", "raised KeyboardInterrupt after 0"),
+        ("lost", "raised PeerLostError after "),
+        ("abort", "raised BackendError after "),
+        ("interrupt", "raised KeyboardInterrupt after "),
     ],
 )
 def test_a_waiting_call_raises(nursery: Nursery, how: str, text: str) -> None:

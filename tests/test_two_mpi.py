@@ -30,7 +30,7 @@ def variables() -> dict[str, str]:
 def test_both(nursery: Nursery, names: str, size: int, variables: dict[str, str]) -> None:
     """Calls on both in turn and at the same time, in either order of starting; each answers with its own name."""
     ranks = jobs.start(nursery, "two_mpi", [names], size, **variables)
-    jobs.end(nursery, ranks)
+    jobs.end(nursery, ranks, LIMIT)
     for rank in ranks:
         assert rank.code == 0, rank.text
         found = DONE.search(rank.text)
@@ -68,7 +68,7 @@ def test_a_rank_is_lost(nursery: Nursery, names: str, variables: dict[str, str])
     """In a call of the second library: the others raise or end, and name the rank."""
     ranks = jobs.start(nursery, "faulty", [names, "collective", "kill"], 3, FAULTY_LIMIT="1800", **variables)
     survivors = [ranks[0], ranks[2]]
-    jobs.end(nursery, survivors)
+    jobs.end(nursery, survivors, LIMIT)
     for rank in survivors:
         assert rank.code in (jobs.REPORTED, jobs.ENDED), rank.text
         assert re.search(names.partition(";")[2] + r"\.\w+ \(group '", rank.text), rank.text

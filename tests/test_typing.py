@@ -47,7 +47,15 @@ mcr_dl.passes.Fuse()
 def _checked(tmp_path: Path, program: str) -> str:
     path = tmp_path / "program.py"
     path.write_text(program)
-    command = [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file=",
+        "--strict",
+        "--cache-dir",
+        str(tmp_path.parent / "mypy-cache"),
+    ]
     command += ["--follow-imports=silent", "--show-error-codes", str(path)]
     result = subprocess.run(
         command,

@@ -141,6 +141,7 @@ TEST(an_asynchronous_call) {
   CHECK(second.waited >= first.waited + 5'000'000);
   logged.behaviour.open = true;
   wait(*work, 10s, nullptr);
+  CHECK(logged.alone.backend().progress.drain(10s));  // the log hears of the end after those that wait
   record = logged.only();
   CHECK(record.state == CallState::Completed && record.start <= record.end && record.waited >= second.waited);
   wait(*work, 10s, nullptr);  // it is over: no wait
@@ -165,6 +166,7 @@ TEST(failures) {
   const auto work = ranks::start(logged.alone.group(), all_reduce(data));
   logged.behaviour.open = true;
   CHECK(check::has(ranks::failure([&] { wait(*work, 10s, nullptr); }).text, "link down"));
+  CHECK(logged.alone.backend().progress.drain(10s));
   const auto all = logged.readings();
   CHECK(all.size() == 2);
   for (const auto& reading : all) CHECK(reading.record.state == CallState::Failed && reading.record.end != 0);
@@ -193,6 +195,7 @@ TEST(who_has_sent_a_message_from_anybody) {
   CHECK(logged.readings()[1].record.root == kAnyRank);
   logged.behaviour.open = true;
   wait(*work, 10s, nullptr);
+  CHECK(logged.alone.backend().progress.drain(10s));
   CHECK(logged.readings()[0].record.root == 2 && logged.readings()[1].record.root == 3);
 }
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 if __name__ == "__main__":
-    dist.init_process_group("mcr", timeout=timedelta(seconds=2))
+    dist.init_process_group("mcr", timeout=timedelta(seconds=6))  # of the start, too
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
     work = dist.all_reduce(tensor, async_op=dist.get_rank() == 1)

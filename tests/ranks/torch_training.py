@@ -21,7 +21,7 @@ from ranks import session
 
 Results = dict[str, torch.Tensor]
 
-TIMEOUT = timedelta(seconds=40)
+TIMEOUT = timedelta(seconds=120)
 # For float64 results on more than two ranks, where libraries add in different orders; a step's error is about 1e-16.
 TOLERANCE = 1e-11
 
