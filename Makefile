@@ -219,7 +219,7 @@ SANITIZED_PY = PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELO
 .PHONY: build/sanitize-address.tests build/sanitize-thread.tests
 build/sanitize-address.tests build/sanitize-thread.tests: build/sanitize-%.tests: build
 	@mkdir -p build/sanitize-$*/site build/sanitize-$*/planted
-	$(call COMPILE,building the package with -fsanitize=$(SANITIZE),build/sanitize-$*.log,build/sanitize-$*/cmake,$(NO_PRECOMPILED) \
+	$(call COMPILE,building the package with -fsanitize=$(SANITIZE),build/sanitize-$*.log,build/sanitize-$*/cmake,\
 	  -DPython_EXECUTABLE="$(CURDIR)/$(PY)" -DMCR_DL_SANITIZE=$(SANITIZE),\
 	  $(CMAKE) --install build/sanitize-$*/cmake --prefix build/sanitize-$*/site && \
 	  $(or $(CXX),c++) -std=c++20 -g -fsanitize=$(SANITIZE) -fno-sanitize-recover=all -shared -fPIC tests/sanitize/planted.cc \

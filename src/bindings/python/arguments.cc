@@ -58,17 +58,6 @@ const Coding& coding_of(std::string_view text) {
   return Codecs::instance().coding(text);
 }
 
-// Valid as long as the object lives.
-std::string_view string(PyObject* value, const char* parameter, const char* expected) {
-  Py_ssize_t length = 0;
-  const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
-  if (text == nullptr) {
-    PyErr_Clear();
-    wrong(ErrorCode::InvalidType, parameter, expected, represented(value));
-  }
-  return {text, static_cast<std::size_t>(length)};
-}
-
 // Distinguishes the name of an uninitialized backend from a typo. Only the error's kind depends on it.
 [[noreturn]] void no_such_backend(Group& group, const Candidate& candidate, PyObject* value) {
   const std::string name = represented(value);
@@ -106,6 +95,16 @@ Group::Slot* named_slot(Group& group, const Candidate& candidate, PyObject* valu
 }
 
 }  // namespace
+
+std::string_view string(PyObject* value, const char* parameter, const char* expected) {
+  Py_ssize_t length = 0;
+  const char* text = PyUnicode_Check(value) != 0 ? PyUnicode_AsUTF8AndSize(value, &length) : nullptr;
+  if (text == nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, expected, represented(value));
+  }
+  return {text, static_cast<std::size_t>(length)};
+}
 
 bool truth(PyObject* value, const char* parameter) {
   const int result = PyObject_IsTrue(value);

@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include <chrono>
+#include <string_view>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <utility>
 #include <vector>
@@ -24,6 +25,8 @@ struct Named {
 
 bool truth(PyObject* value, const char* parameter);
 int64_t integer(PyObject* value, const char* parameter);
+/// Valid as long as the object lives. `expected`: for the error, such as "the name of a backend".
+std::string_view string(PyObject* value, const char* parameter, const char* expected);
 std::vector<int64_t> integers(PyObject* value, const char* parameter);
 /// A timedelta, or seconds.
 std::chrono::milliseconds milliseconds(PyObject* value, const char* parameter);
