@@ -205,14 +205,15 @@ RUNTIME = $(shell $(or $(CXX),c++) -print-file-name=lib$(1).so)
 # Python itself is not instrumented, so the runtime is preloaded. Leaks are checked in the C++ tests only: here the memory
 # that Python and torch keep until the end would hide them. TSan sees the locks of Python, torch and MPI, which are pthread
 # calls, but not their reads and writes: their calls of memcpy, free and the like only order accesses. UCX must not watch
-# munmap: TSan calls it while a lock of UCX is held, which deadlocks.
+# munmap: TSan calls it while a lock of UCX is held, which deadlocks. Neither UCX nor Open MPI may read other processes'
+# memory: ASan takes the addresses that they give to process_vm_readv for this process's own.
 build/sanitize-address.tests: SANITIZE := address,undefined
 build/sanitize-address.tests: PLANTED := overrun overflow
 build/sanitize-address.tests: PRELOAD = $(call RUNTIME,asan) $(call RUNTIME,stdc++)
 build/sanitize-thread.tests: SANITIZE := thread
 build/sanitize-thread.tests: PLANTED := race
 build/sanitize-thread.tests: PRELOAD = $(call RUNTIME,tsan) $(call RUNTIME,stdc++)
-SANITIZED_PY = PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELOAD)" UCX_MEM_EVENTS=no \
+SANITIZED_PY = PYTHONPATH="$(CURDIR)/build/sanitize-$*/site" LD_PRELOAD="$(PRELOAD)" UCX_MEM_EVENTS=no UCX_TLS=^cma OMPI_MCA_smsc=^cma \
   ASAN_OPTIONS="detect_leaks=0:log_path=$(CURDIR)/$(1)/report.txt" UBSAN_OPTIONS=print_stacktrace=1 \
   TSAN_OPTIONS="ignore_interceptors_accesses=1:exitcode=0:log_path=$(CURDIR)/$(1)/report.txt" $(PY)
 

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "ranks.h"
 
+using namespace std::chrono_literals;
 namespace {
 
 using namespace mcr;
