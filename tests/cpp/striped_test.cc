@@ -9,6 +9,7 @@
 #include "ranks.h"
 
 using namespace std::chrono_literals;
+
 namespace {
 
 using namespace mcr;
