@@ -78,8 +78,10 @@ def find(family: Family | None = None) -> MpiLibrary:
 def load(family: Family | None = None) -> MpiLibrary:
     """Find the library and load it. Calling it again is cheap and changes nothing."""
     library = find(family)
+    if family in _chosen and _chosen[family].path == library.path:
+        return library  # also since its own global symbols would count as another library's below
     mode = os.RTLD_NOW
-    if family is None and library.family == "openmpi":
+    if family is None and library.family == "openmpi" and not _is_openmpi_5(library):
         mode |= os.RTLD_GLOBAL  # the plugins of Open MPI up to 3 expect its symbols there
     if hasattr(ctypes.CDLL(None), "MPI_Init"):
         mode |= os.RTLD_DEEPBIND  # a library with global symbols is there: this one's own calls must not reach it
@@ -89,6 +91,11 @@ def load(family: Family | None = None) -> MpiLibrary:
         raise MpiLibraryError(f"{library.path} ({library.how}) cannot be loaded: {error}") from error
     _chosen[family] = library
     return library
+
+
+def _is_openmpi_5(library: MpiLibrary) -> bool:
+    """Whether it is Open MPI 5: libmpi.so.40 is also that of 3 and 4."""
+    return Path(library.path).resolve().with_name("libopen-pal.so.80").exists()
 
 
 def module(library: MpiLibrary) -> str:
