@@ -55,6 +55,7 @@ class Losses:
         self._told_here: set[int] = set()  # of these, those that this rank has told
         self._replaced: dict[int, str] = {}  # by rank: the process that has taken the place of a lost one
         self._since = 0.0
+        self._stopping = False
         self._lock = threading.Condition()
         self._nodes: list[int] = []  # each rank's host
         self._peers: Peers | None = None
@@ -94,6 +95,7 @@ class Losses:
 
     def stop(self, *, well: bool) -> None:
         """End the threads that watch. ``well``: this process is not lost."""
+        self._stopping = True
         if self._connections is not None:
             self._connections.stop(well=well)
         if self._peers is not None:
@@ -209,7 +211,7 @@ class Losses:
             try:
                 report, readable = self._exchange.ask(lambda: self._exchange.left(ENDED, rank), _NOTE), True
             except StoreError:
-                if not self._exchange.slow:
+                if not self._exchange.slow or self._stopping:
                     break
                 time.sleep(_NOTE)
             else:
