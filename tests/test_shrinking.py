@@ -14,7 +14,7 @@ def run(nursery: Nursery, backends: str, losses: str, size: int = 4, **variables
     """The survivors, which have ended."""
     ranks = jobs.start(nursery, "shrinking", [backends, losses], size, **variables)
     stages = losses.replace("/", ",").split(",")
-    lost = [each.rstrip("!*?-+") for each in stages]
+    lost = [each.rstrip("!*?-+b") for each in stages]
     survivors = [child for rank, child in enumerate(ranks) if str(rank) not in lost]
     jobs.end(nursery, survivors)
     return survivors
@@ -70,6 +70,14 @@ def test_mpi_does_not_return(nursery: Nursery, library: str) -> None:
     assert all(child.text.rstrip().endswith(", gloo") for child in survivors), survivors[0].text
     survivors = run(nursery, "mpi", "1,2-", **of_library(library))
     jobs.expect(survivors, jobs.REPORTED, "BackendUnavailableError: shrink: group 'default': none of")
+
+
+def test_a_loss_inside_a_blocking_call_of_mpi(nursery: Nursery) -> None:
+    """The new group is watched as any other: a call that cannot be interrupted ends its process."""
+    survivors = run(nursery, "mpi,gloo", "1/2b")
+    jobs.expect(
+        survivors, jobs.ENDED, "group of 3 of 4: rank", "PeerLostError: auto.all_reduce (group 'default/survivors-0'"
+    )
 
 
 def test_a_rank_grows_while_the_others_shrink(nursery: Nursery) -> None:

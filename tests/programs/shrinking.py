@@ -4,8 +4,8 @@
 LOSSES names the ranks that end at each stage, as "1/3": rank 1, and after the first shrink rank 3. "2!" ends inside
 shrink(), before the ranks have agreed, "2*" when it has left its address for the new group, "2-" and "2+" before and
 after it connects to the others by MPI, "2?" does not call it, "2~" calls it after the others' timeout, and they call it
-again, "2^" has not noticed the loss and calls grow() first. A survivor prints its new rank and the backends of each
-group.
+again, "2^" has not noticed the loss and calls grow() first. "2b" ends while the others are in a blocking call. A
+survivor prints its new rank and the backends of each group.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(backends: str, losses: str) -> None:
     check(group, world)
     for stage in losses.split("/"):
         lost = stage.split(",")
-        if str(me) in lost:
+        if {str(me), f"{me}b"} & set(lost):
             die()
         if f"{me}?" in lost:
             time.sleep(LIMIT.total_seconds() * 3)
@@ -90,6 +90,8 @@ def main(backends: str, losses: str) -> None:
                 print(f"lost: {error}", flush=True)
         elif not any(each.endswith(("!", "*", "-", "+")) for each in lost):
             try:
+                if any(each.endswith("b") for each in lost):
+                    dist.all_reduce(torch.ones(1000), group=group)
                 works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(3)]
                 for work in works:
                     work.wait()

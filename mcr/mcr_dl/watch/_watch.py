@@ -150,7 +150,7 @@ class Watch:
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
         for activity in self._ages.sample():
-            if activity["waits"] or activity["label"] in self._tolerated:
+            if activity["waits"] or (activity["op"] == "connect" and activity["label"] in self._tolerated):
                 continue
             age = activity["age"]
             main = activity["thread"] == os.getpid()
