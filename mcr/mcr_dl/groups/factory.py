@@ -21,14 +21,16 @@ def make_group(
     *,
     mpi_comm: int | None = None,
     line: bool = False,
+    patience: float | None = None,
 ) -> _C.Group:
     """A connected group of global ranks that includes this process, with the job's passes.
 
-    Collective over its members. ``line``: the group is one dimension of another group's topology.
+    Collective over its members. ``line``: the group is one dimension of another group's topology; ``patience``: as for
+    ``communicators.connect``.
     """
     if line:
         backends = lines.that_fit(backends, ranks)
-    group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm)
+    group = core_groups.make(name, ranks, backends, timeout, mpi_comm=mpi_comm, patience=patience)
     if not line:
         tried.follow(group)
     add_passes(group)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from mcr_dl import _C
+from mcr_dl import _C, watch
 from mcr_dl.base.errors import CollectiveTimeoutError, McrError, PeerLostError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, state
@@ -39,11 +39,13 @@ def problem(library: str, name: str, members: Sequence[int]) -> str:
     current = state.current()
     group = _C.Group(f"{name}/{library}", list(members), members.index(current.launch.rank), current.timeout)
     try:
-        communicators.connect(group, [library])
+        communicators.connect(group, [library], patience=communicators.PATIENCE)
         _exchange(group, library)
     except McrError as error:
+        watch.compare()
         _C.keep_forever(group)  # closing may wait for the lost rank
         return str(error)
+    watch.compare()  # which counts the call on all ranks
     group._close()
     return ""
 
@@ -51,7 +53,7 @@ def problem(library: str, name: str, members: Sequence[int]) -> str:
 def _exchange(group: _C.Group, library: str) -> None:
     """Send a number from each rank to each. Raises the errors of a call, also if it takes long."""
     size = group.size()
-    sent = torch.arange(size) + size * group.rank()
+    sent = torch.arange(size, device="cpu") + size * group.rank()
     received = torch.empty_like(sent)
     work = _C.all_to_all_single(received, sent, group=group, backend=library, async_op=True)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -24,6 +25,7 @@ from mcr_dl.tables import choice
 STORE_ERRORS = (RuntimeError, OSError)
 _LONGEST = 0.02  # seconds between two looks at the store
 _ALIVE = 2.0  # seconds for a process that waits to say that it still does
+_AGAIN = 60.0  # seconds after which a process that was found and not taken applies again
 _DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
 _AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
@@ -152,27 +154,26 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
     Raises CollectiveTimeoutError if none does within the limit.
     """
     desk, waiting = _desk(store), f"waiting/{rank}"
-    word, here = "", False
+    words, found = list[str](), 0.0  # found: when a group has found the last word; 0: none has
 
-    def put_down() -> str:
-        made = uuid.uuid4().hex
-        desk.set(waiting, agreement.encode([made, watch.identity(rank)]))
-        return made
+    def put_down() -> None:
+        nonlocal found
+        words.append(uuid.uuid4().hex)
+        desk.set(waiting, agreement.encode([words[-1], watch.identity(rank)]))
+        found = 0.0
 
     def comes() -> bool:
-        nonlocal word, here
-        if desk.check([f"answer/{word}"]):
-            return True
-        taken = desk.get(f"taken/{word}") if desk.check([f"taken/{word}"]) else b""
-        if taken == _DISMISSED.encode():
-            word, here = put_down(), False
-        elif taken and not here:
-            desk.set(f"here/{word}", "")
-            here = True
-        return False
+        nonlocal found
+        taken = f"taken/{words[-1]}"
+        if not found and desk.check([taken]):
+            found = time.monotonic()
+            desk.set(f"here/{words[-1]}", "")
+        # The group was not made, or the rank that looked has ended before it could say so.
+        if found and (desk.get(taken) == _DISMISSED.encode() or time.monotonic() > found + _AGAIN):
+            put_down()
+        return any(desk.check([f"answer/{word}"]) for word in words)
 
-    word = put_down()
-
+    put_down()
     try:
         if not poll(comes, limit.total_seconds(), _LONGEST):
             message = (
@@ -182,9 +183,9 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
             raise CollectiveTimeoutError(message)
     except BaseException:
         with contextlib.suppress(*STORE_ERRORS):
-            desk.compare_set(f"taken/{word}", "", _DISMISSED)  # a later process may wait under the same rank's key
+            desk.set(f"taken/{words[-1]}", _DISMISSED)  # a later process may wait under the same rank's key
         raise
-    answered = f"answer/{word}"
+    answered = next(key for key in (f"answer/{word}" for word in words) if desk.check([key]))
     return Answer(**agreement.decode(desk.get(answered), answered))
 
 

@@ -31,7 +31,7 @@ def shrink(
         group: the group that has lost ranks; None: the default group.
         timeout: of the new group's operations, and for the survivors to arrive; the old group's by default.
         backend: names as for new_group. By default those of the old group. A library that starts on all ranks of a
-            job together (MPI) may wait for the lost rank: the survivors first try whether it connects them, for five
+            job together (MPI) may wait for the lost rank: the survivors first try whether it connects them, for some
             seconds at most and in jobs on one host only. A warning names what is left out, and why.
         pg_options: as for new_group.
 

@@ -29,13 +29,13 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.groups import factory, forms, reconnecting, returning
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import core_groups, lines, state
+from mcr_dl.runtime import communicators, core_groups, lines, state
 
 _log = logging.getLogger("mcr_dl")
 _PAUSE = 0.01  # seconds between two looks at the store
 _GRACE = 20.0  # seconds for the first rank to look, once all have come
 _NOT_TRIED = "after a loss it is used only in jobs on one host, by processes that have been there from the start"
-_Look = Callable[[], tuple[list[returning.Applicant], bool]]
+_Look = Callable[[], list[returning.Applicant]]
 
 
 class _Outcome(NamedTuple):
@@ -62,7 +62,7 @@ class _Meeting:
 
     def __init__(self, what: str, store: torch_dist.Store, rank: int, limit: timedelta) -> None:
         self._what, self._store, self._rank = what, store, rank
-        self._deadline = time.monotonic() + limit.total_seconds()
+        self._limit, self._deadline = limit.total_seconds(), 0.0
 
     def meet(
         self,
@@ -71,16 +71,20 @@ class _Meeting:
         problem: str = "",
         *,
         wish: Any = None,
-        look: _Look = lambda: ([], False),
+        broken: bool = False,
+        look: _Look = list,
     ) -> _Outcome:
         """Wait until each member has come to the step or is lost. ``look`` runs on one of them, for all.
+
+        ``broken``: this rank knows of a loss in the former group.
 
         Raises CollectiveTimeoutError, which names the members that have neither come nor ended, and BackendError if
         the store is gone.
         """
         mine = f"{step}/{self._rank}"
+        self._deadline = time.monotonic() + self._limit
         try:
-            self._store.set(mine, agreement.encode([problem, wish, self._what]))
+            self._store.set(mine, agreement.encode([problem, wish, self._what, broken]))
             while not self._store.check([f"{step}/outcome"]):
                 self._conclude(step, members, look)
                 time.sleep(_PAUSE)
@@ -90,9 +94,10 @@ class _Meeting:
             _raise(self._what, error)
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
-        ranks, words, (invited, broken) = outcome
-        problems, wishes, functions = [list(column) for column in zip(*words, strict=True)]
-        return _Outcome(ranks, problems, wishes, functions, [returning.Applicant(*each) for each in invited], broken)
+        ranks, words, invited = outcome
+        problems, wishes, functions, knowing = [list(column) for column in zip(*words, strict=True)]
+        applicants = [returning.Applicant(*each) for each in invited]
+        return _Outcome(ranks, problems, wishes, functions, applicants, any(knowing))
 
     def _conclude(self, step: str, members: Sequence[int], look: _Look) -> None:
         """Set the outcome, if all members that are not lost have come; the first of them looks."""
@@ -101,7 +106,7 @@ class _Meeting:
         if running and running[0] == self._rank and self._store.check(keys):
             words = [agreement.decode(self._store.get(key), key) for key in keys]
             self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, words, look()]))
-        elif time.monotonic() > self._deadline + (_GRACE if self._store.check(keys) else 0):
+        elif self._is_over(keys):
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
@@ -109,6 +114,11 @@ class _Meeting:
             )
             # For all ranks: those that come later do not meet one that has gone.
             self._store.compare_set(f"{step}/outcome", "", agreement.encode(message))
+
+    def _is_over(self, keys: list[str]) -> bool:
+        """Whether the time is over; once all have come, the first rank may still look."""
+        passed = time.monotonic() - self._deadline
+        return passed > 0 and (passed > _GRACE or not self._store.check(keys))
 
     def is_over(self, step: str) -> bool:
         """Whether the ranks that came to the step have given up the others."""
@@ -156,7 +166,7 @@ class Forming:
         wanted = self.members
         while True:
             name, meeting = self._next()
-            outcome = meeting.meet("left", self.members, wish=self._usable(), look=lambda: ([], self._broken()))
+            outcome = meeting.meet("left", self.members, wish=self._usable(), broken=self._broken())
             self._leave_out(outcome.ranks)
             self.changed = self.changed or outcome.broken
             if self._differ(outcome):  # those in grow() raise, and come again
@@ -230,12 +240,12 @@ class Forming:
         found: list[returning.Applicant] = []
         invited: list[returning.Applicant] = []
 
-        def look() -> tuple[list[returning.Applicant], bool]:
+        def look() -> list[returning.Applicant]:
             found.extend(returning.applicants(state.current(), name))
-            return found, self._broken()
+            return found
 
         try:
-            outcome = meeting.meet("left", self.members, wish=self._usable(), look=look)
+            outcome = meeting.meet("left", self.members, wish=self._usable(), broken=self._broken(), look=look)
             invited = [] if self._are_mixed(outcome) else outcome.invited
             return outcome
         finally:
@@ -310,7 +320,8 @@ class Forming:
         """The connected group; None if more ranks have been lost meanwhile."""
         made, problem, current = None, "", state.current()
         try:
-            made = factory.make_group(name, self.members, self._names(), self.limit)
+            patience = communicators.PATIENCE if self.changed else None
+            made = factory.make_group(name, self.members, self._names(), self.limit, patience=patience)
         except McrError as error:
             problem = str(error)
         told, used = "", False

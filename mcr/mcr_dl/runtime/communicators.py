@@ -14,13 +14,18 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C, watch
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import CollectiveTimeoutError, NotInitializedError, PeerLostError
+from mcr_dl.base.errors import (
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    NotInitializedError,
+    PeerLostError,
+)
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
 from mcr_dl.runtime.watched_store import WatchedStore
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
-PATIENCE = 5.0  # seconds, after a loss, for a library that may wait for the lost rank
+PATIENCE = 5.0  # seconds for a library that may wait for a rank that was lost before
 # By library: the last action that was left while it ran. Until it ends, the library may be locked.
 _left: dict[str, Future[object]] = {}
 
@@ -30,14 +35,20 @@ def is_stuck(name: str) -> bool:
     return name in _left and not _left[name].done()
 
 
-def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None) -> None:
-    """Make the group's communicators. Collective over its members."""
+def connect(
+    group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = None, patience: float | None = None
+) -> None:
+    """Make the group's communicators. Collective over its members.
+
+    ``patience``: seconds for a library that starts on all ranks of a job together, as some ranks of the job are lost.
+    All members give the same value and have just met. Raises CollectiveTimeoutError if they do not suffice.
+    """
     if watch.forked():
         raise NotInitializedError(watch.forked_text())
     current = state.current()
     for name in names:
         if registry.is_hierarchical(name):
-            _CONNECT[_C.Candidate(name).algorithm](group, name)
+            _CONNECT[_C.Candidate(name).algorithm](group, name, patience)
             continue
         path, library = registry.load(name), registry.describe(name)
         adopted = mpi_comm if library.communicators else None
@@ -50,23 +61,36 @@ def connect(group: _C.Group, names: Iterable[str], *, mpi_comm: int | None = Non
         turn = current.count(f"connect {group.name()} {name}")
         meeting = _store(group, f"connect/{group.name()}/{name}/{turn}")
         connecting = partial(group._connect, name, path, argument, meeting)
-        if library.together and watch.has_lost():
-            watch.tolerate(group._label)  # this thread goes on if that one does not return
-            _unless_lost(group, connecting, name)
+        if library.together and patience is not None:
+            _connect_patiently(group, name, connecting, patience)
         else:
             connecting()
         library.started()
 
 
-def _unless_lost(group: _C.Group, action: Callable[[], object], library: str = "") -> object:
+def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:
+    """Make the communicator of a library that may wait for a lost rank. Raises as ``_unless_lost``."""
+    lost = _C.lost(group._label)
+    if lost is not None:
+        raise PeerLostError(lost)
+    if is_stuck(name):
+        message = f"backend '{name}' is unavailable: a thread of this process is still inside the library, after a loss"
+        raise BackendUnavailableError(message)
+    watch.tolerate(group._label, name)  # this thread goes on if that one does not return
+    _unless_lost(group, connecting, name, patience)
+
+
+def _unless_lost(
+    group: _C.Group, action: Callable[[], object], library: str = "", patience: float | None = None
+) -> object:
     """Run an action that connects the group, and that nothing can interrupt.
 
     Once ranks have been lost, more may be: then it runs on a thread of its own. Raises PeerLostError if the group loses
     a rank meanwhile; the thread goes on until the action ends by itself.
 
-    ``library``: one that may wait for ranks that were lost before; raises CollectiveTimeoutError after PATIENCE.
+    ``library``: the one that the thread is in. Raises CollectiveTimeoutError after ``patience`` seconds, if given.
     """
-    if not watch.has_lost():
+    if patience is None and not watch.has_lost():
         return action()
     result: Future[object] = Future()
 
@@ -77,19 +101,19 @@ def _unless_lost(group: _C.Group, action: Callable[[], object], library: str = "
             result.set_exception(error)
 
     threading.Thread(target=run, name="mcr_dl connect", daemon=True).start()
-    deadline = time.monotonic() + PATIENCE
+    deadline = None if patience is None else time.monotonic() + patience
     while True:
         lost = _C.lost(group._label)
         wait([result], _NOTICE)
         if result.done():
             return result.result()
-        overdue = bool(library) and time.monotonic() > deadline
+        overdue = deadline is not None and time.monotonic() > deadline
         if library and (overdue or lost is not None):
             _left[library] = result
         if lost is not None:
             raise PeerLostError(lost)
         if overdue:
-            message = f"{library} does not connect the ranks that are left within {PATIENCE:g} s"
+            message = f"{library} does not connect the ranks that are left within {patience:g} s"
             raise CollectiveTimeoutError(message)
 
 
@@ -103,7 +127,7 @@ def _store(group: _C.Group, name: str) -> torch_dist.Store:
     return made
 
 
-def _connect_hierarchy(group: _C.Group, name: str) -> None:
+def _connect_hierarchy(group: _C.Group, name: str, patience: float | None) -> None:
     """Make the communicators of the group's lines, in one order on all ranks, and the candidate that uses them.
 
     Raises InvalidArgumentError, on all ranks, if the group's topology has one dimension only.
@@ -119,12 +143,12 @@ def _connect_hierarchy(group: _C.Group, name: str) -> None:
         made = None
         if len(members) > 1:
             names = [*registry.with_parts(outer[-1:]), across] if index == 1 else registry.with_parts([inner])
-            made = _part(group, f"{name}-{index}", members, names)
+            made = _part(group, f"{name}-{index}", members, names, patience)
         parts.append((made, candidate))
     group._connect_hierarchy(name, rows, parts)
 
 
-def _connect_themis(group: _C.Group, name: str) -> None:
+def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
     """Make the communicator of the rank's line in each dimension, and the candidate that uses them.
 
     Raises InvalidArgumentError, on all ranks, if the group's topology has another number of dimensions.
@@ -137,7 +161,7 @@ def _connect_themis(group: _C.Group, name: str) -> None:
     parts, times = [], []
     for backend, index in zip(backends, inner_first, strict=True):
         members = grid.line(group.rank(), index)
-        made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]))
+        made = _part(group, f"{name}-{index}", members, registry.with_parts([backend]), patience)
         times.append(rates.measure(made, backend))
         parts.append((made, backend))
     store = torch_dist.PrefixStore(f"themis/{group.name()}/{name}", current.store)
@@ -153,13 +177,13 @@ def _connect_themis(group: _C.Group, name: str) -> None:
     current.networks[group.name(), name] = network
 
 
-def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str]) -> _C.Group:
+def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str], patience: float | None) -> _C.Group:
     """A connected group of some ranks of a group, which ends with it. Collective over them."""
     current = state.current()
     ranks = [group.ranks[rank] for rank in members]
     name = f"{group.name()}/{title}-{ranks[0]}"
     made = _C.Group(name, ranks, ranks.index(current.launch.rank), group.timeout)
-    connect(made, dict.fromkeys(names))
+    connect(made, dict.fromkeys(names), patience=patience)
     current.groups[name] = made
     current.shadows.setdefault(group.name(), []).append(name)
     return made

@@ -13,13 +13,22 @@ from mcr_dl.tables import choice
 
 
 def make(
-    name: str, ranks: list[int], backends: Iterable[str], timeout: timedelta, *, mpi_comm: int | None = None
+    name: str,
+    ranks: list[int],
+    backends: Iterable[str],
+    timeout: timedelta,
+    *,
+    mpi_comm: int | None = None,
+    patience: float | None = None,
 ) -> _C.Group:
-    """A connected group of global ranks that includes this process. Collective over its members."""
+    """A connected group of global ranks that includes this process. Collective over its members.
+
+    ``mpi_comm``, ``patience``: as for ``communicators.connect``.
+    """
     current = state.current()
     names = list(backends)
     group = _C.Group(name, ranks, ranks.index(current.launch.rank), timeout, max(current.device, 0))
-    communicators.connect(group, names, mpi_comm=mpi_comm)
+    communicators.connect(group, names, mpi_comm=mpi_comm, patience=patience)
     equip(group, names)
     return group
 
@@ -41,6 +50,10 @@ def is_broken(group: _C.Group) -> bool:
     return _C.lost(group._label) is not None
 
 
+def _is_stuck(group: _C.Group) -> bool:
+    return any(communicators.is_stuck(each) for name in group.backends for each in registry.together(name))
+
+
 def forget() -> None:
     """Give up everything at once; pending operations may not complete.
 
@@ -49,7 +62,7 @@ def forget() -> None:
     trials.stop()
     watch.stop()
     for group in state.living():
-        if is_broken(group):
+        if is_broken(group) or _is_stuck(group):
             _C.keep_forever(group)
         else:
             group._close()
@@ -68,7 +81,7 @@ def _close(name: str) -> None:
     for each in current.shadows.pop(name, []):
         _close(each)
     group = current.groups.pop(name)
-    if is_broken(group) and any(map(registry.of_all_ranks, group.backends)):
-        _C.keep_forever(group)  # closing may wait for the lost rank
+    if (is_broken(group) and any(map(registry.of_all_ranks, group.backends))) or _is_stuck(group):
+        _C.keep_forever(group)  # closing may wait for the lost rank, or for a thread that does
     else:
         group._close()

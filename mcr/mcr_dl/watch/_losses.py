@@ -216,7 +216,7 @@ class Losses:
                 time.sleep(_NOTE)
             else:
                 break
-        if report is not None and report["well"]:
+        if (report is not None and report["well"]) or (not readable and self._stopping):
             return None
         if not readable and self._exchange.closed_well and not failed:
             return None  # the job ends; a failure would have had a status

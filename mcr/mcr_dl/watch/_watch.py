@@ -72,7 +72,7 @@ class Watch:
         self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
-        self._tolerated: set[str] = set()  # labels of groups whose making may stay in a library
+        self._tolerated: set[tuple[str, str]] = set()  # groups, by their labels, whose making may stay in a library
         self._sampler = threading.Thread(target=self._sample, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
@@ -92,9 +92,9 @@ class Watch:
         """The ranks whose processes have been lost, and what happened to each."""
         return self._losses.texts
 
-    def tolerate(self, label: str) -> None:
-        """Let threads that connect the group of this label stay in their library."""
-        self._tolerated.add(label)
+    def tolerate(self, label: str, backend: str) -> None:
+        """Let threads that connect the group of this label stay in the backend's library."""
+        self._tolerated.add((label, backend))
 
     def replace(self, rank: int, member: dict[str, Any], text: str, node: int) -> None:
         """Another process has taken the place of a lost rank."""
@@ -150,7 +150,8 @@ class Watch:
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
         for activity in self._ages.sample():
-            if activity["waits"] or (activity["op"] == "connect" and activity["label"] in self._tolerated):
+            tolerated = (activity["label"], activity["backend"]) in self._tolerated and activity["op"] == "connect"
+            if activity["waits"] or tolerated:
                 continue
             age = activity["age"]
             main = activity["thread"] == os.getpid()
@@ -441,10 +442,10 @@ def replace(rank: int, member: dict[str, Any], text: str, node: int) -> None:
         _current.replace(rank, member, text, node)
 
 
-def tolerate(label: str) -> None:
-    """The process does not end if threads that connect the group of this label stay in their library."""
+def tolerate(label: str, backend: str) -> None:
+    """The process does not end if threads that connect the group of this label stay in the backend's library."""
     if _current is not None:
-        _current.tolerate(label)
+        _current.tolerate(label, backend)
 
 
 def give_up(rank: int, text: str) -> None:
