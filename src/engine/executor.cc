@@ -61,7 +61,7 @@ class Rest final : public RunRequest {
 
 class WorkRequest final : public Request {
  public:
-  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) { work_->set_part(); }
+  explicit WorkRequest(std::shared_ptr<Work> work) : work_(std::move(work)) {}
   bool poll() override {
     if (!work_->poll()) return false;
     if (failed_) return work_->finished();
@@ -386,6 +386,11 @@ Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
 }
 
 std::unique_ptr<Request> request_of(std::shared_ptr<Work> work) {
+  work->set_part();
+  return request_of_own(std::move(work));
+}
+
+std::unique_ptr<Request> request_of_own(std::shared_ptr<Work> work) {
   return std::make_unique<WorkRequest>(std::move(work));
 }
 

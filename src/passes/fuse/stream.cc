@@ -160,7 +160,8 @@ std::shared_ptr<Run> FuseStream::make_round() {
     Call round = task.call;
     Plan plan;
     plan.owned.push_back(memory.lock());
-    requests.push_back(request_of(start_around_passes(*self->shadow_, &used, round, plan)));
+    // If a rank never takes part, the round must fail: blocking calls of all groups wait for late Issues.
+    requests.push_back(request_of_own(start_around_passes(*self->shadow_, &used, round, plan)));
   };
   return make_pooled<Run>(schedule, later);
 }
