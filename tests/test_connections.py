@@ -45,7 +45,7 @@ class Job:
     def member(self, rank: int, pid: int = 0) -> dict[str, Any]:
         """The identity of a rank's process, which no rank can watch."""
         host = f"host{self.nodes[rank]}"
-        return {"rank": rank, "pid": pid or 1000 + rank, "host": host, "system": host, "processes": "elsewhere"}
+        return {"rank": rank, "pid": pid or 1000 + rank, "host": host, "machine": host, "processes": "elsewhere"}
 
     def exchange(self, rank: int) -> Any:
         """What stands for the store."""

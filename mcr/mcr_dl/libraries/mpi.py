@@ -81,9 +81,11 @@ def load(family: Family | None = None) -> MpiLibrary:
     if family in _chosen and _chosen[family].path == library.path:
         return library  # also since its own global symbols would count as another library's below
     mode = os.RTLD_NOW
-    if family is None and library.family == "openmpi" and not _is_openmpi_5(library):
-        mode |= os.RTLD_GLOBAL  # the plugins of Open MPI up to 3 expect its symbols there
-    if hasattr(ctypes.CDLL(None), "MPI_Init"):
+    if family is None and library.family == "openmpi":
+        mode |= os.RTLD_GLOBAL  # the plugins of Open MPI up to 3 expect its symbols there, and mpi4py looks there first
+    everywhere = ctypes.CDLL(None)
+    sanitized = hasattr(everywhere, "__asan_init") or hasattr(everywhere, "__tsan_init")  # they refuse the mode below
+    if hasattr(everywhere, "MPI_Init") and not sanitized:
         mode |= os.RTLD_DEEPBIND  # a library with global symbols is there: this one's own calls must not reach it
     try:
         ctypes.CDLL(library.path, mode=mode)
@@ -91,11 +93,6 @@ def load(family: Family | None = None) -> MpiLibrary:
         raise MpiLibraryError(f"{library.path} ({library.how}) cannot be loaded: {error}") from error
     _chosen[family] = library
     return library
-
-
-def _is_openmpi_5(library: MpiLibrary) -> bool:
-    """Whether it is Open MPI 5: libmpi.so.40 is also that of 3 and 4."""
-    return Path(library.path).resolve().with_name("libopen-pal.so.80").exists()
 
 
 def module(library: MpiLibrary) -> str:
