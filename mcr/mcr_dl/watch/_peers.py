@@ -21,7 +21,7 @@ _REAPED = 0.05  # seconds for the parent to collect the exit status, which the k
 _PAUSE = 0.005
 _STOP, _ADDED = b"s", b"a"  # what the thread is woken for
 _LAST = 2.0  # seconds for the report on a process that has just ended
-_CLOSING = 0.15  # seconds from the end of a process's connections until its end has been reported
+_CLOSING = 0.5  # seconds from the end of a process's connections until its end has been reported
 
 # linux/pidfd.h, since Linux 6.15: ioctl PIDFD_GET_INFO with PIDFD_INFO_EXIT
 _INFO_SIZE = 64
