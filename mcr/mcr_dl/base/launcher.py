@@ -164,7 +164,7 @@ def own_address(size: int) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        if _stated_local_size() == size:
+        if size == 1 or _stated_local_size() == size:
             return "127.0.0.1"
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: it chooses the interface to other networks
