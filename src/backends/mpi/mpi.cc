@@ -2,6 +2,7 @@
 // MPI, any implementation. Compiled once per MPI ABI from this file and never linked to a libmpi: the process finds the
 // one that it wants, and the module binds its symbols.
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string_view>
 #include <utility>
@@ -105,18 +106,20 @@ class Message final : public Operation {
 class Handle {
  public:
   explicit Handle(MPI_Comm comm) : comm_(comm) {}
-  Handle(Handle&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
+  Handle(Handle&& other) noexcept : comm_(other.comm_), owned_(other.owned_.exchange(false)) {}
   Handle& operator=(Handle&&) = delete;
   ~Handle() {
-    if (comm_ == MPI_COMM_NULL || finalized()) return;
+    if (!owned_ || finalized()) return;
     const auto lock = Library::get().lock();
     MPI_Comm_free(&comm_);
   }
   MPI_Comm get() const { return comm_; }
-  void leak() { comm_ = MPI_COMM_NULL; }
+  /// Never frees the communicator. Other threads may use it meanwhile.
+  void leak() { owned_ = false; }
 
  private:
   MPI_Comm comm_;
+  std::atomic<bool> owned_{true};
 };
 
 class MpiCommunicator : public OpMethods<MpiCommunicator> {
