@@ -7,14 +7,16 @@ No standard says so: a library may wait for the lost rank. Therefore the ranks t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 
 from mcr_dl import _C, watch
-from mcr_dl.base.errors import CollectiveTimeoutError, McrError, PeerLostError
+from mcr_dl.base.errors import CollectiveTimeoutError, McrError
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, state
 from mcr_dl.runtime.rounds import poll
+from mcr_dl.runtime.watched_store import require_all_ranks
 
 _LONGEST = 0.01  # seconds between two looks at a call
 
@@ -57,13 +59,8 @@ def _exchange(group: _C.Group, library: str) -> None:
     received = torch.empty_like(sent)
     work = _C.all_to_all_single(received, sent, group=group, backend=library, async_op=True)
 
-    def require_all_ranks() -> None:
-        lost = _C.lost(group._label)
-        if lost is not None:
-            raise PeerLostError(lost)
-
     try:
-        if not poll(work.is_completed, communicators.PATIENCE, _LONGEST, require_all_ranks):
+        if not poll(work.is_completed, communicators.PATIENCE, _LONGEST, partial(require_all_ranks, group._label)):
             message = f"{library} does not connect the ranks that are left within {communicators.PATIENCE:g} s"
             raise CollectiveTimeoutError(message)
         work.wait()

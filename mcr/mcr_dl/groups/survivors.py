@@ -106,7 +106,7 @@ class _Meeting:
         if running and running[0] == self._rank and self._store.check(keys):
             words = [agreement.decode(self._store.get(key), key) for key in keys]
             self._store.compare_set(f"{step}/outcome", "", agreement.encode([running, words, look()]))
-        elif self._is_over(keys):
+        elif self._has_waited_enough(keys):
             missing = [rank for rank, key in zip(running, keys, strict=True) if not self._store.check([key])]
             message = (
                 f"{self._what}: {watch.ranks_text(missing or running[:1])} still running, but not in {self._what}() "
@@ -115,7 +115,7 @@ class _Meeting:
             # For all ranks: those that come later do not meet one that has gone.
             self._store.compare_set(f"{step}/outcome", "", agreement.encode(message))
 
-    def _is_over(self, keys: list[str]) -> bool:
+    def _has_waited_enough(self, keys: list[str]) -> bool:
         """Whether the time is over; once all have come, the first rank may still look."""
         passed = time.monotonic() - self._deadline
         return passed > 0 and (passed > _GRACE or not self._store.check(keys))

@@ -22,7 +22,7 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
-from mcr_dl.runtime.watched_store import WatchedStore
+from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
 PATIENCE = 5.0  # seconds for a library that may wait for a rank that was lost before
@@ -70,9 +70,7 @@ def connect(
 
 def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:
     """Make the communicator of a library that may wait for a lost rank. Raises as ``_unless_lost``."""
-    lost = _C.lost(group._label)
-    if lost is not None:
-        raise PeerLostError(lost)
+    require_all_ranks(group._label)
     if is_stuck(name):
         message = f"backend '{name}' is unavailable: a thread of this process is still inside the library, after a loss"
         raise BackendUnavailableError(message)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -13,6 +14,13 @@ from mcr_dl.base.errors import PeerLostError
 from mcr_dl.runtime.rounds import poll
 
 _LONGEST = 0.01  # seconds between two checks
+
+
+def require_all_ranks(label: str) -> None:
+    """Raise PeerLostError if the group of this label has lost a rank."""
+    lost = _C.lost(label)
+    if lost is not None:
+        raise PeerLostError(lost)
 
 
 class WatchedStore(torch_dist.Store):
@@ -35,13 +43,8 @@ class WatchedStore(torch_dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for the keys. Raises as ``get`` does."""
         limit = (timeout or self._limit).total_seconds()
-        if not poll(lambda: self._store.check(keys), limit, _LONGEST, self._require_all_ranks):
+        if not poll(lambda: self._store.check(keys), limit, _LONGEST, partial(require_all_ranks, self._label)):
             raise torch_dist.DistStoreError(f"timed out after {limit:g} s for {', '.join(keys)}")
-
-    def _require_all_ranks(self) -> None:
-        lost = _C.lost(self._label)
-        if lost is not None:
-            raise PeerLostError(lost)
 
     def set(self, key: str, value: Any) -> None:
         """Set a value."""
