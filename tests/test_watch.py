@@ -283,8 +283,9 @@ def test_many_alarms_leave_little() -> None:
         for number in range(200):
             exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
             assert heard.acquire(timeout=10)
-            exchange.publish(number, "g", "text")
-            assert exchange._until(lambda: exchange.number == number + 1, 10)  # noqa: B023
+            deadline = time.monotonic() + 10
+            exchange.publish(number, "g", "text", deadline)
+            assert exchange._until(lambda: exchange.number == number + 1, 10, deadline)  # noqa: B023
         assert store.num_keys() < 200 + 3 * 70  # the counters of the alarms stay
     finally:
         exchange.stop()
@@ -294,6 +295,30 @@ def _busy(exchange: Exchange, seconds: float) -> None:
     """Occupy the thread that uses the store."""
     with contextlib.suppress(RuntimeError):
         exchange.ask(lambda: time.sleep(seconds), limit=0.05)
+
+
+def test_other_requests_during_an_inquiry() -> None:
+    """The news of a loss, which other threads read from the store, comes while a diagnosis waits for answers."""
+    exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
+    exchange.start()
+    lost: dict[int, str] = {}
+
+    def ask() -> None:
+        exchange.ask(lambda: None)
+        lost[1] = "lost rank 1: process 7 on a has ended"
+
+    begin, asking = time.monotonic(), threading.Thread(target=ask)
+    try:
+        number, first = exchange.raise_alarm(Alarm(0, "timeout", "g", "text"))
+        assert first
+        asking.start()
+        answers = exchange.gather(number, begin + 60, lambda: lost, 50)
+        assert lost  # and not the 50 seconds
+        assert time.monotonic() < begin + 40
+        assert answers.silent == [1]
+    finally:
+        asking.join()
+        exchange.stop()
 
 
 @pytest.mark.parametrize("well", [True, False])
@@ -309,7 +334,8 @@ def test_the_end_of_a_process_while_the_store_is_slow(well: bool) -> None:
         _busy(exchange, 1.0)
         losses._ended(1, _report.identity(1), None)
         assert losses.any is not well
-        told = exchange._until(lambda: store.check(["watch/ring/0/0"]) or exchange.number > 0, 0.1 if well else 10)
+        rung = lambda: store.check(["watch/ring/0/0"]) or exchange.number > 0  # noqa: E731
+        told = exchange._until(rung, 0.1 if well else 10, time.monotonic() + 20)
         assert told is not well
     finally:
         exchange.stop()

@@ -12,9 +12,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as torch_dist
@@ -217,8 +218,11 @@ class Exchange:
 
     # ---- raising an alarm
 
-    def raise_alarm(self, alarm: Alarm) -> tuple[int, bool]:
+    def raise_alarm(self, alarm: Alarm, limit: float = INQUIRY) -> tuple[int, bool]:
         """Ring at all ranks; returns the alarm's number, and whether this rank was its first. Raises StoreError."""
+        return self.ask(partial(self._ring, alarm), limit)
+
+    def _ring(self, alarm: Alarm) -> tuple[int, bool]:
         number = self._number
         first = self._mine.add(f"alarm/{number}", 1) == 1
         if first:
@@ -227,66 +231,85 @@ class Exchange:
             self._mine.multi_set(keys, [value] * self._size)
         return number, first
 
-    def gather(self, number: int, limit: float = ANSWERS) -> Answers:
-        """The reports on an alarm that come within ``limit`` seconds. Raises StoreError."""
-        keys = [f"report/{number}/{rank}" for rank in range(self._size)]
-        self._until(lambda: self._mine.check(keys), limit)
-        reports = self.all_left(f"report/{number}", range(self._size))
+    def gather(
+        self, number: int, deadline: float, gone: Callable[[], Container[int]], limit: float = ANSWERS
+    ) -> Answers:
+        """The reports on an alarm that come within ``limit`` seconds. Raises StoreError.
+
+        ``deadline``: for the whole inquiry, a time of time.monotonic(); ``gone``: the lost ranks, which send none.
+        """
+
+        def complete() -> bool:
+            lost = gone()
+            keys = [f"report/{number}/{rank}" for rank in range(self._size) if rank not in lost]
+            return bool(self._mine.check(keys))
+
+        self._until(complete, limit, deadline)
+        reports = self.proceed(lambda: self.all_left(f"report/{number}", range(self._size)), deadline)
         return Answers(reports, [rank for rank in range(self._size) if rank not in reports])
 
-    @staticmethod
-    def _until(condition: Callable[[], bool], limit: float) -> bool:
-        deadline = time.monotonic() + limit
-        while not condition():
-            if time.monotonic() > deadline:
+    def _until(self, condition: Callable[[], bool], limit: float, deadline: float) -> bool:
+        """Wait for a state of the store, on the caller's thread, so that requests of other threads come in between."""
+        over = time.monotonic() + limit
+        while not self.proceed(condition, deadline):
+            if time.monotonic() > over:
                 return False
             time.sleep(_PAUSE)
         return True
 
-    def publish(self, number: int, group: str, diagnosis: str) -> None:
-        """Publish the first rank's diagnosis. Raises StoreError."""
-        self._mine.set(f"diagnosis/{number}", documents.dumps({"group": group, "text": diagnosis}))
+    def proceed(self, action: Callable[[], T], deadline: float) -> T:
+        """The next step of an inquiry. (A slow answer to another thread's request does not end it.)"""
+        return self.ask(action, max(deadline - time.monotonic(), _PAUSE), anyhow=True)
 
-    def diagnosis(self, number: int, group: str) -> str | None:
+    def publish(self, number: int, group: str, diagnosis: str, deadline: float) -> None:
+        """Publish the first rank's diagnosis. Raises StoreError."""
+        value = documents.dumps({"group": group, "text": diagnosis})
+        self.proceed(lambda: self._mine.set(f"diagnosis/{number}", value), deadline)
+
+    def diagnosis(self, number: int, group: str, deadline: float) -> str | None:
         """The first rank's diagnosis, if it concerns the group; None if none comes. Raises StoreError."""
-        if not self._until(lambda: self._mine.check([f"diagnosis/{number}"]), INQUIRY - 0.1):
+        key = f"diagnosis/{number}"
+        if not self._until(lambda: bool(self._mine.check([key])), INQUIRY - 0.1, deadline):
             return None
-        found = decode(self._mine.get(f"diagnosis/{number}"))
+        found = decode(self.proceed(lambda: self._mine.get(key), deadline))
         return str(found["text"]) if found["group"] == group else None
 
     def leave_together(self, well: bool, limit: float) -> bool:
         """At the end of the process: whether all ranks get there without an error. False as soon as one does not."""
-        try:
-            return self.ask(lambda: self._leave_together(well, limit), limit + INQUIRY)
-        except StoreError:
-            return False
-
-    def _leave_together(self, well: bool, limit: float) -> bool:
-        if not well:
-            self._mine.set("failed", "")
-        self._mine.add("leaving", 1)
+        deadline = time.monotonic() + limit + INQUIRY
 
         def complete() -> bool:
             return bool(self._mine.add("leaving", 0) == self._size)
 
-        self._until(lambda: complete() or self._mine.check(["failed"]), limit)
-        return complete() and not self._mine.check(["failed"])
+        try:
+            self.ask(lambda: self._leaving(well))
+            self._until(lambda: complete() or self._mine.check(["failed"]), limit, deadline)
+            return self.proceed(lambda: complete() and not self._mine.check(["failed"]), deadline)
+        except StoreError:
+            return False
+
+    def _leaving(self, well: bool) -> None:
+        if not well:
+            self._mine.set("failed", "")
+        self._mine.add("leaving", 1)
 
     def close(self, reason: str, *, well: bool) -> None:
         """Notify the other listeners that the store closes with this process. (A client that waits at a store when it
         closes prints a long error to stderr.)
         """
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._close(reason, well=well))
+            listening = self.ask(lambda: self._close(reason, well=well))
+            deadline = time.monotonic() + INQUIRY
+            self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _FAREWELL, deadline)
 
-    def _close(self, reason: str, *, well: bool) -> None:
+    def _close(self, reason: str, *, well: bool) -> int:
+        """Returns the number of listeners."""
         listening = [rank for rank in range(self._size) if rank != self._rank and self.left(ENDED, rank) is None]
         value = documents.dumps(asdict(Alarm(self._rank, "closing", "", reason, lost=-1 if well else self._rank)))
         keys = [f"ring/{number}/{rank}" for rank in listening for number in (self._number, self._number + 1)]
-        if not keys:
-            return
-        self._mine.multi_set(keys, [value] * len(keys))
-        self._until(lambda: self._mine.add("closed", 0) >= len(listening), _FAREWELL)
+        if keys:
+            self._mine.multi_set(keys, [value] * len(keys))
+        return len(listening)
 
     def fail(self) -> None:
         """Let ranks that are about to leave together not wait for this one."""

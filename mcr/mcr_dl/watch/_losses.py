@@ -7,7 +7,6 @@ import contextlib
 import logging
 import threading
 import time
-from functools import partial
 from typing import Any
 
 from mcr_dl import _C
@@ -132,6 +131,16 @@ class Losses:
         if news and far:
             with self._lock:
                 self._lock.wait_for(lambda: self._has_lost(others), _NEWS)
+
+    def await_news(self, ranks: list[int], limit: float) -> None:
+        """Wait up to ``limit`` seconds until the end of these processes, which do not answer, is known.
+
+        Of those on other hosts; this host's processes can be inspected.
+        """
+        far = {rank for rank in ranks if self._nodes and self._nodes[rank] != self._nodes[self._rank]}
+        if self._connections is not None:
+            with self._lock:
+                self._lock.wait_for(lambda: far <= self._texts.keys(), limit)
 
     def _has_lost(self, ranks: set[int]) -> bool:
         return any(rank in self._texts for rank in ranks)
@@ -301,14 +310,9 @@ class Losses:
                 return
 
     def _told(self, alarm: Alarm) -> bool:
-        try:
-            return self._exchange.ask(partial(self._raise_alarm, alarm), 2 * _TRIES * _PAUSE)
-        except StoreError:
-            return False
-
-    def _raise_alarm(self, alarm: Alarm) -> bool:
-        for _ in range(_TRIES):
-            if self._exchange.raise_alarm(alarm)[1]:
-                return True
-            time.sleep(_PAUSE)
+        with contextlib.suppress(*StoreError):
+            for _ in range(_TRIES):
+                if self._exchange.raise_alarm(alarm, 2 * _TRIES * _PAUSE)[1]:
+                    return True
+                time.sleep(_PAUSE)
         return False

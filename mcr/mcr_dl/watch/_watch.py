@@ -16,10 +16,10 @@ import torch.distributed as torch_dist
 from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
-from mcr_dl.watch import _fork, _report, dump
+from mcr_dl.watch import _fork, _inquiry, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
-from mcr_dl.watch._diagnosis import absent, complete, diagnose, ranks_text, whereabouts
+from mcr_dl.watch._diagnosis import complete, ranks_text
 from mcr_dl.watch._losses import Losses
 
 _PERIOD = 0.1  # seconds between two samples
@@ -208,7 +208,7 @@ class Watch:
         self.broken = True
         _C.stop_desync(text)
         with contextlib.suppress(*StoreError):
-            self._exchange.ask(lambda: self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text)))
+            self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
 
     def compare_last(self) -> None:
         """Wait, for some seconds, until all calls of all ranks have been compared."""
@@ -247,20 +247,7 @@ class Watch:
 
     def locate(self, text: str, ranks: list[int]) -> str:
         """Where these ranks are, for the error of a step that they have not come to; empty if that is not known."""
-
-        def look() -> str:
-            number, _ = self._exchange.raise_alarm(Alarm(self.rank, "timeout", "", text))
-            answers = self._exchange.gather(number)
-            return "; ".join(f"rank {rank}: {self._where(rank, answers.reports.get(rank))}" for rank in ranks)
-
-        try:
-            return self._exchange.ask(look)
-        except StoreError:
-            return ""
-
-    def _where(self, rank: int, report: _report.Report | None) -> str:
-        report = report or self._exchange.left(ENDED, rank)
-        return absent(self._exchange.left(MEMBER, rank)) if report is None else whereabouts(report)
+        return _inquiry.locate(self._exchange, self._losses, Alarm(self.rank, "timeout", "", text), ranks)
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
@@ -303,31 +290,13 @@ class Watch:
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
-            return self._exchange.ask(lambda: self._find_out(alarm, ranks), patience)
+            found = _inquiry.find_out(self._exchange, self._losses, alarm, ranks, patience)
         except StoreError as error:
             self.broken = True
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
-
-    def _find_out(self, alarm: Alarm, ranks: list[int]) -> str:
-        number, first = self._exchange.raise_alarm(alarm)
-        if not first:
-            told = self._exchange.diagnosis(number, alarm.group)
-            if told is not None:
-                return told
-        answers = self._exchange.gather(number)
-        self.broken = self.broken or bool(answers.silent)
-        absences = {}
-        for rank in answers.silent:
-            ended = self._exchange.left(ENDED, rank)
-            if ended is not None:
-                answers.reports[rank] = ended
-            else:
-                absences[rank] = absent(self._exchange.left(MEMBER, rank))
-        told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
-        if first:
-            self._exchange.publish(number, alarm.group, told)
-        return told
+        self.broken = self.broken or found.silent
+        return found.text
 
     def _answer(self, alarm: Alarm) -> _report.Report:
         report = _report.make(self.rank, self._size, self._ages, alarm.group)
@@ -358,7 +327,7 @@ def _sentence(text: str) -> str:
 def _with_loss(told: str, label: str) -> str:
     """A diagnosis, with what has become known of a lost rank meanwhile."""
     lost = _C.lost(label)
-    return told if lost is None else f"{told} {_sentence(lost)}".strip()
+    return told if lost is None or _inquiry.end_of(lost) in told else f"{told} {_sentence(lost)}".strip()
 
 
 def _position(label: str) -> dict[str, Any] | None:
