@@ -105,6 +105,20 @@ def test_groups_in_different_orders(nursery: Nursery) -> None:
     jobs.expect(ranks, 0, "DONE [2.0, 2.0, 2.0] [2.0, 2.0, 2.0, 2.0]")
 
 
+NEVER_JOINED = [
+    (steps, ends)
+    for steps in user_code.STEPPED
+    for ends in user_code.ENDS
+    if ends != "blocking" or steps == "compress"  # blocking calls are neither held nor fused
+]
+
+
+@pytest.mark.parametrize(("steps", "ends"), NEVER_JOINED)
+def test_calls_that_a_rank_never_joins(own_pools: Pools, steps: str, ends: str) -> None:
+    """Once they have ended at their timeout, the blocking calls of other groups do not wait for them."""
+    own_pools.get("processes", 3).run(user_code.never_joined, steps, ends, limit=60.0)
+
+
 @sizes
 @backends
 @forms

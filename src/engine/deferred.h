@@ -19,11 +19,17 @@ class Deferred {
   void fulfil(std::shared_ptr<Work> work) {
     work->set_part();
     work_ = std::move(work);
-    given_.store(true, std::memory_order_release);
+    given_ = true;
+    if (abandoned_) work_->abandon();
   }
   void fail(const Error& error) {
     error_.emplace(error);
-    given_.store(true, std::memory_order_release);
+    given_ = true;
+  }
+  /// Like Request::abandon(), from any thread.
+  void abandon() {
+    abandoned_ = true;
+    if (given() && work_ != nullptr) work_->abandon();
   }
   /// The Work or the error is set.
   bool given() const { return given_.load(std::memory_order_acquire); }
@@ -48,7 +54,7 @@ class Deferred {
  private:
   std::shared_ptr<Work> work_;  // both are written before `given_`
   std::optional<Error> error_;
-  std::atomic<bool> given_{false};
+  std::atomic<bool> given_{false}, abandoned_{false};  // in one order for fulfil() and abandon()
 };
 
 /// The request of a deferred call.
@@ -66,6 +72,7 @@ class DeferredRequest : public Request {
   }
   bool lingers() const override { return failed_ && !call_->finished(); }
   bool block(std::chrono::nanoseconds limit) override { return call_->block(limit); }
+  void abandon() override { call_->abandon(); }
 
  private:
   std::shared_ptr<Deferred> call_;

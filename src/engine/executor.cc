@@ -34,6 +34,9 @@ class RunRequest : public Request {
     return driver_ == nullptr || run_->issued() ? std::string() : driver_->behind(*run_);
   }
   int source() const override { return run_->source(); }
+  void abandon() override {
+    if (run_->abandon() && driver_ != nullptr) driver_->abandoned();
+  }
 
  protected:
   bool issued() {
@@ -77,6 +80,7 @@ class WorkRequest final : public Request {
   void hurry() override { work_->wait_for(std::chrono::nanoseconds(0)); }
   std::string behind() const override { return work_->behind(); }
   int source() const override { return work_->source(); }
+  void abandon() override { work_->abandon(); }
 
  private:
   std::shared_ptr<Work> work_;
@@ -176,9 +180,9 @@ void Run::take(Schedule::Id id, const Start& start) {
     --unissued_;
     start(task, step.requests);
     if (step.requests.empty()) step.state = State::Done;
-    hurry(step);
+    notify(step);
   } else if (task.kind == Task::Kind::Wait) {
-    if (schedule_->poll(id, hurried_.load(std::memory_order_relaxed))) step.state = State::Done;
+    if (schedule_->poll(id, hurried())) step.state = State::Done;
   } else {
     schedule_->compute(id);
     step.state = State::Done;
@@ -186,15 +190,20 @@ void Run::take(Schedule::Id id, const Start& start) {
 }
 
 // Only once per step: a request passes it on to the operations that it starts later, and a poll must stay cheap.
-void Run::hurry(Step& step) const {
-  if (step.hurried || !hurried_.load(std::memory_order_relaxed)) return;
-  step.hurried = true;
-  for (const auto& request : step.requests) request->hurry();
+void Run::notify(Step& step) const {
+  if (!step.hurried && hurried()) {
+    step.hurried = true;
+    for (const auto& request : step.requests) request->hurry();
+  }
+  if (!step.abandoned && abandoned()) {
+    step.abandoned = true;
+    for (const auto& request : step.requests) request->abandon();
+  }
 }
 
 void Run::poll_requests(Schedule::Id id) {
   auto& step = steps_[id];
-  hurry(step);
+  notify(step);
   while (step.next < step.requests.size()) {
     try {
       if (!step.requests[step.next]->poll()) return;
@@ -301,7 +310,7 @@ void Executor::submit(std::shared_ptr<Run> run, const Start& first) {
   const std::lock_guard lock(mutex_);
   runs_.push_back(std::move(run));
   statistics_.most_queued = std::max(statistics_.most_queued, static_cast<int64_t>(runs_.size()));
-  set_pending(true);
+  set_pending(awaited());
 }
 
 void Executor::drive() {
@@ -323,8 +332,18 @@ void Executor::drive() {
     ++i;
   }
   statistics_.delays = delays;
-  if (runs_.empty()) set_pending(false);
+  set_pending(awaited());
   driven_ = false;
+}
+
+// Call with the mutex held.
+bool Executor::awaited() const {
+  return std::ranges::any_of(runs_, [](const auto& run) { return !run->abandoned(); });
+}
+
+void Executor::abandoned() {
+  const std::lock_guard lock(mutex_);
+  set_pending(awaited());
 }
 
 void Executor::hurry() {

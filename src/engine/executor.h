@@ -62,6 +62,9 @@ class Run {
   /// A thread waits: hurries the running requests and those still to be started.
   void hurry() { hurried_.store(true, std::memory_order_relaxed); }
   bool hurried() const { return hurried_.load(std::memory_order_relaxed); }
+  /// The call has ended: the run goes on, in its order, but other calls do not wait for it. False if that was known.
+  bool abandon() { return !abandoned_.exchange(true, std::memory_order_relaxed); }
+  bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
   /// Sleeps on the last request, if all requests were started at the beginning.
   bool block(std::chrono::nanoseconds limit);
   int source() const { return schedule_->source(); }
@@ -70,7 +73,7 @@ class Run {
   enum class State : uint8_t { Waiting, Running, Done };
   struct Step {
     State state = State::Waiting;
-    bool hurried = false;
+    bool hurried = false, abandoned = false;  // the requests know
     std::size_t next = 0;  // requests before it are complete
     Requests requests;
   };
@@ -80,7 +83,7 @@ class Run {
   void visit(Schedule::Id id, const Start& start);
   void take(Schedule::Id id, const Start& start);
   void poll_requests(Schedule::Id id);
-  void hurry(Step& step) const;
+  void notify(Step& step) const;
   void fail() noexcept;
   void pass_over_done();
 
@@ -95,6 +98,7 @@ class Run {
   std::optional<Error> failure_;
   std::atomic<bool> issued_{false};
   std::atomic<bool> hurried_{false};
+  std::atomic<bool> abandoned_{false};
 };
 
 struct ExecutorStatistics {
@@ -109,6 +113,8 @@ class Driver {
   virtual ~Driver() = default;
   /// Does everything possible now; returns at once if another thread is doing so.
   virtual void drive() = 0;
+  /// A run's call has ended. Makes no progress.
+  virtual void abandoned() {}
   /// Names the operation that must be issued before this run, for error messages; empty if there is none, or if the
   /// driver does not know it.
   virtual std::string behind(const Run& run) const {
@@ -128,7 +134,8 @@ class Driver {
 ///
 /// A library that admits one thread at a time keeps late Issues out while it runs a blocking call, and then the other
 /// ranks would never join that call. So such a call first waits until no ordered executor has late Issues to come. This
-/// wait ends, because the other ranks have submitted the same schedules, and also wait first.
+/// wait ends, because the other ranks have submitted the same schedules, and also wait first; where one has not, the wait
+/// ends with the call that is held: calls that have ended with an error are not waited for.
 class Executor final : public Driver, public std::enable_shared_from_this<Executor> {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
@@ -148,12 +155,14 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   bool synchronize(std::chrono::nanoseconds limit);
   ExecutorStatistics statistics() const;
 
-  /// Whether an ordered executor has late Issues to come.
+  void abandoned() override;
+  /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
   /// Waits until none has. Throws Timeout, and what ends every wait of a call of the group at this position.
   static void finish(const Position& position, std::chrono::milliseconds limit, Interrupt interrupt);
 
  private:
+  bool awaited() const;
   void set_pending(bool pending);
 
   static std::atomic<int> pending_;  // not inline: modules with hidden symbols would get a copy

@@ -177,6 +177,7 @@ class Behind final : public Request {
     return true;
   }
   void hurry() override { staged_->hurry(); }
+  void abandon() override { staged_->abandon(); }
   int source() const override { return staged_->source(); }
 
  private:

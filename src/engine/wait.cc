@@ -128,10 +128,15 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     if (work.wait_for_point(std::clamp(left, std::chrono::milliseconds(0), kSlice))) break;
-    if (left.count() <= 0) throw late(work, limit);
+    if (left.count() <= 0) {
+      // A shorter limit, given to this wait alone, is not the call's end: the program may wait again.
+      if (work.limit().count() > 0 && limit >= work.limit()) work.abandon();
+      throw late(work, limit);
+    }
     check_wait(Position::lost(*call.group), interrupt,
                [&](const std::string& lost) { return Error(ErrorCode::PeerLost, work.what() + ": " + lost); });
     if (work.context().communicator != nullptr && work.context().communicator->given_up()) {
+      work.abandon();
       throw Error(ErrorCode::Backend, work.what() + ": the group has been aborted");
     }
   }

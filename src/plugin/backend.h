@@ -163,7 +163,7 @@ class Backend {
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 10;
+inline constexpr int kPluginVersion = 11;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

@@ -12,8 +12,8 @@
 
 namespace mcr {
 
-/// A started operation of a host backend. Not thread-safe, except that block() and hurry() may run concurrently with
-/// poll(); Work serialises the rest.
+/// A started operation of a host backend. Not thread-safe, except that block(), hurry() and abandon() may run
+/// concurrently with poll(); Work serialises the rest.
 class Request {
  public:
   virtual ~Request() = default;
@@ -33,6 +33,9 @@ class Request {
   virtual bool lingers() const { return false; }
   /// The group rank that a completed receive got its message from; -1 for other operations.
   virtual int source() const { return -1; }
+  /// The call has ended with an error, while this operation may still run: other calls do not wait for it. Makes no
+  /// progress; may be called more than once.
+  virtual void abandon() {}
 };
 
 /// The target of issue(). A blocking lane is the caller's own thread: the operation is complete when issue() returns,

@@ -15,6 +15,7 @@ namespace {
 // Polls before a waiting thread yields its core: long enough for a message on one host, short enough that ranks sharing
 // a core do not block each other.
 constexpr int kPollsBeforeYield = 200;
+constexpr std::chrono::milliseconds kPatience{50};  // of a thread that must not stay in another one's poll
 
 // Ignores errors of a request's optional actions during a wait: poll() reports them.
 template <class Action>
@@ -110,10 +111,21 @@ void Work::run_callbacks(Callback* newest) noexcept {
   }
 }
 
+// For threads that must not stay here: a thread that polls may wait for a lock inside a library.
+bool Work::take_turn() const noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (busy_.test_and_set(std::memory_order_acquire)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 bool Work::expire(ErrorCode code, const std::string& text) noexcept {
-  while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  if (!take_turn()) return false;
   const bool running = !completed();
   if (running) {
+    abandon();  // first: a thread that the error wakes may make a call that would wait
     failure_ = {code, text, true};
     complete();
   }
@@ -121,8 +133,12 @@ bool Work::expire(ErrorCode code, const std::string& text) noexcept {
   return running;
 }
 
+void Work::abandon() noexcept {
+  for (const auto& request : requests_) attempt([&] { return request->abandon(), true; });
+}
+
 std::string Work::behind() const {
-  while (busy_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  if (!take_turn()) return {};
   std::string found;
   for (auto next = next_; next < requests_.size() && found.empty(); ++next) found = requests_[next]->behind();
   busy_.clear(std::memory_order_release);

@@ -103,9 +103,12 @@ class Work {
   void rethrow() const;
 
   /// Ends an operation that is not complete with this error. Its requests are still polled, as the library still uses
-  /// their memory. False if it was complete.
+  /// their memory. False if it was complete, or if another thread stays in a library that it polls.
   bool expire(ErrorCode code, const std::string& text) noexcept;
-  /// Names the operation that must be issued before this one, for error messages; empty once this one is issued.
+  /// The call has ended for its caller, with an error: other calls do not wait for what is still to be issued for it.
+  void abandon() noexcept;
+  /// Names the operation that must be issued before this one, for error messages; empty once this one is issued, or if
+  /// another thread stays in a library that it polls.
   std::string behind() const;
   /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
@@ -146,6 +149,7 @@ class Work {
 
  private:
   bool wait_for(Nanoseconds limit, bool point_suffices) noexcept;
+  bool take_turn() const noexcept;
   bool advance();
   void fail() noexcept;
   void keep_error() noexcept;

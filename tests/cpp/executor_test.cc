@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "engine/deferred.h"
+#include "engine/wait.h"
 #include "observe/position.h"
 #include "ranks.h"
 
@@ -215,6 +216,45 @@ TEST(a_wait_for_late_issues_ends_with_what_ends_every_wait) {
   for (const auto& issue : bench.issues) issue->done = true;
   Executor::finish(*position, 10s, nullptr);
   CHECK(!Executor::any());
+}
+
+TEST(calls_that_have_ended_are_not_waited_for_and_keep_their_order) {
+  static const std::string name = "group";
+  const auto position = Position::make(name, name, {0, 1}, 0);
+  Steps steps;
+  Inner one(0), other(0);
+  for (auto* outer : {&one, &other}) {
+    outer->work->attach(requests_of(steps.executor, steps.submit({1, 1})));
+  }
+  CHECK(ranks::failure([&] { wait(*one.work, 1ms, nullptr); }).code == ErrorCode::Timeout);
+  CHECK(one.work->expire(ErrorCode::Timeout, "too late") && Executor::any());  // the other call has not ended
+  CHECK(ranks::failure([&] { wait(*other.work, 1ms, nullptr); }).code == ErrorCode::Timeout && Executor::any());
+  CHECK(ranks::failure([&] { wait(*other.work, 1s, nullptr); }).code == ErrorCode::Timeout && !Executor::any());
+  Executor::finish(*position, 1ms, nullptr);
+  for (auto& inner : steps.inner) {
+    inner.states[0]->done = true;
+    one.work->poll();
+    other.work->poll();
+  }
+  CHECK((steps.order == Order{0, 1, 2, 3}) && one.work->finished() && other.work->finished() && !other.work->failed());
+}
+
+TEST(the_steps_of_a_call_that_has_ended_know_it) {
+  const auto inner = std::make_unique<Steps>();
+  Inner part(0), outer(0);
+  part.work->attach(requests_of(inner->executor, inner->submit({1, 1})));
+  auto held = std::make_shared<Deferred>();
+  Requests requests;
+  requests.push_back(std::make_unique<DeferredRequest>(held));
+  outer.work->attach(std::move(requests));
+  CHECK(!outer.work->poll() && outer.work->expire(ErrorCode::Timeout, "too late") && Executor::any());
+  held->fulfil(part.work);
+  CHECK(!Executor::any());
+  for (auto& step : inner->inner) {
+    step.states[0]->done = true;
+    outer.work->poll();
+  }
+  CHECK(outer.work->finished());
 }
 
 TEST(a_task_may_throw_anything) {

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -230,6 +231,46 @@ def in_chain(where: str, backend: str, blocking: bool, everywhere: bool) -> None
     with group_of(where) as group:
         _check_works(group, backend)
         mcr_dl.destroy_process_group(group)
+
+
+# ---- calls that a rank never joins
+
+
+ENDS = ("blocking", "waited for", "not waited for")  # the calls that end at their timeout
+STEPPED: dict[str, Callable[[], list[Any]]] = {
+    "compress": lambda: [_HALF],
+    "fuse, compress": lambda: [_FUSE, _HALF],
+    "held, compress": lambda: ["holds", _HALF],
+}
+
+
+def never_joined(chain_of: str, ends: str) -> None:
+    """Calls of other groups go on after a call in steps that the last rank never joins."""
+    session.start()
+    _registered()
+    late, plain = mcr_dl.new_group(timeout=LIMIT), mcr_dl.new_group(timeout=timedelta(seconds=30))
+    mcr_dl.set_passes(STEPPED[chain_of](), late)
+    held.clear()
+    if mcr_dl.get_rank() != mcr_dl.get_world_size() - 1:
+        if ends == "not waited for":
+            works = [_started(late, number) for number in range(CALLS)]
+            for call in held:
+                call.proceed()
+            while not all(work.is_completed() for work in works):
+                time.sleep(0.01)
+            for work in works:
+                expect(CollectiveTimeoutError, work.wait, "mpi.all_reduce")
+        else:
+            for call in _calls(late, "mpi", ends == "blocking"):
+                expect(CollectiveTimeoutError, call, "mpi.all_reduce")
+    begun, total = time.monotonic(), torch.ones(4)
+    mcr_dl.all_reduce(total, group=plain, backend="mpi")
+    assert total.tolist() == [float(mcr_dl.get_world_size())] * 4
+    assert time.monotonic() - begun < 25
+
+
+def _started(group: Any, number: int) -> Any:
+    return mcr_dl.all_reduce(torch.ones(5 + number), group=group, backend="mpi", async_op=True)
 
 
 # ---- completion hooks and futures
