@@ -74,7 +74,7 @@ class Run {
   struct Step {
     State state = State::Waiting;
     bool hurried = false, abandoned = false;  // the requests know
-    std::size_t next = 0;  // requests before it are complete
+    std::size_t next = 0;                     // requests before it are complete
     Requests requests;
   };
 
@@ -134,8 +134,8 @@ class Driver {
 ///
 /// A library that admits one thread at a time keeps late Issues out while it runs a blocking call, and then the other
 /// ranks would never join that call. So such a call first waits until no ordered executor has late Issues to come. This
-/// wait ends, because the other ranks have submitted the same schedules, and also wait first; where one has not, the wait
-/// ends with the call that is held: calls that have ended with an error are not waited for.
+/// wait ends, because the other ranks have submitted the same schedules, and also wait first; or with the call that one
+/// of them has not made: calls that have ended with an error are not waited for.
 class Executor final : public Driver, public std::enable_shared_from_this<Executor> {
  public:
   /// `ordered`: other ranks need the Issues that are still to come; false for messages, which only their receiver waits
