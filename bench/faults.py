@@ -6,7 +6,7 @@
 Each fault has its own job of three ranks (hierarchies: two by two), in which rank 1 dies, stops, raises or leaves while
 the others are idle, in a blocking collective or in many asynchronous ones, on mpi, Open MPI, gloo, shm, a stripe or a
 hierarchy, or with each rank on an emulated host of its own, where no other rank can watch its process.
-With --json FILE, also writes the figures there.
+With --json FILE, also writes the figures there; with --chart FILE, draws a histogram of the times to the exceptions.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def shared_memory() -> set[str]:
 
 @dataclass
 class Outcome:
-    """The outcome of one fault: ``ok`` or the problem, and two times in seconds."""
+    """The outcome of one fault: ``ok`` or the problem, and three times in seconds."""
 
     result: str
+    known: float = 0.0  # the longest time from the fault, or the later start of a call, until the call's exception
     call: float = 0.0  # the longest call that met the fault, until its exception or the end of its process
     end: float = 0.0  # from the fault to the end of the last survivor
 
@@ -132,9 +133,13 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     if not ended or at is None:
         nursery.clear()
         return Outcome("no fault" if ended else "hang")
-    calls = [(moment(rank, "raised") or rank.ended or 0.0) - (moment(rank, "began") or 0.0) for rank in survivors]
+    begun = [moment(rank, "began") or 0.0 for rank in survivors]
+    raised = [moment(rank, "raised") or rank.ended or 0.0 for rank in survivors]
+    calls = [end - begin for begin, end in zip(begun, raised, strict=True)]
+    known = max(end - max(begin, at) for begin, end in zip(begun, raised, strict=True))
     found = [wrong(rank, backend, fault, took, bound) for rank, took in zip(survivors, calls, strict=True)]
-    outcome = Outcome(next(filter(None, found), "ok"), max(calls), max(rank.ended or 0.0 for rank in survivors) - at)
+    last = max(rank.ended or 0.0 for rank in survivors)
+    outcome = Outcome(next(filter(None, found), "ok"), known, max(calls), last - at)
     if outcome.result != "ok":
         print(*(f"--- {outcome.result}: {backend} {phase} {fault}\n{rank.text}" for rank in ranks), sep="\n")
     nursery.clear()
@@ -143,15 +148,16 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
 
 def show(results: Mapping[tuple[str, str, str], list[Outcome]]) -> None:
     """A line for each kind."""
-    title = f"Limit of a call {LIMIT:g} s. call: until it raised, or its process had ended;\n"
-    title += "end: from the fault to the end of the last survivor. Median and largest, seconds"
+    title = f"Limit of a call {LIMIT:g} s. Seconds, median and largest. known: from the fault, or\n"
+    title += "the later start of the call, to the exception; call: until it raised, or its process\n"
+    title += "had ended; end: from the fault to the end of the last survivor"
     table = Table(title=title, title_justify="left")
-    for name in ("backend", "phase", "fault", "ok", "call", "end", "otherwise"):
-        table.add_column(name, justify="right" if name in ("ok", "call", "end") else "left")
+    for name in ("backend", "phase", "fault", "ok", "known", "call", "end", "otherwise"):
+        table.add_column(name, justify="right" if name in ("ok", "known", "call", "end") else "left")
     for kind, found in sorted(results.items()):
         bad = sorted({each.result for each in found} - {"ok"})
         good = f"{sum(each.result == 'ok' for each in found)} of {len(found)}"
-        times = [spread([each.call for each in found]), spread([each.end for each in found])]
+        times = [spread([getattr(each, name) for each in found]) for name in ("known", "call", "end")]
         table.add_row(*kind, good, *times, ", ".join(bad))
     Console().print_whole(table, 100)
 
@@ -161,12 +167,39 @@ def spread(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f}  {max(seconds):.2f}"
 
 
+def chart(results: Mapping[tuple[str, str, str], list[Outcome]], path: Path) -> None:
+    """A histogram of the times from the fault to the exception, by fault."""
+    from matplotlib import pyplot
+
+    colours = {"kill": "#cc3311", "exit": "#0072b2", "raise": "#e69f00", "stop": "#999999"}
+    names = {"kill": "is killed", "exit": "ends its process", "raise": "raises an exception", "stop": "is stopped"}
+    times = {
+        fault: [each.known for kind, found in results.items() if kind[2] == fault for each in found]
+        for fault in colours
+    }
+    times = {fault: found for fault, found in times.items() if found}
+    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    bins = [0.1 * edge for edge in range(int(10 * max(map(max, times.values()))) + 2)]
+    shown = {"color": [colours[fault] for fault in times], "label": [f"rank 1 {names[fault]}" for fault in times]}
+    axes.hist(list(times.values()), bins, stacked=True, **shown)
+    axes.axvline(LIMIT, color="black", linewidth=0.8, linestyle=":")
+    axes.annotate("timeout of the calls ", (LIMIT, axes.get_ylim()[1]), ha="right", va="top", fontsize=8)
+    axes.set(xlabel="seconds from the fault to the exception on the last rank", ylabel="faults")
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> int:
     parser = script.parser(__doc__)
     parser.add_argument("--faults", type=int, default=200, help="how many (200)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--backends", nargs="+", choices=[*BACKENDS], default=[*BACKENDS], help="where (all)")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--chart", type=Path, help="draw a histogram there")
     parser.set_defaults(bound=BOUND)
     given = script.parse(parser, faults=1, bound=60.0)
     draw = random.Random(given.seed)
@@ -186,6 +219,8 @@ def main() -> int:
     if given.json is not None:
         saved = {" ".join(kind): [asdict(each) for each in found] for kind, found in results.items()}
         write_rows(given.json, saved)
+    if given.chart is not None:
+        chart(results, given.chart)
     return 0 if good == len(everything) and left == 0 else 1
 
 

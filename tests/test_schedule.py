@@ -381,6 +381,12 @@ def test_every_backend(pools: Pools, size: int) -> None:
     pools.get("processes", size).run(schedule.reach_weights_of_ddp, cases, limit=250)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_buffers(pools: Pools, size: int) -> None:
+    """Of any type, in one operation for each step."""
+    pools.get("processes", size).run(schedule.buffers_are_those_of_ddp, limit=120)
+
+
 def test_every_tuning(pools: Pools) -> None:
     """The plan changes while the job trains, and the weights do not."""
     cases = [schedule.Case("long", limits="auto", tuning=kind) for kind in checks.TUNING]

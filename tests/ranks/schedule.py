@@ -364,6 +364,43 @@ def _compare(case: Case, found: dict[str, torch.Tensor], expected: dict[str, tor
     assert error <= (1e-6 if dtype == "float32" else 1e-13), (case, error)
 
 
+def _with_buffers() -> nn.Module:
+    """Buffers of several types and shapes, which differ between the ranks."""
+    torch.manual_seed(7)
+    made = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Linear(5, 4))
+    rank = float(dist.get_rank())
+    made.register_buffer("flags", torch.tensor([rank == 0, True, False]))
+    made.register_buffer("wide", torch.full((2, 3), rank, dtype=torch.float64).t())
+    made.register_buffer("number", torch.tensor(rank, dtype=torch.bfloat16))
+    made.register_buffer("none", torch.zeros(0, 3))
+    return made
+
+
+def buffers_are_those_of_ddp() -> None:
+    """Each training step begins with the first rank's, also where the ranks' batches give others."""
+    found: list[dict[str, torch.Tensor]] = []
+    wraps: dict[str, Wrap] = {"gloo": lambda model, _: DistributedDataParallel(model), "mcr": ByteScheduler}
+    for backend, wrap in wraps.items():
+        with life(backend):
+            model = _with_buffers()
+            optimizer = OPTIMIZERS["sgd"](model)
+            wrapped = wrap(model, optimizer)
+            for step in range(FEWER):
+                model[1].running_mean += dist.get_rank()
+                _loss(wrapped, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            wrapped.state_dict()  # after all updates
+            found.append({name: value.clone() for name, value in model.state_dict().items()})
+            if isinstance(wrapped, ByteScheduler):
+                wrapped.close()
+    expected, own = found
+    for name, value in expected.items():
+        assert torch.allclose(own[name].double(), value.double(), rtol=1e-5, atol=1e-6), name
+    assert own["flags"].tolist() == [True, True, False]
+    assert own["wide"].abs().sum() == own["number"] == 0
+
+
 def settings_are_kept(file: str) -> None:
     """By rank 0, and the later training compares no plans. A search does not take what a shortlist found."""
     kept.path = lambda: Path(file)  # the tests' jobs have no tuning table, and so no settings

@@ -20,7 +20,7 @@ from mcr_dl import _C
 from mcr_dl.base.errors import McrError, UnsupportedError
 from mcr_dl.groups import default_group, making
 from mcr_dl.runtime import handles, state
-from mcr_dl.schedule import checks, choosing, guard, planning, timeline
+from mcr_dl.schedule import buffers, checks, choosing, guard, planning, timeline
 from mcr_dl.schedule.gradients import Parameter, Piece, in_order, joined
 from mcr_dl.schedule.issue import Issuer, Partition, Transfers
 from mcr_dl.schedule.leader import Leader
@@ -108,8 +108,9 @@ class ByteScheduler(nn.Module):
         self._optimizer = optimizer
         self._reset(owned)
         with torch.no_grad():
-            for tensor in [*module.parameters(), *module.buffers()]:
+            for tensor in module.parameters():
                 _C.broadcast(tensor.detach(), self._core.ranks[0], group=self._core)
+        buffers.broadcast(module.buffers(), self._core)
         self._hooks: list[Any] = []
         self._install(owned)
 
@@ -273,9 +274,7 @@ class ByteScheduler(nn.Module):
         self._update(self._entry, others=True)
         self._update_complete()
         if self.broadcast_buffers and self._synchronizes:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    _C.broadcast(buffer, self._outer.ranks[0], self._outer)
+            buffers.broadcast(self.module.buffers(), self._outer)
 
     def _require_complete_backward(self) -> None:
         """An exception in a backward pass leaves gradients that this rank never gave to the others."""
