@@ -106,6 +106,17 @@ def test_joined_gradients() -> None:
     assert _costs(small, "fffffgf").joined(10) == [(0,), (1, 2), (3,), (4,), (5,), (6,)]
 
 
+def test_buckets() -> None:
+    """Of program order: full when they hold so many bytes, as DistributedDataParallel's; the first one is small."""
+    small = [Layer(0, 0, size) for size in (3, 4, 4, 20, 5, 5, 5)]
+    assert _costs(small).buckets(10) == [(0, 1, 2), (3, 4), (5, 6)]
+    assert _costs(small).buckets(0) == [(index,) for index in range(7)]
+    assert _costs(small, "fffffgf").buckets(10) == [(0, 1, 2), (3, 4), (5,), (6,)]
+    large = [Layer(0, 0, size << 19) for size in (30, 10, 1, 1)]
+    assert _costs(large).buckets(25 << 20) == [(0, 1), (2, 3)]
+    assert _costs(large).plan(25 << 20, None, None, priorities=False).members == ((0, 1), (2, 3))
+
+
 def test_joined_gradients_are_ready_with_the_last_one() -> None:
     """And are needed by the first layer of the run."""
     plan = _costs([Layer(9, 1, 2), Layer(3, 1, 2), Layer(1, 5, 2)]).plan(4, None, None)

@@ -21,7 +21,7 @@ PARTITIONS = (None, *(1 << power for power in range(23, 15, -1)))  # bytes
 CREDITS = (None, 4, 2, 1)  # partitions in flight
 JOINS = (0, 1 << 17, 1 << 18, 1 << 19, 1 << 21)  # bytes
 RECORDED = 3  # training steps whose times count, after the first one
-_BUCKET = 1 << 20  # bytes to which program order joins gradients, whatever simulation says
+_BUCKETS = (1 << 20, 25 << 20)  # bytes of DistributedDataParallel's first bucket, and of the others
 SHORTLIST = 6  # plans with priorities that are worth measuring
 GAIN = 0.01  # a plan takes the place of program order, or of a measured one, if it saves more
 _MOST_PARTITIONS = 1024  # of a model
@@ -36,9 +36,9 @@ class Plan:
     ``order``: (piece, index), as issued. ``partition`` and ``credit``: bytes; None: without limit. ``step_time`` and
     ``program_order``: nanoseconds of a step by simulation, with this plan and with whole gradients in program order.
     ``gathers``: the pieces in the order of their all_gather, where that is an operation of its own. ``join``: bytes up
-    to which gradients that the forward pass needs one after the other are one piece. ``members``: the gradients of each
-    piece, by the module's order; empty: each is a piece. ``priorities``: the order is the forward pass's, else the
-    backward pass's.
+    to which gradients that the forward pass needs one after the other are one piece, or that a bucket of program order
+    must reach. ``members``: the gradients of each piece, by the module's order; empty: each is a piece.
+    ``priorities``: the order is the forward pass's, else the backward pass's.
     """
 
     order: tuple[tuple[int, int], ...]
@@ -56,7 +56,7 @@ class Plan:
         limits = [f"{'unlimited' if size is None else f'{size} B'}" for size in (self.partition, self.credit)]
         text = f"partition {limits[0]}, credit {limits[1]}"
         if self.join:
-            text += f", joined up to {self.join} B"
+            text += f", {'joined up to' if self.priorities else 'buckets of'} {self.join} B"
         if not self.priorities:
             text += ", program order"
         if self.step_time and self.program_order:
@@ -171,6 +171,24 @@ class Costs:
     transfer: credit.Transfer
     backward: int = 0
 
+    def runs(self, join: int, priorities: bool) -> list[tuple[int, ...]]:
+        """Positions in ``by_use`` that are one piece, in a plan with these settings."""
+        return self.joined(join) if priorities else self.buckets(join)
+
+    def buckets(self, join: int) -> list[tuple[int, ...]]:
+        """As DistributedDataParallel's, from the end: full with ``join`` bytes or more, the first one with 1 MiB."""
+        runs: list[tuple[int, ...]] = []
+        total = 0
+        for position in reversed(range(len(self.sizes))):
+            full = min(join, _BUCKETS[0]) if len(runs) == 1 else join
+            if runs and total < full and self.kinds[position] == self.kinds[runs[-1][0]]:
+                runs[-1] = (position, *runs[-1])
+                total += self.sizes[position]
+            else:
+                runs.append((position,))
+                total = self.sizes[position]
+        return runs[::-1]
+
     def joined(self, join: int) -> list[tuple[int, ...]]:
         """Positions in ``by_use``: runs of one kind of at most ``join`` bytes; larger gradients are alone.
 
@@ -190,14 +208,14 @@ class Costs:
 
     def plan(self, join: int, partition: int | None, in_flight: int | None, priorities: bool = True) -> Plan:
         """The plan with these settings, by simulation."""
-        runs = self.joined(join)
+        runs = self.runs(join, priorities)
         found = self._simulated(runs, partition, in_flight, priorities)
         members = tuple(tuple(self.by_use[each] for each in run) for run in runs)
         return Plan(found.order, partition, in_flight, found.end, None, (), join, members, priorities)
 
     def timeline(self, plan: Plan) -> credit.Timeline:
-        """One iteration with a plan, by simulation; its layers are the runs of ``joined``."""
-        return self._simulated(self.joined(plan.join), plan.partition, plan.credit, plan.priorities)
+        """One iteration with a plan, by simulation; its layers are its runs."""
+        return self._simulated(self.runs(plan.join, plan.priorities), plan.partition, plan.credit, plan.priorities)
 
     def _simulated(
         self, runs: Sequence[Sequence[int]], partition: int | None, in_flight: int | None, priorities: bool
@@ -273,7 +291,7 @@ def make(known: Costs, limits: tuple[int | str | None, int | str | None], halves
     found = _different(sorted(plans, key=_time))
     if partition == window == "auto":
         slow = _time(found[0]) >= _time(in_order) * (1 - GAIN)
-        others = [in_order, *(known.plan(join, None, None, priorities=False) for join in (0, _BUCKET))]
+        others = [in_order, *(known.plan(join, None, None, priorities=False) for join in _BUCKETS)]
         found = [*others, *found] if slow else [found[0], *others, *found[1:]]
     distinct: dict[Any, Plan] = {}
     for each in found:

@@ -83,7 +83,8 @@ def traced(
     for first, last in zip(ends, [*ends[1:], 1 << 63], strict=True):
         result.exposed_ms.append(sum(end - start for start, end in waits if first <= start < last) / 1e6)
     origin = record.backward[0][0] if record.backward else 0
-    events = [*_planned(known, planned, known.joined(plan.join)), *_measured(record, waits, origin, rank)]
+    runs = known.runs(plan.join, plan.priorities)
+    events = [*_planned(known, planned, runs), *_measured(record, waits, origin, rank)]
     other = {"plan": str(plan), "planned_exposed_ms": result.planned_ms, "exposed_ms": result.exposed_ms}
     write_rows(os.fspath(path), {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
