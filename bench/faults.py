@@ -131,8 +131,10 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")
     if not ended or at is None:
+        problem = "no fault" if ended else "hang"
+        report(f"{problem}: {backend} {phase} {fault} after {delay:.3f} s", ranks)
         nursery.clear()
-        return Outcome("no fault" if ended else "hang")
+        return Outcome(problem)
     begun = [moment(rank, "began") or 0.0 for rank in survivors]
     raised = [moment(rank, "raised") or rank.ended or 0.0 for rank in survivors]
     calls = [end - begin for begin, end in zip(begun, raised, strict=True)]
@@ -141,9 +143,16 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     last = max(rank.ended or 0.0 for rank in survivors)
     outcome = Outcome(next(filter(None, found), "ok"), known, max(calls), last - at)
     if outcome.result != "ok":
-        print(*(f"--- {outcome.result}: {backend} {phase} {fault}\n{rank.text}" for rank in ranks), sep="\n")
+        report(f"{outcome.result}: {backend} {phase} {fault} after {delay:.3f} s", ranks)
     nursery.clear()
     return outcome
+
+
+def report(problem: str, ranks: list[Child]) -> None:
+    """Show what the ranks of a job have printed."""
+    print(
+        *(f"--- {problem}\nrank {rank}: code {child.code}\n{child.text}" for rank, child in enumerate(ranks)), sep="\n"
+    )
 
 
 def show(results: Mapping[tuple[str, str, str], list[Outcome]]) -> None:
