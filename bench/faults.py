@@ -131,7 +131,7 @@ def inject(nursery: Nursery, backend: str, phase: str, fault: str, delay: float,
     ended = nursery.wait(survivors, 60)
     at = moment(ranks[1], "fault")
     if not ended or at is None:
-        problem = "no fault" if ended else "hang"
+        problem = "no fault" if at is None else "hang"
         report(f"{problem}: {backend} {phase} {fault} after {delay:.3f} s", ranks)
         nursery.clear()
         return Outcome(problem)

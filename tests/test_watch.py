@@ -25,7 +25,9 @@ from mcr_dl.trace.cli import main as mcr_trace
 from mcr_dl.watch import _alarm, _losses, _report, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
+from mcr_dl.watch._inquiry import find_out
 from mcr_dl.watch._losses import Losses
+from mcr_dl.watch._watch import Groups, Watch
 
 RANKS = [0, 1, 2]
 
@@ -295,6 +297,41 @@ def _busy(exchange: Exchange, seconds: float) -> None:
     """Occupy the thread that uses the store."""
     with contextlib.suppress(RuntimeError):
         exchange.ask(lambda: time.sleep(seconds), limit=0.05)
+
+
+def test_the_time_of_an_inquiry() -> None:
+    """Limited as a whole, whatever comes first; the alarm of a rank that has ended before it rang is rung."""
+    exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
+    exchange.start()
+    losses = Losses(exchange, 0)
+    exchange.store.add("alarm/0", 1)  # by a rank that has ended since
+    begin = time.monotonic()
+    try:
+        found = find_out(exchange, losses, Alarm(0, "timeout", "g", "text", 1), [0, 1], 1.5)
+        assert time.monotonic() - begin < 5
+        assert "rank 1: it has not started" in found.text
+        assert exchange._until(lambda: exchange.number == 1, 10, time.monotonic() + 20)
+    finally:
+        exchange.stop()
+
+
+def test_the_watch_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once."""
+    made = Watch(torch_dist.HashStore(), 0, 1, Groups(list, bool), detail=False, former=None)  # type: ignore[arg-type]
+    looks = threading.Semaphore(0)
+
+    def look() -> None:
+        looks.release()
+        raise KeyError("what")
+
+    monkeypatch.setattr(made, "_look", look)
+    made.start()
+    try:
+        for _ in range(3):
+            assert looks.acquire(timeout=10)
+    finally:
+        made.stop("it ends", well=True)
+    assert caplog.text.count("the watch has failed") == 1
 
 
 def test_other_requests_during_an_inquiry() -> None:

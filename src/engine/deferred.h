@@ -20,7 +20,7 @@ class Deferred {
     work->set_part();
     work_ = std::move(work);
     given_ = true;
-    if (abandoned_) work_->abandon();
+    if (abandoned_) pass_on();
   }
   void fail(const Error& error) {
     error_.emplace(error);
@@ -29,8 +29,9 @@ class Deferred {
   /// Like Request::abandon(), from any thread.
   void abandon() {
     abandoned_ = true;
-    if (given() && work_ != nullptr) work_->abandon();
+    if (given_ && work_ != nullptr) pass_on();
   }
+  bool abandoned() const { return abandoned_; }
   /// The Work or the error is set.
   bool given() const { return given_.load(std::memory_order_acquire); }
 
@@ -52,9 +53,14 @@ class Deferred {
   }
 
  private:
+  void pass_on() {
+    if (!passed_on_.test_and_set()) work_->abandon_part();
+  }
+
   std::shared_ptr<Work> work_;  // both are written before `given_`
   std::optional<Error> error_;
   std::atomic<bool> given_{false}, abandoned_{false};  // in one order for fulfil() and abandon()
+  std::atomic_flag passed_on_ = ATOMIC_FLAG_INIT;
 };
 
 /// The request of a deferred call.

@@ -35,7 +35,7 @@ class RunRequest : public Request {
   }
   int source() const override { return run_->source(); }
   void abandon() override {
-    if (run_->abandon() && driver_ != nullptr) driver_->abandoned();
+    if (run_->abandon() && driver_ != nullptr) driver_->recount();
   }
 
  protected:
@@ -341,7 +341,7 @@ bool Executor::awaited() const {
   return std::ranges::any_of(runs_, [](const auto& run) { return !run->abandoned(); });
 }
 
-void Executor::abandoned() {
+void Executor::recount() {
   const std::lock_guard lock(mutex_);
   set_pending(awaited());
 }

@@ -64,6 +64,8 @@ class Run {
   bool hurried() const { return hurried_.load(std::memory_order_relaxed); }
   /// The call has ended: the run goes on, in its order, but other calls do not wait for it. False if that was known.
   bool abandon() { return !abandoned_.exchange(true, std::memory_order_relaxed); }
+  /// Another call needs the run, too. False if it was not abandoned.
+  bool reclaim() { return abandoned_.exchange(false, std::memory_order_relaxed); }
   bool abandoned() const { return abandoned_.load(std::memory_order_relaxed); }
   /// Sleeps on the last request, if all requests were started at the beginning.
   bool block(std::chrono::nanoseconds limit);
@@ -113,8 +115,8 @@ class Driver {
   virtual ~Driver() = default;
   /// Does everything possible now; returns at once if another thread is doing so.
   virtual void drive() = 0;
-  /// A run's call has ended. Makes no progress.
-  virtual void abandoned() {}
+  /// A run has been abandoned or reclaimed. Makes no progress.
+  virtual void recount() {}
   /// Names the operation that must be issued before this run, for error messages; empty if there is none, or if the
   /// driver does not know it.
   virtual std::string behind(const Run& run) const {
@@ -155,7 +157,7 @@ class Executor final : public Driver, public std::enable_shared_from_this<Execut
   bool synchronize(std::chrono::nanoseconds limit);
   ExecutorStatistics statistics() const;
 
-  void abandoned() override;
+  void recount() override;
   /// Whether an ordered executor has late Issues to come, of calls that have not ended.
   static bool any() noexcept { return pending_.load(std::memory_order_relaxed) != 0; }
   /// Waits until none has. Throws Timeout, and what ends every wait of a call of the group at this position.

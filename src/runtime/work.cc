@@ -155,7 +155,7 @@ Work::Nanoseconds Work::observed(std::chrono::steady_clock::time_point now) noex
 bool Work::overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept {
   const auto age = observed(now);  // starts the clock of a new operation
   const auto limit = context_.limit;
-  return !completed() && !part_.load(std::memory_order_relaxed) && limit.count() > 0 && age - limit > grace;
+  return !completed() && carried_.load(std::memory_order_relaxed) == 0 && limit.count() > 0 && age - limit > grace;
 }
 
 bool Work::join() {

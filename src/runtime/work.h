@@ -113,9 +113,13 @@ class Work {
   /// Time since the watchdog first saw this Work: the call itself does not read the clock.
   Nanoseconds observed(std::chrono::steady_clock::time_point now) noexcept;
 
-  /// Another call is made by means of this Work. The watchdog ends that call alone: where a part ends early, no later
-  /// part is issued, and the ranks' calls no longer match.
-  void set_part() noexcept { part_.store(true, std::memory_order_relaxed); }
+  /// Another call is made by means of this Work; several may be. The watchdog ends these calls alone: where a part ends
+  /// early, no later part is issued, and the ranks' calls no longer match.
+  void set_part() noexcept { carried_.fetch_add(1, std::memory_order_relaxed); }
+  /// One of these calls has ended with an error: once all have, abandon().
+  void abandon_part() noexcept {
+    if (abandoned_.fetch_add(1) + 1 == carried_) abandon();
+  }
   /// The watchdog is to end this Work: it was first seen longer ago than its limit and `grace`.
   bool overdue(std::chrono::steady_clock::time_point now, Nanoseconds grace) noexcept;
 
@@ -171,7 +175,7 @@ class Work {
   std::atomic_flag released_ = ATOMIC_FLAG_INIT;
   std::atomic<int64_t> record_{0};
   std::atomic<int64_t> first_observed_{0};
-  std::atomic<bool> part_{false};
+  std::atomic<int> carried_{0}, abandoned_{0};  // calls that are made by means of this Work
   mutable std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   // Code and text instead of the exception: each thread that asks throws its own.
   struct Failure {

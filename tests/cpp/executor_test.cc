@@ -257,6 +257,22 @@ TEST(the_steps_of_a_call_that_has_ended_know_it) {
   CHECK(outer.work->finished());
 }
 
+TEST(a_call_that_carries_several_is_waited_for_until_all_have_ended) {
+  Steps steps;
+  Inner carrier(0);
+  carrier.work->attach(requests_of(steps.executor, steps.submit({1, 1})));
+  Deferred one, other;
+  one.abandon();
+  carrier.work->set_part();  // as long as calls are being added
+  one.fulfil(carrier.work);
+  other.fulfil(carrier.work);
+  carrier.work->abandon_part();
+  one.abandon();
+  CHECK(Executor::any());
+  other.abandon();
+  CHECK(!Executor::any());
+}
+
 TEST(a_task_may_throw_anything) {
   for (const int kind : {0, 1, 2}) {
     Bench bench;

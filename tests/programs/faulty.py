@@ -23,6 +23,7 @@ import mcr_dl as dist
 
 LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "1")))
 STORM_LIMIT = timedelta(seconds=float(os.environ.get("FAULTY_LIMIT", "6")))  # on a busy machine, calls take a second
+START = timedelta(seconds=30)  # of the calls before the fault
 DELAY = float(os.environ.get("FAULTY_DELAY", "0.3"))  # seconds; by then the other ranks are inside the call, or outside
 REPORTED = 3
 
@@ -73,7 +74,7 @@ def main(backend: str, phase: str, kind: str) -> None:
     global began
     names = backend.split(";")
     backend = names[-1]
-    dist.init_process_group(names)
+    dist.init_process_group(names, timeout=START)
     failing = kind if dist.get_rank() == 1 and kind != "none" else None
     x = torch.ones(1000)
     dist.all_reduce(x, backend=backend)

@@ -147,9 +147,9 @@ def group_of(where: str, limit: timedelta | None = None) -> Iterator[Any]:
     switch.raises = False
 
 
-def _calls(group: Any, backend: str, blocking: bool) -> list[Callable[[], Any]]:
+def _calls(group: Any, backend: str, blocking: bool, timeout: timedelta | None = None) -> list[Callable[[], Any]]:
     """The functions that raise each call's exception, if it has one."""
-    options = {"group": group, "backend": backend}
+    options = {"group": group, "backend": backend, "timeout": timeout}
     if blocking:
         return [lambda: mcr_dl.all_reduce(torch.ones(5), **options)]
     attempts: list[Callable[[], Any]] = []
@@ -248,7 +248,7 @@ def never_joined(chain_of: str, ends: str) -> None:
     """Calls of other groups go on after a call in steps that the last rank never joins."""
     session.start()
     _registered()
-    late, plain = mcr_dl.new_group(timeout=LIMIT), mcr_dl.new_group(timeout=timedelta(seconds=30))
+    late, plain = mcr_dl.new_group(), mcr_dl.new_group(timeout=timedelta(seconds=30))
     mcr_dl.set_passes(STEPPED[chain_of](), late)
     held.clear()
     if mcr_dl.get_rank() != mcr_dl.get_world_size() - 1:
@@ -261,7 +261,7 @@ def never_joined(chain_of: str, ends: str) -> None:
             for work in works:
                 expect(CollectiveTimeoutError, work.wait, "mpi.all_reduce")
         else:
-            for call in _calls(late, "mpi", ends == "blocking"):
+            for call in _calls(late, "mpi", ends == "blocking", LIMIT):
                 expect(CollectiveTimeoutError, call, "mpi.all_reduce")
     begun, total = time.monotonic(), torch.ones(4)
     mcr_dl.all_reduce(total, group=plain, backend="mpi")
@@ -270,7 +270,7 @@ def never_joined(chain_of: str, ends: str) -> None:
 
 
 def _started(group: Any, number: int) -> Any:
-    return mcr_dl.all_reduce(torch.ones(5 + number), group=group, backend="mpi", async_op=True)
+    return mcr_dl.all_reduce(torch.ones(5 + number), group=group, backend="mpi", async_op=True, timeout=LIMIT)
 
 
 # ---- completion hooks and futures

@@ -23,5 +23,5 @@ def broadcast(buffers: Iterable[torch.Tensor], group: _C.Group) -> None:
         place = 0
         for each in given:
             begin, place = place, place + each.numel() * each.element_size()
-            # A copy, because the part's address need not suit the type.
-            each.copy_(flat[begin:place].clone().view(each.dtype).view(each.shape))
+            # `clone`, because the part's address need not suit the type; `data`, because a graph may keep the buffer.
+            each.data.copy_(flat[begin:place].clone().view(each.dtype).view(each.shape))

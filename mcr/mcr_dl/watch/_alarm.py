@@ -27,10 +27,11 @@ from mcr_dl.watch._report import Report
 _LONG = timedelta(days=1)
 _KEPT = 64  # alarms whose reports stay at the store
 _PAUSE = 0.02  # between two checks for answers
+_STEPS = 0.2  # seconds for the steps of an inquiry after its waits
 _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
 ANSWERS = 0.8  # seconds for the other ranks' reports
 INQUIRY = 1.2  # seconds for all steps of an alarm
-_PARTING = 5.0  # seconds for what a rank must leave at its end
+PARTING = 5.0  # seconds for what a rank must leave at its end
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _PREFIX = "watch"  # of the keys in the store
 # Each rank leaves there: the identity of its process, its last report, the address at which other hosts connect to it.
@@ -231,6 +232,13 @@ class Exchange:
             self._mine.multi_set(keys, [value] * self._size)
         return number, first
 
+    def ring_again(self, number: int, alarm: Alarm, deadline: float) -> None:
+        """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises StoreError."""
+        if number == self._number:
+            value = documents.dumps(asdict(alarm))
+            keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
+            self.proceed(lambda: self._mine.multi_set(keys, [value] * self._size), deadline)
+
     def gather(
         self, number: int, deadline: float, gone: Callable[[], Container[int]], limit: float = ANSWERS
     ) -> Answers:
@@ -249,8 +257,11 @@ class Exchange:
         return Answers(reports, [rank for rank in range(self._size) if rank not in reports])
 
     def _until(self, condition: Callable[[], bool], limit: float, deadline: float) -> bool:
-        """Wait for a state of the store, on the caller's thread, so that requests of other threads come in between."""
-        over = time.monotonic() + limit
+        """Wait for a state of the store, on the caller's thread, so that requests of other threads come in between.
+
+        Leaves some of the time until the deadline for what follows.
+        """
+        over = min(time.monotonic() + limit, deadline - _STEPS)
         while not self.proceed(condition, deadline):
             if time.monotonic() > over:
                 return False
@@ -314,7 +325,7 @@ class Exchange:
     def fail(self) -> None:
         """Let ranks that are about to leave together not wait for this one."""
         with contextlib.suppress(*StoreError):
-            self.ask(lambda: self._mine.set("failed", ""))
+            self.ask(lambda: self._mine.set("failed", ""), anyhow=True)
 
     # ---- values that stay at the store
 
@@ -326,14 +337,13 @@ class Exchange:
             if self._mine.check([ring]) and not self._mine.get(ring):
                 self._mine.delete_key(ring)
 
-    def leave(self, key: str, value: Any, *, surely: bool = False) -> bool:
+    def leave(self, key: str, value: Any, *, limit: float = INQUIRY, anyhow: bool = False) -> bool:
         """Leave a value for all ranks, under this rank's number; False if the store cannot be reached.
 
-        ``surely``: wait longer for a store that is slow.
+        ``anyhow``: also if the store has not answered the last time.
         """
-        limit = _PARTING if surely else INQUIRY
         try:
-            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)), limit, anyhow=surely)
+            self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)), limit, anyhow=anyhow)
         except StoreError:
             return False
         return True

@@ -32,8 +32,11 @@ def find_out(exchange: Exchange, losses: Losses, alarm: Alarm, ranks: list[int],
         told = exchange.diagnosis(number, alarm.group, deadline)
         if told is not None:
             return Found(told, silent=False)
+        exchange.ring_again(number, alarm, deadline)
     answers = exchange.gather(number, deadline, lambda: losses.texts)
-    losses.await_news(answers.silent, began + _NEWS - time.monotonic())
+    ended = exchange.proceed(lambda: exchange.all_left(ENDED, answers.silent), deadline)
+    news = min(began + _NEWS, deadline) - time.monotonic()
+    losses.await_news([rank for rank in answers.silent if rank not in ended], news)
     absences = exchange.proceed(lambda: _absences(exchange, answers, losses.texts), deadline)
     told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)
     if first:

@@ -24,7 +24,7 @@ _READS = 6  # of it, at a store that is only slow
 _LATER = 10.0  # seconds in which a loss that could not be told is told again
 _GRACE = 0.3  # after the loss: calls that the library ends itself have its own text
 _NEWS = 1.5  # seconds for the loss of a rank of another host to be told
-_TRIES = 20  # to raise an alarm while others are raised
+_TELLING = 0.8  # seconds to raise an alarm while others are raised
 _PAUSE = 0.02
 
 
@@ -310,9 +310,10 @@ class Losses:
                 return
 
     def _told(self, alarm: Alarm) -> bool:
+        deadline = time.monotonic() + _TELLING
         with contextlib.suppress(*StoreError):
-            for _ in range(_TRIES):
-                if self._exchange.raise_alarm(alarm, 2 * _TRIES * _PAUSE)[1]:
+            while (left := deadline - time.monotonic()) > 0:
+                if self._exchange.raise_alarm(alarm, left)[1]:
                     return True
                 time.sleep(_PAUSE)
         return False

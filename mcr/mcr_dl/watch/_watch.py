@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -17,16 +18,18 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
 from mcr_dl.watch import _fork, _inquiry, _report, dump
-from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import complete, ranks_text
 from mcr_dl.watch._losses import Losses
 
+_log = logging.getLogger("mcr_dl")
 _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's timeout: most calls raise by themselves
 _ERROR_INQUIRY = 1.8  # for the other ranks' reports, if the error came without a delay of the sampler
 _LONGEST_INQUIRY = 10.0  # for reports after a timeout: half of the call's own limit, at most this
 _LAST = 0.3  # for a thread to leave its call after the communicator has been aborted
+_SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis stays valid for its call
 _FAREWELL = 10.0  # seconds for the other ranks to end too
@@ -117,7 +120,7 @@ class Watch:
             reason = f"{reason}, after a failure of {self._failed}"
         # Without its note, a rank that ends as intended would be taken for lost.
         last = _report.last(self.rank, self._size, self._ages, reason, well=well)
-        self._exchange.leave(ENDED, last, surely=well)
+        self._exchange.leave(ENDED, last, limit=PARTING if well else INQUIRY, anyhow=well)
         self._losses.stop(well=well)
         self._exchange.stop()
         self._sampler.join(ANSWERS + 1.0)
@@ -137,15 +140,24 @@ class Watch:
     # ---- the sampler
 
     def _sample(self) -> None:
+        failed = False
         while not self._ending.wait(_PERIOD):
-            _C.watch_interrupts()
-            self._look_at_threads()
-            self._look_at_operations()
-            if self._losses.any:
-                self.broken = True
-            if self._losses.overdue:
-                self._losses.fail_operations(self._groups.living())
-            self.compare()
+            try:
+                self._look()
+            except Exception:
+                if not failed:  # the next look may succeed, and nothing else ends calls that cannot continue
+                    _log.exception("rank %d: the watch has failed to look at the calls", self.rank)
+                failed = True
+
+    def _look(self) -> None:
+        _C.watch_interrupts()
+        self._look_at_threads()
+        self._look_at_operations()
+        if self._losses.any:
+            self.broken = True
+        if self._losses.overdue:
+            self._losses.fail_operations(self._groups.living())
+        self.compare()
 
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
@@ -174,14 +186,19 @@ class Watch:
         if self._still(activity):
             self._end_process(text, EXIT_TIMEOUT)
 
-    def _timed_out(self, what: str, call: dict[str, Any]) -> str:
+    def _timed_out(self, what: str, call: dict[str, Any], before: dict[Any, str] | None = None) -> str:
+        """``before``: the diagnoses for other calls that timed out at the same time, which hold for this one too."""
         limit = f"{call['limit'] * 1000:.0f} ms"
         text = f"{what}: {_number(call)} timed out: still running after the timeout of {limit}"
         if call.get("behind"):
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
         unnumbered = call["message"] or call["op"] == "connect"
-        told = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
+        before = {} if before is None else before
+        key = call["label"], unnumbered
+        if key not in before:
+            before[key] = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
+        told = before[key]
         return complete(text, call["label"], _with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
@@ -190,8 +207,9 @@ class Watch:
 
     def _look_at_operations(self) -> None:
         """Fail operations past their timeout that no thread waits for, so that futures and callbacks get the error."""
+        told: dict[Any, str] = {}
         for work, known in _C.overdue(_GRACE):
-            _C.expire(work, self._timed_out(known["what"], known))
+            _C.expire(work, self._timed_out(known["what"], known, told))
 
     def compare(self) -> None:
         """Leave this process's new calls for the comparison, in detail mode."""
@@ -233,15 +251,20 @@ class Watch:
 
     def _end_process(self, text: str, code: int) -> None:
         """End the process: nothing else ends a thread inside a library, and not even a signal handler gets to run."""
-        place = _report.place()
-        print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
-        reason = f"it has ended itself: {text.partition('.')[0]}"
-        self._well = False
-        self._exchange.leave(ENDED, _report.last(self.rank, self._size, self._ages, reason, well=False))
-        self._exchange.fail()
-        if self.rank == 0 and not store_outlives():
-            self.close()
-        os._exit(code)
+        with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can start
+            threading.Thread(target=_exit_later, args=(code,), name="mcr_dl end", daemon=True).start()
+        try:
+            place = _report.place()
+            print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
+            reason = f"it has ended itself: {text.partition('.')[0]}"
+            self._well = False
+            last = _report.last(self.rank, self._size, self._ages, reason, well=False)
+            self._exchange.leave(ENDED, last, anyhow=True)
+            self._exchange.fail()
+            if self.rank == 0 and not store_outlives():
+                self.close()
+        finally:
+            os._exit(code)
 
     # ---- alarms
 
@@ -280,12 +303,17 @@ class Watch:
         position = _position(label)
         if position is None:
             return ""
-        with self._inquiring:
+        deadline = time.monotonic() + patience
+        if not self._inquiring.acquire(timeout=patience / 2):  # another thread inquires
+            return ""
+        try:
             self._failed = text.partition("\n")[0]
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
-            told = self._inquire(alarm, position["ranks"], patience)
+            told = self._inquire(alarm, position["ranks"], deadline - self._last_alarm)
             self._known = {(label, seq): (time.monotonic(), told)}
+        finally:
+            self._inquiring.release()
         return told
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
@@ -295,6 +323,9 @@ class Watch:
             self.broken = True
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."
+        except Exception as error:  # a report of another kind than this process makes
+            _log.exception("rank %d: the reports of the other ranks cannot be read", self.rank)
+            return f"Which ranks have not arrived is not known: {type(error).__name__}: {error}."
         self.broken = self.broken or found.silent
         return found.text
 
@@ -313,6 +344,12 @@ class Watch:
         if dump.folder() is not None:
             report = _report.make(self.rank, self._size, self._ages, alarm.group, whole=True)
             dump.write(number, report, vars(alarm))
+
+
+def _exit_later(code: int) -> None:
+    """End the process also if what it still has to say takes too long, as on a pipe that no process reads."""
+    time.sleep(_SAYING)
+    os._exit(code)
 
 
 def _name(activity: dict[str, Any]) -> str:

@@ -138,7 +138,7 @@ py::tuple with_facts(std::shared_ptr<Work> work, steady_clock::time_point now) {
 py::list pending(std::size_t most) {
   py::list result;
   const auto now = steady_clock::now();
-  for (auto& work : Registry::instance().watched(most)) {
+  for (auto& work : unlocked([&] { return Registry::instance().watched(most); })) {
     if (!work->completed()) result.append(with_facts(std::move(work), now));
   }
   return result;

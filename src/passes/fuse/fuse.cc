@@ -22,6 +22,10 @@ class Fused final : public DeferredRequest {
     return DeferredRequest::poll();
   }
   void hurry() override { stream_->hurry(*part_); }
+  void abandon() override {
+    DeferredRequest::abandon();
+    stream_->abandoned();
+  }
 
  private:
   std::shared_ptr<FuseStream> stream_;

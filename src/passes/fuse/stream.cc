@@ -25,6 +25,7 @@ FuseKind kind_of(const Call& call, const Slot& slot) {
 // The calls are no longer held: `carrier` does them, or it is null and they have failed.
 template <class Parts>
 void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std::optional<Error>& failure) {
+  if (carrier != nullptr) carrier->set_part();  // until all calls have it: the first ones may have been abandoned
   for (const auto& part : parts) {
     if (carrier == nullptr) {
       part->fail(*failure);
@@ -32,6 +33,7 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
       part->fulfil(carrier);
     }
   }
+  if (carrier != nullptr) carrier->abandon_part();
 }
 
 }  // namespace
@@ -61,8 +63,10 @@ std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   if (total >= limits_.buffer_bytes) wanted_ = part->number;
   ++statistics_.calls;
   std::shared_ptr<Run> begun;
+  const bool reclaimed = round_ != nullptr && round_->reclaim();
   if (round_ == nullptr) begun = round_ = make_round();
   lock.unlock();
+  if (reclaimed) executor_->recount();
   if (begun != nullptr) executor_->submit(std::move(begun), nullptr);
   drive();
   return part;
@@ -93,6 +97,14 @@ void FuseStream::hurry(const FusePart& part) {
   drive();
 }
 
+void FuseStream::abandoned() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (round_ == nullptr || !all_abandoned() || !round_->abandon()) return;
+  }
+  executor_->recount();
+}
+
 void FuseStream::hurry() {
   {
     const std::lock_guard lock(mutex_);
@@ -117,6 +129,10 @@ FuseStatistics FuseStream::statistics() const {
 bool FuseStream::due() const {
   if (held_.empty() || broken_) return false;
   return wanted_ > flushed_ || Clock::now() - held_.front()->since >= limits_.hold;
+}
+
+bool FuseStream::all_abandoned() const {
+  return std::ranges::all_of(held_, [](const auto& part) { return part->abandoned(); });
 }
 
 // Sets the number of calls that this rank proposes to flush. False: no flush is due.
@@ -163,7 +179,9 @@ std::shared_ptr<Run> FuseStream::make_round() {
     // If a rank never takes part, the round must fail: blocking calls of all groups wait for late Issues.
     requests.push_back(request_of_own(start_around_passes(*self->shadow_, &used, round, plan)));
   };
-  return make_pooled<Run>(schedule, later);
+  auto run = make_pooled<Run>(schedule, later);
+  if (all_abandoned()) run->abandon();
+  return run;
 }
 
 // ---- the flush

@@ -80,6 +80,8 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   void drive();
   /// Call when a thread waits for this call.
   void hurry(const FusePart& part);
+  /// Call when a call has been abandoned.
+  void abandoned();
   /// Call when a thread waits for all calls.
   void hurry();
   /// Flushes; false if calls are still held after the limit.
@@ -94,6 +96,7 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   // Call with the mutex held:
   int64_t made() const { return flushed_ + static_cast<int64_t>(held_.size()); }
   bool due() const;
+  bool all_abandoned() const;
   std::vector<Parts> take(int64_t agreed);
   std::shared_ptr<Run> make_round();
 
