@@ -22,7 +22,7 @@ import torch.distributed as torch_dist
 from mcr_dl import _C, InvalidArgumentError
 from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.trace.cli import main as mcr_trace
-from mcr_dl.watch import _alarm, _losses, _report, dump
+from mcr_dl.watch import _alarm, _losses, _report, _watch, dump
 from mcr_dl.watch._alarm import Alarm, Exchange
 from mcr_dl.watch._diagnosis import absent, call_text, complete, diagnose, first_difference
 from mcr_dl.watch._inquiry import find_out
@@ -299,32 +299,33 @@ def _busy(exchange: Exchange, seconds: float) -> None:
         exchange.ask(lambda: time.sleep(seconds), limit=0.05)
 
 
-def test_the_time_of_an_inquiry() -> None:
-    """Limited as a whole, whatever comes first; the alarm of a rank that has ended before it rang is rung."""
+def test_an_alarm_that_was_not_rung() -> None:
+    """Its first rank has ended since; and the time of the inquiry is limited as a whole."""
     exchange = Exchange(torch_dist.HashStore(), 0, 2, lambda _: report([]), lambda *_: None)
     exchange.start()
-    losses = Losses(exchange, 0)
-    exchange.store.add("alarm/0", 1)  # by a rank that has ended since
-    begin = time.monotonic()
+    losses, alarm = Losses(exchange, 0), Alarm(0, "timeout", "g", "text", 1)
+    exchange.store.add("alarm/0", 1)
     try:
-        found = find_out(exchange, losses, Alarm(0, "timeout", "g", "text", 1), [0, 1], 1.5)
-        assert time.monotonic() - begin < 5
+        begin = time.monotonic()
+        with contextlib.suppress(RuntimeError):
+            find_out(exchange, losses, alarm, [0, 1], 0.3)
+        assert time.monotonic() - begin < 1.2  # and not the time for another rank's diagnosis
+        found = find_out(exchange, losses, alarm, [0, 1], 4.0)
         assert "rank 1: it has not started" in found.text
-        assert exchange._until(lambda: exchange.number == 1, 10, time.monotonic() + 20)
+        assert exchange._until(lambda: exchange.number > 0, 10, time.monotonic() + 20)
     finally:
         exchange.stop()
 
 
-def test_the_watch_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once."""
+def test_the_watch_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """With its other steps; it is logged once."""
     made = Watch(torch_dist.HashStore(), 0, 1, Groups(list, bool), detail=False, former=None)  # type: ignore[arg-type]
     looks = threading.Semaphore(0)
 
-    def look() -> None:
-        looks.release()
+    def fail() -> None:
         raise KeyError("what")
 
-    monkeypatch.setattr(made, "_look", look)
+    made._steps = (fail, looks.release)  # type: ignore[assignment]
     made.start()
     try:
         for _ in range(3):
@@ -332,6 +333,21 @@ def test_the_watch_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch, caplo
     finally:
         made.stop("it ends", well=True)
     assert caplog.text.count("the watch has failed") == 1
+
+
+def test_calls_that_time_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call of the group shares the diagnosis of an earlier one, unless all ranks have arrived at that."""
+    made = Watch(torch_dist.HashStore(), 0, 2, Groups(list, bool), detail=False, former=None)  # type: ignore[arg-type]
+    texts = iter(["Not arrived: rank 1.", "All ranks have arrived: late.", "Not arrived: rank 1, again."])
+    monkeypatch.setattr(made, "_inquire", lambda *_: next(texts))
+    monkeypatch.setattr(_watch, "_position", lambda _: {"group": "g", "ranks": [0, 1]})
+
+    def told(seq: int, message: bool = False) -> str:
+        return made._explanation("text", "label", seq, message, "timeout", 1.0)
+
+    assert told(5) == told(6) == told(7) == "Not arrived: rank 1."
+    assert told(4).startswith("All ranks have arrived")
+    assert told(5) == "Not arrived: rank 1, again."
 
 
 def test_other_requests_during_an_inquiry() -> None:

@@ -27,10 +27,10 @@ from mcr_dl.watch._report import Report
 _LONG = timedelta(days=1)
 _KEPT = 64  # alarms whose reports stay at the store
 _PAUSE = 0.02  # between two checks for answers
-_STEPS = 0.2  # seconds for the steps of an inquiry after its waits
+STEPS = 0.15  # seconds for the steps of an inquiry after its waits
 _POLL = 0.5  # between two checks for alarms, on stores that a waiting thread would block for the others
 ANSWERS = 0.8  # seconds for the other ranks' reports
-INQUIRY = 1.2  # seconds for all steps of an alarm
+INQUIRY = 1.3  # seconds for all steps of an alarm
 PARTING = 5.0  # seconds for what a rank must leave at its end
 _FAREWELL = 0.5  # seconds for the other listeners to leave a store that closes
 _PREFIX = "watch"  # of the keys in the store
@@ -227,17 +227,21 @@ class Exchange:
         number = self._number
         first = self._mine.add(f"alarm/{number}", 1) == 1
         if first:
-            value = documents.dumps(asdict(alarm))
-            keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
-            self._mine.multi_set(keys, [value] * self._size)
+            self._ring_all(number, alarm)
         return number, first
+
+    def _ring_all(self, number: int, alarm: Alarm) -> None:
+        value = documents.dumps(asdict(alarm))
+        self._mine.multi_set([f"ring/{number}/{rank}" for rank in range(self._size)], [value] * self._size)
 
     def ring_again(self, number: int, alarm: Alarm, deadline: float) -> None:
         """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises StoreError."""
-        if number == self._number:
-            value = documents.dumps(asdict(alarm))
-            keys = [f"ring/{number}/{rank}" for rank in range(self._size)]
-            self.proceed(lambda: self._mine.multi_set(keys, [value] * self._size), deadline)
+
+        def ring() -> None:
+            if number == self._number and not self._mine.check([f"ring/{number}/{self._rank}"]):
+                self._ring_all(number, alarm)
+
+        self.proceed(ring, deadline)
 
     def gather(
         self, number: int, deadline: float, gone: Callable[[], Container[int]], limit: float = ANSWERS
@@ -261,7 +265,7 @@ class Exchange:
 
         Leaves some of the time until the deadline for what follows.
         """
-        over = min(time.monotonic() + limit, deadline - _STEPS)
+        over = min(time.monotonic() + limit, deadline - STEPS)
         while not self.proceed(condition, deadline):
             if time.monotonic() > over:
                 return False

@@ -10,6 +10,7 @@ from typing import Any
 from mcr_dl.libraries.pmi import host_identity
 from mcr_dl.watch._report import Report
 
+ARRIVED = "All ranks have arrived"
 _NAMED = 8  # ranks that are described one by one
 _COMPARED = ("op", "dtype", "red", "root", "bytes", "layout", "priority", "backend", "async")  # async last
 _FORMS = " (torch.distributed's calls may differ so in a group that is made with mcr_dl.Options(uniform=False))"
@@ -41,6 +42,20 @@ def call_text(call: Mapping[str, Any]) -> str:
     parts.append(call["backend"])
     parts.append("async_op=True" if call["async"] else None)
     return f"{call['op']}({', '.join(part for part in parts if part)})"
+
+
+def name_of(activity: Mapping[str, Any]) -> str:
+    """``mpi.all_reduce (group 'default', rank 0 of 2)``."""
+    backend = activity["backend"] or "auto"
+    return f"{backend}.{activity['op']} ({activity['label']})"
+
+
+def number_of(call: Mapping[str, Any]) -> str:
+    """``collective 3 of 4096 bytes``."""
+    if call["op"] == "connect":
+        return "the making of a communicator is"
+    size = f" of {call['bytes']} bytes" if call["bytes"] else ""
+    return f"{'message' if call['message'] else 'collective'} {call['seq']}{size}"
 
 
 def _group_in(report: Report, group: str) -> dict[str, Any] | None:
@@ -173,7 +188,7 @@ def diagnose(
         if missing:
             sentences.append(f"Not arrived: {_some(missing)}.")
         elif told is None:
-            sentences.append("All ranks have arrived: the backend, or the network below it, has not completed it.")
+            sentences.append(f"{ARRIVED}: the backend, or the network below it, has not completed it.")
         if gone:
             sentences.append(f"Had arrived, but are gone: {_some(gone)}.")
     return " ".join(sentences)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from mcr_dl.watch._alarm import ENDED, INQUIRY, MEMBER, Alarm, Answers, Exchange, StoreError
+from mcr_dl.watch._alarm import ENDED, INQUIRY, MEMBER, STEPS, Alarm, Answers, Exchange, StoreError
 from mcr_dl.watch._diagnosis import absent, diagnose, whereabouts
 from mcr_dl.watch._losses import Losses
 
@@ -35,7 +35,7 @@ def find_out(exchange: Exchange, losses: Losses, alarm: Alarm, ranks: list[int],
         exchange.ring_again(number, alarm, deadline)
     answers = exchange.gather(number, deadline, lambda: losses.texts)
     ended = exchange.proceed(lambda: exchange.all_left(ENDED, answers.silent), deadline)
-    news = min(began + _NEWS, deadline) - time.monotonic()
+    news = min(began + _NEWS, deadline - 2 * STEPS) - time.monotonic()  # other ranks wait for what is published then
     losses.await_news([rank for rank in answers.silent if rank not in ended], news)
     absences = exchange.proceed(lambda: _absences(exchange, answers, losses.texts), deadline)
     told = diagnose(answers.reports, absences, alarm.group, ranks, alarm.seq, message=alarm.message)

@@ -313,7 +313,7 @@ class Losses:
         deadline = time.monotonic() + _TELLING
         with contextlib.suppress(*StoreError):
             while (left := deadline - time.monotonic()) > 0:
-                if self._exchange.raise_alarm(alarm, left)[1]:
+                if self._exchange.raise_alarm(alarm, max(left, _NOTE))[1]:
                     return True
                 time.sleep(_PAUSE)
         return False

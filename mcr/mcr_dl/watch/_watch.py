@@ -20,7 +20,7 @@ from mcr_dl.base.launcher import store_outlives
 from mcr_dl.watch import _fork, _inquiry, _report, dump
 from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange, StoreError
 from mcr_dl.watch._compare import Comparison
-from mcr_dl.watch._diagnosis import complete, ranks_text
+from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of, ranks_text
 from mcr_dl.watch._losses import Losses
 
 _log = logging.getLogger("mcr_dl")
@@ -54,6 +54,16 @@ class Former(NamedTuple):
     lost: dict[int, str]  # the other ranks that have been lost, and what happened to each
 
 
+class _Known(NamedTuple):
+    """The last diagnosis, and the call that it was made for."""
+
+    label: str
+    message: bool
+    seq: int
+    told: str
+    time: float
+
+
 class Watch:
     """One life of the runtime, from init to finalize."""
 
@@ -72,10 +82,12 @@ class Watch:
         self.broken = former is not None
         self._ending = threading.Event()
         self._inquiring = threading.Lock()
-        self._known: dict[tuple[str, int], tuple[float, str]] = {}  # by label and number: time, diagnosis
+        self._known = _Known("", False, 0, "", -_SAME)
         self._last_alarm = -_SPACING
         self._failed: str | None = None  # the last call that has failed
         self._tolerated: set[tuple[str, str]] = set()  # groups, by their labels, whose making may stay in a library
+        looks = (self._look_at_threads, self._look_at_operations, self._look_at_losses)
+        self._steps = (_C.watch_interrupts, *looks, self.compare)
         self._sampler = threading.Thread(target=self._sample, name="mcr_dl watch", daemon=True)
 
     def start(self) -> None:
@@ -140,24 +152,21 @@ class Watch:
     # ---- the sampler
 
     def _sample(self) -> None:
-        failed = False
+        failed: set[str] = set()
         while not self._ending.wait(_PERIOD):
-            try:
-                self._look()
-            except Exception:
-                if not failed:  # the next look may succeed, and nothing else ends calls that cannot continue
-                    _log.exception("rank %d: the watch has failed to look at the calls", self.rank)
-                failed = True
+            for step in self._steps:
+                try:
+                    step()
+                except Exception:
+                    if step.__name__ not in failed:  # the next look may succeed, and nothing else ends stuck calls
+                        _log.exception("rank %d: the watch has failed in a step", self.rank)
+                    failed.add(step.__name__)
 
-    def _look(self) -> None:
-        _C.watch_interrupts()
-        self._look_at_threads()
-        self._look_at_operations()
+    def _look_at_losses(self) -> None:
         if self._losses.any:
             self.broken = True
         if self._losses.overdue:
             self._losses.fail_operations(self._groups.living())
-        self.compare()
 
     def _look_at_threads(self) -> None:
         since_interrupt = _C.since_interrupt()
@@ -168,13 +177,13 @@ class Watch:
             age = activity["age"]
             main = activity["thread"] == os.getpid()
             if main and since_interrupt is not None and _PROMPT < since_interrupt < age:
-                text = f"{_name(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
+                text = f"{name_of(activity)}: interrupted after {age:.1f} s in a call that cannot be left otherwise"
                 self._end_process(f"KeyboardInterrupt: {text}", EXIT_INTERRUPTED)
             lost = _C.lost(activity["label"]) if self._losses.overdue else None
             if lost is not None:
-                self._end_activity(activity, f"PeerLostError: {_name(activity)}: {lost}")
+                self._end_activity(activity, f"PeerLostError: {name_of(activity)}: {lost}")
             elif 0 < activity["limit"] < age - _GRACE:
-                self._end_activity(activity, f"CollectiveTimeoutError: {self._timed_out(_name(activity), activity)}")
+                self._end_activity(activity, f"CollectiveTimeoutError: {self._timed_out(name_of(activity), activity)}")
 
     def _end_activity(self, activity: dict[str, Any], text: str) -> None:
         if not self._still(activity):
@@ -186,19 +195,14 @@ class Watch:
         if self._still(activity):
             self._end_process(text, EXIT_TIMEOUT)
 
-    def _timed_out(self, what: str, call: dict[str, Any], before: dict[Any, str] | None = None) -> str:
-        """``before``: the diagnoses for other calls that timed out at the same time, which hold for this one too."""
+    def _timed_out(self, what: str, call: dict[str, Any]) -> str:
         limit = f"{call['limit'] * 1000:.0f} ms"
-        text = f"{what}: {_number(call)} timed out: still running after the timeout of {limit}"
+        text = f"{what}: {number_of(call)} timed out: still running after the timeout of {limit}"
         if call.get("behind"):
             text += f"; it is issued after {call['behind']}"
         patience = min(max(INQUIRY, call["limit"] / 2), _LONGEST_INQUIRY)
         unnumbered = call["message"] or call["op"] == "connect"
-        before = {} if before is None else before
-        key = call["label"], unnumbered
-        if key not in before:
-            before[key] = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
-        told = before[key]
+        told = self._explanation(text, call["label"], call["seq"], unnumbered, "timeout", patience)
         return complete(text, call["label"], _with_loss(told, call["label"]), timeout=True)
 
     def _still(self, activity: dict[str, Any]) -> bool:
@@ -207,9 +211,8 @@ class Watch:
 
     def _look_at_operations(self) -> None:
         """Fail operations past their timeout that no thread waits for, so that futures and callbacks get the error."""
-        told: dict[Any, str] = {}
-        for work, known in _C.overdue(_GRACE):
-            _C.expire(work, self._timed_out(known["what"], known, told))
+        for work, known in sorted(_C.overdue(_GRACE), key=lambda each: each[1]["seq"]):
+            _C.expire(work, self._timed_out(known["what"], known))
 
     def compare(self) -> None:
         """Leave this process's new calls for the comparison, in detail mode."""
@@ -255,12 +258,13 @@ class Watch:
             threading.Thread(target=_exit_later, args=(code,), name="mcr_dl end", daemon=True).start()
         try:
             place = _report.place()
-            print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
             reason = f"it has ended itself: {text.partition('.')[0]}"
             self._well = False
             last = _report.last(self.rank, self._size, self._ages, reason, well=False)
             self._exchange.leave(ENDED, last, anyhow=True)
             self._exchange.fail()
+            with contextlib.suppress(OSError, ValueError):  # closed
+                print(f"mcr_dl: {text}" + (f"\n  at {place}" if place else ""), file=sys.stderr, flush=True)
             if self.rank == 0 and not store_outlives():
                 self.close()
         finally:
@@ -274,14 +278,14 @@ class Watch:
 
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
-        now, known = time.monotonic(), self._known.get((label, seq))
-        fresh = known is not None and now - known[0] < _SAME
-        spaced = now - self._last_alarm >= _SPACING
+        known = self._recent(label, message, seq, seq)
+        fresh = known is not None
+        spaced = time.monotonic() - self._last_alarm >= _SPACING
         lost = None if timeout else self._lost(label, news=spaced and not fresh)
         if lost is not None:
             return complete(text, label, _sentence(lost), timeout=False)
-        if known is not None and fresh:
-            return complete(text, label, known[1], timeout=timeout)
+        if known is not None:
+            return complete(text, label, known, timeout=timeout)
         if not spaced:
             return text
         told = self._explanation(text, label, seq, message, "error", _ERROR_INQUIRY)
@@ -304,17 +308,29 @@ class Watch:
         if position is None:
             return ""
         deadline = time.monotonic() + patience
-        if not self._inquiring.acquire(timeout=patience / 2):  # another thread inquires
-            return ""
+        acquired = self._inquiring.acquire(timeout=patience / 2)  # another thread may inquire
         try:
+            known = self._recent(label, message, 0, seq) if kind == "timeout" else None
+            if known is not None and ARRIVED not in known:
+                return known  # what an earlier call of the group waits for, a later one waits for, too
+            if not acquired:
+                return ""
             self._failed = text.partition("\n")[0]
             self._last_alarm = time.monotonic()
             alarm = Alarm(self.rank, kind, position["group"], text, seq, message)
             told = self._inquire(alarm, position["ranks"], deadline - self._last_alarm)
-            self._known = {(label, seq): (time.monotonic(), told)}
+            self._known = _Known(label, message, seq, told, time.monotonic())
         finally:
-            self._inquiring.release()
+            if acquired:
+                self._inquiring.release()
         return told
+
+    def _recent(self, label: str, message: bool, first: int, last: int) -> str | None:
+        """The diagnosis for a call of the group with one of these numbers, if it is recent."""
+        known = self._known
+        if (known.label, known.message) != (label, message) or not first <= known.seq <= last:
+            return None
+        return known.told if time.monotonic() - known.time < _SAME else None
 
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
@@ -352,11 +368,6 @@ def _exit_later(code: int) -> None:
     os._exit(code)
 
 
-def _name(activity: dict[str, Any]) -> str:
-    backend = activity["backend"] or "auto"
-    return f"{backend}.{activity['op']} ({activity['label']})"
-
-
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -370,13 +381,6 @@ def _with_loss(told: str, label: str) -> str:
 def _position(label: str) -> dict[str, Any] | None:
     """The group's position in its calls; None if it does not exist any more."""
     return next((each for each in _C.positions() if each["label"] == label), None)
-
-
-def _number(call: dict[str, Any]) -> str:
-    if call["op"] == "connect":
-        return "the making of a communicator is"
-    size = f" of {call['bytes']} bytes" if call["bytes"] else ""
-    return f"{'message' if call['message'] else 'collective'} {call['seq']}{size}"
 
 
 # ---- the process's watch

@@ -100,7 +100,7 @@ void FuseStream::hurry(const FusePart& part) {
 void FuseStream::abandoned() {
   {
     const std::lock_guard lock(mutex_);
-    if (round_ == nullptr || !all_abandoned() || !round_->abandon()) return;
+    if (round_ == nullptr || flushing_ || !all_abandoned() || !round_->abandon()) return;
   }
   executor_->recount();
 }
@@ -191,6 +191,7 @@ void FuseStream::flush(int64_t agreed) {
   {
     const std::lock_guard lock(mutex_);
     buffers = take(agreed);
+    flushing_ = true;
   }
   std::optional<Error> local;
   for (const auto& parts : buffers) {
@@ -206,6 +207,7 @@ void FuseStream::flush(int64_t agreed) {
     const std::lock_guard lock(mutex_);
     if (!held_.empty()) next = make_round();
     round_ = next;
+    flushing_ = false;
   }
   if (next != nullptr) executor_->submit(std::move(next), nullptr);
 }

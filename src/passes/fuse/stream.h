@@ -117,6 +117,7 @@ class FuseStream : public std::enable_shared_from_this<FuseStream> {
   std::map<FuseKind, int64_t> bytes_;  // of held calls
   int64_t flushed_ = 0;                // the number of calls that have left held_
   int64_t wanted_ = 0;                 // calls up to this number are to be flushed now
+  bool flushing_ = false;              // calls have left held_, and may not have been issued
   std::optional<Error> broken_;        // set: the ranks can no longer agree
   FuseStatistics statistics_;
 };
