@@ -331,6 +331,18 @@ TEST(a_blocking_call_first_sees_to_what_is_held) {
 }
 
 // Ranks of different speeds, with clocks that let buffers go at different calls in each of them.
+TEST(a_round_is_waited_for_as_long_as_one_of_its_calls_is) {
+  One one(limits(1000));
+  std::vector<Floats> data(3, Floats(4));
+  const auto first = one.start(call(Op::all_reduce, data[0])), second = one.start(call(Op::all_reduce, data[1]));
+  CHECK(first->expire(ErrorCode::Timeout, "too late") && Executor::any());
+  CHECK(second->expire(ErrorCode::Timeout, "too late") && !Executor::any() && one.fused.calls.empty());
+  one.start(call(Op::all_reduce, data[2]));
+  CHECK(Executor::any());
+  CHECK(one.finish() && !Executor::any());
+  CHECK(one.fused.calls.size() == 1 && one.fused.calls.front().out.count == 12 && !one.works.back()->failed());
+}
+
 TEST(all_ranks_flush_the_same) {
   for (const int size : {2, 3}) {
     std::vector<FuseStatistics> seen(static_cast<std::size_t>(size));
