@@ -60,7 +60,7 @@ class Job:
             ask=lambda action, *_: action(),
             left=lambda key, other: self.left.get(f"{key}/{other}"),
             leave=lambda key, value: self.left.update({f"{key}/{rank}": value}) is None,
-            raise_alarm=tell,
+            raise_alarm=lambda alarm, _limit=0.0: tell(alarm),
             closed_well=False,
             store=SimpleNamespace(host="127.0.0.1"),
         )
