@@ -69,9 +69,8 @@ def test_the_network_fails(backend: str, fault: str) -> None:
         deadline = time.monotonic() + BOUND_SECONDS
         for job in started:
             for text in ends(job, {0, 2} if fault == "host" else {0, 1, 2}, deadline).values():
-                assert re.search(
-                    rf"(CollectiveTimeoutError|BackendError): {backend}\.all_reduce \(group 'default'", text
-                ), text
+                kinds = "CollectiveTimeoutError|PeerLostError|BackendError"
+                assert re.search(rf"({kinds}): {backend}\.all_reduce \(group 'default'", text), text
                 assert re.search("Not arrived: |have arrived|cannot be reached|different calls", text), text
 
 

@@ -186,8 +186,8 @@ class Exchange:
                     return
                 number = self._number
                 self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
+                self._heard(number, alarm)  # before this process can raise another one, which it may make needless
                 self._number += 1
-                self._heard(number, alarm)
                 with contextlib.suppress(*StoreError):  # a store of another kind may not delete
                     self._forget(number)
             except StoreError as error:

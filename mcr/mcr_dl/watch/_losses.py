@@ -313,6 +313,8 @@ class Losses:
         deadline = time.monotonic() + _TELLING
         with contextlib.suppress(*StoreError):
             while (left := deadline - time.monotonic()) > 0:
+                if self._rank in self._texts:  # it was this process that the network had cut off
+                    return True
                 if self._exchange.raise_alarm(alarm, max(left, _NOTE))[1]:
                     return True
                 time.sleep(_PAUSE)
