@@ -10,7 +10,7 @@ import pytest
 
 import jobs
 from harness import Pools
-from mcr_dl.testing.nursery import Nursery
+from mcr_dl.testing.nursery import Child, Nursery
 from ranks import session, user_code
 from seed import SEED
 
@@ -75,6 +75,13 @@ def test_in_the_chain(own_pools: Pools, size: int, case: tuple[str, str, bool, b
     own_pools.get("processes", size).run(user_code.in_chain, *case, limit=40.0)
 
 
+def _expect_timeout(ranks: list[Child]) -> None:
+    """Those after rank 0 have ended inside MPI: at their own timeout, or with rank 0 after the same one."""
+    jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ")
+    ended = "still running after|lost rank 0: it has raised CollectiveTimeoutError"
+    assert re.search(ended, ranks[1].text), ranks[1].text
+
+
 @sizes
 @pytest.mark.parametrize("where", user_code.IN_MPI)
 def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
@@ -83,10 +90,7 @@ def test_others_inside_of_mpi(nursery: Nursery, size: int, where: str) -> None:
     jobs.end(nursery, ranks)
     assert ranks[0].code == 0, ranks[0].text
     assert "RAISED ValueError: bad batch" in ranks[0].text
-    jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ")
-    # Its own timeout, or the end of rank 0 after the same one.
-    ended = "still running after|lost rank 0: it has raised CollectiveTimeoutError"
-    assert re.search(ended, ranks[1].text), ranks[1].text
+    _expect_timeout(ranks)
 
 
 def test_groups_in_different_orders(nursery: Nursery) -> None:
@@ -96,10 +100,7 @@ def test_groups_in_different_orders(nursery: Nursery) -> None:
     jobs.end(nursery, ranks)
     assert "RAISED mpi.all_reduce (group " in ranks[0].text
     assert "DONE" not in ranks[0].text + ranks[1].text
-    jobs.expect(ranks[1:], jobs.ENDED, "mpi.all_reduce (group ")
-    # Its own timeout, or the end of rank 0 after the same one.
-    ended = "still running after|lost rank 0: it has raised CollectiveTimeoutError"
-    assert re.search(ended, ranks[1].text), ranks[1].text
+    _expect_timeout(ranks)
     ranks = jobs.start(nursery, "crossed", [], 2, MCR_DL_MPI_THREAD_LEVEL="multiple")
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0, "DONE [2.0, 2.0, 2.0] [2.0, 2.0, 2.0, 2.0]")

@@ -279,9 +279,8 @@ class Watch:
     def explain(self, text: str, label: str, seq: int, message: bool, timeout: bool) -> str:
         """Complete the error text of a call that other ranks take part in."""
         known = self._recent(label, message, seq, seq)
-        fresh = known is not None
         spaced = time.monotonic() - self._last_alarm >= _SPACING
-        lost = None if timeout else self._lost(label, news=spaced and not fresh)
+        lost = None if timeout else self._lost(label, news=spaced and known is None)
         if lost is not None:
             return complete(text, label, _sentence(lost), timeout=False)
         if known is not None:
