@@ -46,14 +46,10 @@ def find_out(exchange: Exchange, losses: Losses, alarm: Alarm, ranks: list[int],
 
 def _absences(exchange: Exchange, answers: Answers, lost: dict[int, str]) -> dict[int, str]:
     """Why ranks have not answered. The last reports of those that have left one join the answers."""
-    absences = {}
-    for rank in answers.silent:
-        ended = exchange.left(ENDED, rank)
-        if ended is not None:
-            answers.reports[rank] = ended
-        else:
-            absences[rank] = end_of(lost[rank]) if rank in lost else absent(exchange.left(MEMBER, rank))
-    return absences
+    answers.reports.update(exchange.all_left(ENDED, answers.silent))
+    missing = [rank for rank in answers.silent if rank not in answers.reports]
+    members = exchange.all_left(MEMBER, [rank for rank in missing if rank not in lost])
+    return {rank: end_of(lost[rank]) if rank in lost else absent(members.get(rank)) for rank in missing}
 
 
 def end_of(lost: str) -> str:
