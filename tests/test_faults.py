@@ -117,6 +117,13 @@ def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: li
         _survivors(nursery, ranks, rf"PeerLostError: {backend}\.all_reduce \(group '", fault)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_rank_is_lost_in_a_backward_pass(nursery: Nursery, backend: str) -> None:
+    """DistributedDataParallel, which issues and awaits the calls in C++, raises the same exceptions."""
+    ranks = jobs.start(nursery, "faulty", [backend, "backward", "kill"], 3)
+    _survivors(nursery, ranks, rf"REPORTED PeerLostError: {backend}\.all_reduce \(group '", "kill")
+
+
 @pytest.mark.parametrize(
     ("fault", "order"), [("kill", "static"), ("stop", "static"), ("raise", "static"), ("kill", "leader")]
 )

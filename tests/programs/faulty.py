@@ -4,8 +4,8 @@
 BACKEND may be several with semicolons, of which the last one makes the calls: "gloo;mpi;stripe(gloo,mpi)". PHASE is the
 state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one), ``future`` (an
 asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank that gets an
-exception prints it and exits with 3. For measurements, the times of the fault, of the call that meets it, and of its
-exception are printed too.
+exception prints it and exits with 3. ``backward``: training steps of DistributedDataParallel. For measurements, the
+times of the fault, of the call that meets it, and of its exception are printed too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datetime import timedelta
 from itertools import count
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl as dist
 
@@ -69,6 +70,17 @@ def storm(fails: str | None, backend: str) -> None:
             x.fill_(1)
 
 
+def train(fails: str | None) -> None:
+    """Training steps of DistributedDataParallel; the fault comes before one of its backward passes."""
+    layers = (torch.nn.Linear(200, 200) for _ in range(4))
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1)
+    for step in count():
+        loss = model(torch.ones(8, 200)).square().mean()
+        if fails is not None and step > 2:
+            fault(fails)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
 def main(backend: str, phase: str, kind: str) -> None:
     """One rank."""
     global began
@@ -81,6 +93,8 @@ def main(backend: str, phase: str, kind: str) -> None:
     print("ready", flush=True)
     if phase == "storm":
         storm(failing, backend)
+    if phase == "backward":
+        train(failing)
     if failing is not None:
         if phase in ("collective", "future"):
             time.sleep(DELAY)

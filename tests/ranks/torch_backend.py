@@ -152,6 +152,18 @@ def broken_batches() -> None:
         expect(InvalidArgumentError, lambda: group.allreduce([torch.ones(6)[::2]]), "contiguous")
     manager.wait()
     assert torch.equal(tensor, _sum(300_000))
+    # A block of one group in that of another.
+    other = dist.new_group(backend="mcr")
+    tensors = [_mine(size) for size in (3, 300_000, 5)]
+    with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True) as manager:
+        group.allreduce([tensors[0]])
+        with dist._coalescing_manager(other, torch.device("cpu"), async_ops=True) as inner:
+            other.allreduce([tensors[1]])
+        inner.wait()
+        group.allreduce([tensors[2]])
+    manager.wait()
+    assert all(torch.equal(each, _sum(each.numel())) for each in tensors)
+    dist.destroy_process_group(other)
 
 
 def sparse() -> None:
@@ -301,6 +313,18 @@ def hooks_and_times() -> None:
     work.wait()
     made._wait_for_pending_works()
     assert len(seen) == 2
+    with dist._coalescing_manager(made, torch.device("cpu"), async_ops=True) as block:
+        for _ in range(3):
+            made.allreduce([_mine()])
+    block.wait()
+    # A message of another group that is still to come is not waited for.
+    peer = 1 - dist.get_rank()
+    message = dist.irecv(torch.empty(5), peer)
+    made._wait_for_pending_works()
+    dist.send(_mine(), peer)
+    message.wait()
+    assert len(seen) == 5
+    del seen[2:]
     assert all(info.active_duration > timedelta(0) for info in seen)
     assert 0 < work._get_duration() < 60_000
     expect(InvalidArgumentError, lambda: made._register_on_completion_hook(seen.append), "hook")
@@ -387,6 +411,15 @@ def use() -> None:
             model(torch.ones(2, 4)).sum().backward()
 
     assert _backends_of(backward)[-1] == "gloo"
+
+    def in_callbacks() -> None:
+        with mcr_dl.use("gloo"):
+            time.sleep(0.2 * dist.get_rank())  # on rank 0, another thread calls the function, later
+            work = dist.all_reduce(_mine(), async_op=True)
+            assert work is not None
+            work.get_future().then(lambda _: dist.all_reduce(_mine())).wait()
+
+    assert _backends_of(in_callbacks) == ["gloo", "gloo"]
     expect(InvalidArgumentError, mcr_dl.use("nothing").__enter__, "'nothing'", "mpi")
     only = mcr_dl.new_group(backend="mpi")
     with mcr_dl.use("gloo"):

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import ErrorType
 
 import mcr_dl
 from mcr_dl import _C, InvalidArgumentError, InvalidTypeError, NotInitializedError
+from mcr_dl.runtime import state
 from mcr_dl.testing.expect import expect
 from ranks import session
 
@@ -105,13 +106,21 @@ def splitting() -> None:
     session.start()
     world = dist.group.WORLD
     assert world is not None
-    if dist.get_rank() > 0:
-        part = world.split_group([1, 2], opts=mcr_dl.Options(backends=[]))
+    made = len(state.current().groups)
+    part = world.split_group([1, 2], opts=mcr_dl.Options(backends=[]))
+    if dist.get_rank() == 0:
+        assert part is None
+    else:
         assert part is not None
+        assert len(state.current().groups) == made + 1  # and not one for each type of device
         assert (part.rank(), part.size()) == (dist.get_rank() - 1, 2)
         tensor = torch.ones(2)
         part.allreduce([tensor]).wait()
         assert tensor.tolist() == [2, 2]
+        named = world.split_group([1, 2], opts=mcr_dl.Options(backends=["gloo"]))
+        assert _C.group_of(named).backends == ["gloo"]
+    part = mcr_dl.split_group(None, [[0, 1], [2]], pg_options=mcr_dl.Options(backends=["gloo"]))
+    assert mcr_dl.get_backends(part) == ["gloo"]
     part = mcr_dl.split_group(None, [[0, 1], [2]])
     assert part is not None
     _works(part)
@@ -137,6 +146,24 @@ def handles() -> None:
         expect(ValueError, lambda: dist.destroy_process_group(made), "Invalid process group")
         made.shutdown()  # a second call does nothing
     dist.barrier()
+
+
+def names() -> None:
+    """torch's names of groups are equal on all their ranks, also if these have made other groups before."""
+    session.start()
+    pair = [0, 1]
+    first, second = mcr_dl.new_group(pair), mcr_dl.new_group(pair)
+    if dist.get_rank() in pair:
+        mcr_dl.destroy_process_group(first)
+    third = mcr_dl.new_group(pair)
+    everyone = dist.new_group(backend="mcr")
+    _works(everyone)
+    if dist.get_rank() in pair:
+        assert second.group_name != third.group_name
+        for group in (second, third):
+            _works(group)
+            mcr_dl.destroy_process_group(group)
+    dist.destroy_process_group(everyone)
 
 
 def foreign_groups() -> None:

@@ -79,12 +79,10 @@ def new_group(
     del device_id
     _check_description(group_desc)
     current = state.current()
-    if backend is None and isinstance(pg_options, _C.Options):
-        backend = pg_options.backends or None
-    names = [] if backend is None else registry.parse_for_group(backend)
+    names = _named(backend, pg_options)
     limit = current.timeout if timeout is None else _C.timeout(timeout)
     if mpi_comm is not None:
-        return _group_of_mpi_comm(mpi_comm, names if backend is not None else None, limit, pg_options)
+        return _group_of_mpi_comm(mpi_comm, names or None, limit, pg_options)
     members = _check_ranks(range(current.launch.size) if ranks is None else ranks, current.launch.size)
     if sort_ranks:
         members.sort()
@@ -188,6 +186,13 @@ def new_subgroups_by_enumeration(
     return (mine[0] if mine else None), groups
 
 
+def _named(backend: str | Iterable[str] | None, pg_options: Any) -> list[str]:
+    """The backends that a call names, by itself or in mcr_dl's options; empty if it names none."""
+    if backend is None and isinstance(pg_options, _C.Options):
+        backend = pg_options.backends or None
+    return [] if backend is None else registry.parse_for_group(backend)
+
+
 def split_group(
     parent_pg: handles.Group = None,
     split_ranks: list[list[int]] | None = None,
@@ -197,6 +202,8 @@ def split_group(
     backend: str | Iterable[str] | None = None,
 ) -> torch_dist.ProcessGroup | None:
     """Split a group: all its members call, with lists of ranks of the parent group.
+
+    ``backend`` and ``pg_options``: as of ``new_group``; by default, the parts have the parent's backends.
 
     Returns this rank's part, or None if it is in none. Raises InvalidArgumentError for lists that overlap or name ranks
     outside the parent. Source: torch.distributed.split_group.
@@ -208,7 +215,7 @@ def split_group(
         raise InvalidArgumentError(message)
     _check_ranks([rank for part in split_ranks for rank in part], parent.size())
     made = state.current().count(f"split {parent.name()}")
-    names = [] if backend is None else registry.parse_for_group(backend)
+    names = _named(backend, pg_options)
     limit = parent.timeout if timeout is None else _C.timeout(timeout)
     result = None
     for index, part in enumerate(split_ranks):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +29,21 @@ _expected: _C.Group | None = None  # the group behind the process group that tor
 
 @contextmanager
 def _standing_for(group: _C.Group) -> Iterator[None]:
+    """Have torch make the process group that stands for a group, with a name that is equal on its members alone.
+
+    torch's own names depend on the groups that a rank has or has made, which may differ between the members.
+    """
     global _expected
+    torch_names = torch_dist.distributed_c10d
+    hashed = torch_names._hash_ranks_to_str
+    name = hashlib.sha1(f"{group.name()} {list(group.ranks)}".encode(), usedforsecurity=False).hexdigest()
+    torch_names._hash_ranks_to_str = lambda _ranks: name  # type: ignore[assignment]
     _expected = group
     try:
         yield
     finally:
         _expected = None
+        torch_names._hash_ranks_to_str = hashed
 
 
 def publish(group: _C.Group, options: Any = None, parent: _C.Group | None = None) -> torch_dist.ProcessGroup:
@@ -62,7 +72,7 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
                 group.timeout,
                 OURS,
                 _C.Options(group.backends),
-                use_local_synchronization=not _name_is_taken(ranks),
+                use_local_synchronization=True,
                 group_desc=group.name(),
                 **unsorted,
             )
@@ -72,16 +82,6 @@ def publish_agreed(group: _C.Group) -> torch_dist.ProcessGroup:
     for each in [] if held is None else held.owned:
         publish(each)
     return made
-
-
-def _name_is_taken(ranks: list[int]) -> bool:
-    """Whether torch would give the name of an existing group to a new one that only its members make.
-
-    It makes that name from the ranks and the number of groups, which is as before when a group has been destroyed. The
-    other way to make a group counts all groups that there were.
-    """
-    names = torch_dist.distributed_c10d._world.pg_names.values()
-    return torch_dist.distributed_c10d._hash_ranks_to_str(ranks) in names
 
 
 def publish_broken(group: _C.Group) -> None:
@@ -251,7 +251,8 @@ def split(parent: _C.Group, ranks: Sequence[int], name: str, timeout: timedelta,
     """Make the backend of a part of the group; its members call, with ranks of the parent."""
     turn = state.current().count(f"torch split {parent.group_name} {name}")
     members = [parent.ranks[rank] for rank in ranks]
-    names = lines.that_fit(parent.backends, members)
+    wanted = _named(options)
+    names = lines.that_fit(registry.parse_for_group(wanted) if wanted else parent.backends, members)
     group = factory.make_group(f"{parent.group_name}/torch-{name}-{turn}", members, names, timeout)
     _agree_on_form(group, options, parent)
     return _C.TorchBackend(group, list(group.backends))

@@ -67,7 +67,8 @@ def _decide(values: list[dict[str, Any]]) -> int | None:
             if other != rank:
                 message = (
                     f"device_id: ranks {other} and {rank} have the same CUDA device, which NCCL refuses; call "
-                    "torch.cuda.set_device(local_rank) before init_process_group, or give device_id"
+                    "torch.cuda.set_device(local_rank) before init_process_group (torch does not pass its device_id "
+                    "on), or give device_id to mcr_dl.init_process_group"
                 )
                 raise InvalidArgumentError(message)
     return int(values[0]["chunk"]) if any(value["device"] for value in values) else None

@@ -18,6 +18,7 @@
 #include "bindings/python/objects.h"
 #include "bindings/python/unlocked.h"
 #include "bindings/torch/completions.h"
+#include "bindings/torch/named_backend.h"
 
 namespace py = pybind11;
 
@@ -161,20 +162,19 @@ void call_on_done(const std::shared_ptr<Work>& work, py::function callback) {
   }
   // Shared, so that copying the std::function needs no GIL; its only run empties it under the GIL.
   auto owned = std::make_shared<py::function>(std::move(callback));
+  auto action = NamedBackend::kept([owned = std::move(owned)] {
+    const Locked locked;
+    try {
+      (*owned)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("mcr_dl Work callback");
+    }
+    owned->release().dec_ref();
+  });
   const Unlocked guard;
   auto& completions = Completions::instance();
   work->set_awaited();
-  work->on_done([&completions, owned = std::move(owned)] {
-    completions.run([owned] {
-      const Locked locked;
-      try {
-        (*owned)();
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("mcr_dl Work callback");
-      }
-      owned->release().dec_ref();
-    });
-  });
+  work->on_done([&completions, action = std::move(action)] { completions.run(action); });
 }
 
 PyObject* on_done(PyObject* self, PyObject* callback) {

@@ -5,13 +5,14 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "bindings/python/calls.h"
 #include "bindings/python/gil.h"
 #include "bindings/torch/completions.h"
-#include "runtime/registry.h"
+#include "bindings/torch/error.h"
 
 namespace py = pybind11;
 
@@ -49,7 +50,7 @@ std::string name_in(const Options& options) {
 void run_hook(std::function<void()> hook, const TorchCall& call) {
   HookRuns runs(std::move(hook), 1);
   runs.run(call.what());
-  if (const auto error = runs.error()) std::rethrow_exception(error);
+  for_torch([&] { runs.rethrow(); });
 }
 
 // Calls that need the runtime, not only the group.
@@ -84,22 +85,24 @@ std::function<void()> TorchBackend::hook(OpType type, uint64_t sequence) const {
   };
 }
 
+// The hook runs for the parts of a block when this ends.
 TorchBackend::TorchWorkPtr TorchBackend::wrap(TorchWork::Parts parts, OpType type, uint64_t sequence) {
+  auto hook_runs = coalesced_ ? nullptr : hook_runs_.begin(hook(type, sequence), parts.size());
   return c10::make_intrusive<TorchWork>(
       std::move(parts),
       TorchWork::Context{getRank(), type, sequence, type == OpType::BARRIER, timed_.load(std::memory_order_relaxed)},
-      hook(type, sequence));
+      std::move(hook_runs));
 }
 
 TorchBackend::TorchWorkPtr TorchBackend::issue(TorchCall& call, OpType type, bool asynchronous) {
   const uint64_t sequence = c10d::isP2POp(type) ? sequence_.load() : ++sequence_;
   if (!asynchronous && !coalesced_) {
     auto hook = this->hook(type, sequence);
-    call.run();
+    for_torch([&] { call.run(); });
     if (hook != nullptr) run_hook(std::move(hook), call);
     return nullptr;
   }
-  auto work = call.start();
+  auto work = for_torch([&] { return call.start(); });
   if (coalesced_) coalesced_->push_back(work);
   TorchWork::Parts parts;
   parts.push_back(std::move(work));
@@ -111,7 +114,9 @@ TorchBackend::TorchWorkPtr TorchBackend::issue_all(std::vector<std::unique_ptr<T
                                                    bool asynchronous) {
   const uint64_t sequence = ++sequence_;
   TorchWork::Parts parts;
-  for (const auto& call : calls) parts.push_back(call->start());
+  for_torch([&] {
+    for (const auto& call : calls) parts.push_back(call->start());
+  });
   if (coalesced_) coalesced_->append(parts.begin(), parts.end());
   auto work = wrap(std::move(parts), type, sequence);
   if (asynchronous) return work;
@@ -388,12 +393,11 @@ void TorchBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c
 
 void TorchBackend::waitForPendingWorks() {
   const UnlockedIfHeld guard;
-  std::vector<std::string> names;
-  for (const auto& slot : group_->slots()) names.push_back(slot.backend.name);
-  while (!Registry::instance().drain(names, milliseconds(100))) check_signals();
+  hook_runs_.wait(check_signals);
 }
 
 c10d::ErrorType TorchBackend::getError() {
+  if (group_->closed() || group_->position().lost() != nullptr) return c10d::ErrorType::COMM_ERROR;
   try {
     for (const auto& slot : group_->slots()) slot.communicator->check();
   } catch (const Error& error) {
@@ -402,12 +406,16 @@ c10d::ErrorType TorchBackend::getError() {
   return c10d::ErrorType::SUCCESS;
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>&,
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  if (std::ranges::find(ranks, getRank()) == ranks.end()) return nullptr;
   const Locked locked;
-  auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout, py::cast(opts));
-  return part.cast<c10::intrusive_ptr<TorchBackend>>();
+  if (store == nullptr || store != split_.first) {  // else torch asks for another type of device
+    auto part = runtime("split")(py::cast(group_), ranks, name_in(*opts), opts->timeout, py::cast(opts));
+    split_ = {store, part.cast<c10::intrusive_ptr<TorchBackend>>()};
+  }
+  return split_.second;
 }
 
 bool TorchBackend::supportsShrinking() const { return true; }
@@ -447,6 +455,7 @@ std::string represent(const Options& options) {
 }  // namespace
 
 void add_torch_backend(py::module_& module) {
+  TorchError::register_translator();
   py::class_<Options, c10d::Backend::Options, c10::intrusive_ptr<Options>>(
       module, "Options",
       "What is underneath a group: `pg_options=` of new_group and of torch's functions that make groups and meshes.")

@@ -8,9 +8,11 @@
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 #include <vector>
 
 #include "bindings/torch/call.h"
+#include "bindings/torch/hook_runs.h"
 #include "bindings/torch/work.h"
 #include "group/group.h"
 
@@ -83,9 +85,11 @@ class TorchBackend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // every rank counts from zero
   uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  /// Waits until the hook has run for all calls of this group.
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override { timed_ = true; }
   c10d::ErrorType getError() override;
+  /// Null on ranks that are in no part.
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts);
   bool supportsShrinking() const;  // virtual since torch 2.9, like shrink()
@@ -113,6 +117,9 @@ class TorchBackend final : public c10d::Backend {
   std::atomic<bool> timed_{false};
   std::optional<TorchWork::Parts> coalesced_;   // between startCoalescing() and endCoalescing()
   std::optional<TorchWork::Parts> broken_off_;  // of a block that has ended with an error, until endCoalescing()
+  PendingHookRuns hook_runs_;
+  // The last part, and torch's store for it, which is one object for all types of devices.
+  std::pair<c10::intrusive_ptr<c10d::Store>, c10::intrusive_ptr<TorchBackend>> split_;
 };
 
 void add_torch_backend(pybind11::module_& module);

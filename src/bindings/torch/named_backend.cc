@@ -5,6 +5,7 @@
 #include <torch/csrc/PyInterpreter.h>
 
 #include <memory>
+#include <utility>
 
 #include "bindings/python/arguments.h"
 #include "bindings/python/gil.h"
@@ -40,6 +41,34 @@ py::object NamedBackend::set(const py::object& name) {
   Objects::set(kKey, std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter()));
   blocks_ += static_cast<int>(!name.is_none()) - static_cast<int>(!before.is_none());
   return before;
+}
+
+std::function<void()> NamedBackend::kept(std::function<void()> action) {
+  if (!any()) return action;
+  const Locked locked;
+  const auto name = current();
+  if (name.is_none()) return action;
+  // Shared, so that copies need no GIL.
+  auto named = std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter());
+  return [named = std::move(named), action = std::move(action)] {
+    py::object before;
+    {
+      const Locked held;
+      before = set(py::reinterpret_borrow<py::object>(named->ptr(getPyInterpreter())));
+    }
+    const auto restore = [&] {
+      const Locked held;
+      set(before);
+      before = {};
+    };
+    try {
+      action();
+    } catch (...) {
+      restore();
+      throw;
+    }
+    restore();
+  };
 }
 
 void NamedBackend::add(py::module_& module) { module.def("name_backend", set, py::arg("name").none(true)); }

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "group/group.h"
@@ -19,6 +20,8 @@ class NamedBackend {
   /// The candidate for this thread's calls on the group; null: the group's choice. Throws like a call that names the
   /// backend.
   static Group::Slot* slot(Group& group);
+  /// The action with this thread's backend, on whichever thread it runs: all ranks call the same one then.
+  static std::function<void()> kept(std::function<void()> action);
 
   static void add(pybind11::module_& module);
 

@@ -12,6 +12,8 @@
 #include "bindings/python/errors.h"
 #include "bindings/python/gil.h"
 #include "bindings/torch/completions.h"
+#include "bindings/torch/error.h"
+#include "bindings/torch/named_backend.h"
 #include "engine/dispatch.h"
 
 namespace mcr::python {
@@ -33,16 +35,17 @@ std::vector<c10::Stream> streams_of(const TorchWork::Parts& parts) {
   return streams;
 }
 
-// The first error of the parts, or the hook's; null if there is none.
+// The first error of the parts, or the hook's, for torch; null if there is none.
 std::exception_ptr error_of(const TorchWork::Parts& parts, const HookRuns* hook_runs) {
-  for (const auto& part : parts) {
-    try {
-      part->rethrow();
-    } catch (...) {
-      return std::current_exception();
-    }
+  try {
+    for_torch([&] {
+      for (const auto& part : parts) part->rethrow();
+      if (hook_runs != nullptr) hook_runs->rethrow();
+    });
+  } catch (...) {
+    return std::current_exception();
   }
-  return hook_runs == nullptr ? nullptr : hook_runs->error();
+  return nullptr;
 }
 
 std::vector<at::Tensor> results_of(const TorchWork::Parts& parts) {
@@ -59,8 +62,8 @@ c10d::WorkResult outcome(const std::exception_ptr& error) {
   if (error == nullptr) return c10d::WorkResult::SUCCESS;
   try {
     std::rethrow_exception(error);
-  } catch (const Error& known) {
-    return known.code() == ErrorCode::Timeout ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+  } catch (const TorchError& known) {
+    return known.error().code() == ErrorCode::Timeout ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
   } catch (...) {
     return c10d::WorkResult::UNKNOWN;
   }
@@ -68,55 +71,12 @@ c10d::WorkResult outcome(const std::exception_ptr& error) {
 
 }  // namespace
 
-HookRuns::~HookRuns() {
-  if (!failure_ || told_) return;
-  try {
-    throw Error(*failure_);
-  } catch (...) {
-    report_unraisable("mcr: completion hook");
-  }
-}
-
-void HookRuns::run(const std::string& call) noexcept {
-  std::optional<Error> failure;
-  try {
-    hook_();
-  } catch (...) {
-    const Error error = current_error();
-    failure = Error(ErrorCode::Backend, call + ": the completion hook has raised " + error.what());
-  }
-  const std::lock_guard lock(mutex_);
-  if (!failure_) failure_ = std::move(failure);
-  --left_;
-  done_.notify_all();
-}
-
-bool HookRuns::over() const {
-  const std::lock_guard lock(mutex_);
-  return left_ == 0;
-}
-
-void HookRuns::wait(Interrupt interrupt) const {
-  std::unique_lock lock(mutex_);
-  while (!done_.wait_for(lock, kSlice, [this] { return left_ == 0; })) {
-    if (interrupt == nullptr) continue;
-    lock.unlock();
-    interrupt();
-    lock.lock();
-  }
-}
-
-std::exception_ptr HookRuns::error() const {
-  const std::lock_guard lock(mutex_);
-  if (!failure_) return nullptr;
-  told_ = true;
-  return std::make_exception_ptr(*failure_);
-}
-
-TorchWork::TorchWork(Parts parts, Context context, std::function<void()> hook)
-    : c10d::Work(context.rank, context.type), parts_(std::move(parts)), context_(context) {
-  if (hook != nullptr) {
-    hook_runs_ = std::make_shared<HookRuns>(std::move(hook), parts_.size());
+TorchWork::TorchWork(Parts parts, Context context, std::shared_ptr<HookRuns> hook_runs)
+    : c10d::Work(context.rank, context.type),
+      parts_(std::move(parts)),
+      context_(context),
+      hook_runs_(std::move(hook_runs)) {
+  if (hook_runs_ != nullptr) {
     for (const auto& part : parts_) part->on_done([runs = hook_runs_, call = part->what()] { runs->run(call); });
   }
   if (!context.timed) return;
@@ -141,7 +101,7 @@ bool TorchWork::isCompleted() {
 
 bool TorchWork::isSuccess() const {
   return std::ranges::all_of(parts_, [](const auto& part) { return part->completed() && !part->failed(); }) &&
-         (hook_runs_ == nullptr || (hook_runs_->over() && hook_runs_->error() == nullptr));
+         (hook_runs_ == nullptr || (hook_runs_->over() && !hook_runs_->failed()));
 }
 
 std::exception_ptr TorchWork::exception() const { return error_of(parts_, hook_runs_.get()); }
@@ -154,16 +114,17 @@ void TorchWork::synchronize() { wait(kNoTimeout); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const UnlockedIfHeld guard;
-  for (const auto& part : parts_) {
-    mcr::wait(*part, timeout.count() > 0 ? timeout : part->limit(), check_signals);
-    if (!context_.blocks_host) continue;
-    while (!part->wait_for(kSlice)) check_signals();
-    part->rethrow();
-  }
-  if (hook_runs_ != nullptr) {
+  for_torch([&] {
+    for (const auto& part : parts_) {
+      mcr::wait(*part, timeout.count() > 0 ? timeout : part->limit(), check_signals);
+      if (!context_.blocks_host) continue;
+      while (!part->wait_for(kSlice)) check_signals();
+      part->rethrow();
+    }
+    if (hook_runs_ == nullptr) return;
     if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
-    if (const auto error = hook_runs_->error()) std::rethrow_exception(error);
-  }
+    hook_runs_->rethrow();
+  });
   wait_for_future();
   return true;
 }
@@ -210,7 +171,7 @@ c10::intrusive_ptr<Future> TorchWork::make_future() {
   auto& completions = Completions::instance();
   // (The parts own their callbacks and these own the parts, but only until the last part is complete.)
   for (const auto& part : parts_) part->set_awaited();
-  when_done([finish, &completions] { completions.run(finish); });
+  when_done([action = NamedBackend::kept(finish), &completions] { completions.run(action); });
   return future;
 }
 

@@ -3,42 +3,18 @@
 
 #include <c10/util/SmallVector.h>
 
-#include <condition_variable>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "bindings/torch/hook_runs.h"
 #include "runtime/work.h"
 
 namespace mcr::python {
-
-/// The runs of a completion hook for one call, or for the parts of one work. The work raises their first exception; if
-/// no caller asks for it, sys.unraisablehook reports it. Shared by the work and its parts; from any thread.
-class HookRuns {
- public:
-  HookRuns(std::function<void()> hook, std::size_t runs) : hook_(std::move(hook)), left_(runs) {}
-  HookRuns(const HookRuns&) = delete;
-  HookRuns& operator=(const HookRuns&) = delete;
-  ~HookRuns();
-
-  void run(const std::string& call) noexcept;
-  bool over() const;
-  /// Waits until all runs are over, calling `interrupt` now and then if it is not null.
-  void wait(Interrupt interrupt) const;
-  /// The first exception so far; null if there is none.
-  std::exception_ptr error() const;
-
- private:
-  const std::function<void()> hook_;
-  mutable std::mutex mutex_;  // guards all members below
-  mutable std::condition_variable done_;
-  std::size_t left_;
-  std::optional<Error> failure_;
-  mutable bool told_ = false;
-};
 
 /// torch's Work for one or several started operations of the core. From any thread, with or without the GIL.
 class TorchWork final : public c10d::Work {
@@ -52,8 +28,8 @@ class TorchWork final : public c10d::Work {
     bool timed = false;
   };
 
-  /// `hook`: called when a part is complete, once for each; may be null.
-  TorchWork(Parts parts, Context context, std::function<void()> hook);
+  /// `hook_runs`: its hook is called when a part is complete, once for each; may be null.
+  TorchWork(Parts parts, Context context, std::shared_ptr<HookRuns> hook_runs);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -90,7 +66,7 @@ class TorchWork final : public c10d::Work {
     std::atomic<int64_t> nanoseconds{-1};
   };
   std::shared_ptr<Clock> clock_;
-  std::shared_ptr<HookRuns> hook_runs_;  // null without a hook
+  const std::shared_ptr<HookRuns> hook_runs_;  // null without a hook
 };
 
 }  // namespace mcr::python

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/error.h"
+
+#include <exception>
+#include <utility>
+
+#include "bindings/python/errors.h"
+
+namespace py = pybind11;
+
+namespace mcr::python {
+
+// The GIL may be released meanwhile, so that another thread may have done the same.
+void TorchError::explain() const {
+  try {
+    throw Error(error_);
+  } catch (...) {
+    set_error();
+  }
+  const py::error_already_set error;
+  auto text = py::str(error.value()).cast<std::string>();
+  if (!raised_) raised_ = Raised{py::object(error.type()).release().ptr(), std::move(text)};
+}
+
+const char* TorchError::what() const noexcept {
+  if (PyGILState_Check() == 0) return PyTorchError::what();
+  try {
+    if (!raised_) explain();
+    return raised_->text.c_str();
+  } catch (...) {
+    return PyTorchError::what();
+  }
+}
+
+PyObject* TorchError::python_type() {
+  what();
+  return raised_ ? raised_->type : PyExc_RuntimeError;
+}
+
+void TorchError::register_translator() {
+  py::register_exception_translator([](std::exception_ptr failure) {
+    try {
+      std::rethrow_exception(std::move(failure));
+    } catch (const TorchError& error) {
+      try {
+        throw Error(error.error());
+      } catch (...) {
+        set_error();
+      }
+    }
+  });
+}
+
+}  // namespace mcr::python

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings/torch/hook_runs.h"
+
+#include <chrono>
+
+#include "bindings/python/errors.h"
+
+namespace mcr::python {
+
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{100};
+
+}  // namespace
+
+HookRuns::~HookRuns() {
+  if (!failure_ || told_) return;
+  try {
+    throw Error(*failure_);
+  } catch (...) {
+    report_unraisable("mcr: completion hook");
+  }
+}
+
+void HookRuns::run(const std::string& call) noexcept {
+  std::optional<Error> failure;
+  try {
+    hook_();
+  } catch (...) {
+    const Error error = current_error();
+    failure = Error(ErrorCode::Backend, call + ": the completion hook has raised " + error.what());
+  }
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(failure);
+  --left_;
+  done_.notify_all();
+}
+
+bool HookRuns::over() const {
+  const std::lock_guard lock(mutex_);
+  return left_ == 0;
+}
+
+void HookRuns::wait(Interrupt interrupt) const {
+  std::unique_lock lock(mutex_);
+  while (!done_.wait_for(lock, kSlice, [this] { return left_ == 0; })) {
+    if (interrupt == nullptr) continue;
+    lock.unlock();
+    interrupt();
+    lock.lock();
+  }
+}
+
+bool HookRuns::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+void HookRuns::rethrow() const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_) return;
+  told_ = true;
+  throw Error(*failure_);
+}
+
+std::shared_ptr<HookRuns> PendingHookRuns::begin(std::function<void()> hook, std::size_t runs) {
+  if (hook == nullptr) return nullptr;
+  auto made = std::make_shared<HookRuns>(std::move(hook), runs);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(all_, [](const auto& each) {
+    const auto pending = each.lock();
+    return pending == nullptr || pending->over();
+  });
+  all_.push_back(made);
+  return made;
+}
+
+void PendingHookRuns::wait(Interrupt interrupt) {
+  std::vector<std::weak_ptr<HookRuns>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = all_;
+  }
+  for (const auto& each : all) {
+    if (const auto pending = each.lock()) pending->wait(interrupt);
+  }
+}
+
+}  // namespace mcr::python
