@@ -28,8 +28,10 @@ int64_t first_piece(int64_t count, const Stripes& stripes) {
 }
 
 void stripe(const Call& call, int size, const Stripes& stripes, Schedule& schedule) {
-  issue_part(call, size, {first_of, &stripes, 0, !call.vectored || stripes.packed[0], false}, schedule);
-  issue_part(call, size, {rest_of, &stripes, 1, !call.vectored || stripes.packed[1], false}, schedule);
+  // A reduce_scatter's blocks have counts, and no displacements.
+  const bool packed = !call.vectored || call.op == Op::reduce_scatter;
+  issue_part(call, size, {first_of, &stripes, 0, packed || stripes.packed[0], false}, schedule);
+  issue_part(call, size, {rest_of, &stripes, 1, packed || stripes.packed[1], false}, schedule);
 }
 
 }  // namespace mcr

@@ -62,8 +62,8 @@ Slot& Selector::choose(const Call& call) { return usual(remembered(call), call, 
 
 Slot& Selector::usual(const Choice& choice, const Call& call, int64_t bytes) const {
   const Range& range = range_of(choice, bytes);
-  // Only very large counts make a communicator refuse a call whose types it supports.
-  if (bytes <= INT_MAX || range.forced) return *range.slot;
+  // Only very large counts, in all blocks together, make a communicator refuse a call whose types it supports.
+  if (bytes <= INT_MAX / ranks_ || range.forced) return *range.slot;
   const auto decision = Decision::of(*range.slot->communicator, call);
   if (decision.native() || decision.native_on_copies()) return *range.slot;
   for (auto& slot : *slots_) {
@@ -98,7 +98,11 @@ const Selector::Choice& Selector::remembered(const Call& call) {
   return *place.load();
 }
 
-const Selector::Choice& Selector::decide(const Call& call) {
+// Calls of all sizes share the choice, and ranks may make other calls first, so its counts do not matter.
+const Selector::Choice& Selector::decide(const Call& made) {
+  Call call = made;
+  call.in.count = call.out.count = 0;
+  call.in_counts = call.in_displs = call.out_counts = call.out_displs = {};
   const Field compared = field(call);
   Choice choice;
   choice.pairs = pairs_of(compared);

@@ -39,16 +39,27 @@ Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& sch
   };
 }
 
-Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first) {
+Requests Stages::submit_to(std::shared_ptr<Executor> executor, const Passage& passage,
+                           const std::shared_ptr<Schedule>& schedule, const Start& first) {
   if (!schedule->late()) {
     auto run = make_pooled<Run>(schedule);
     run->begin(first);
     return requests_of(nullptr, std::move(run));
   }
   const auto run = make_pooled<Run>(schedule, later(passage, schedule));
-  auto executor = executor_of(passage);
   executor->submit(run, first);
   return requests_of(std::move(executor), run);
+}
+
+// A message whose late Issues wait for its peer has an executor of its own, as no other call may wait for it.
+Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first) {
+  const bool message = row(passage.call.op).is(kPeer);
+  auto alone = message ? std::make_shared<Executor>(false, &passage.slot->backend.progress, stages()) : nullptr;
+  return submit_to(message ? std::move(alone) : ordered(passage), passage, schedule, first);
+}
+
+Requests Stages::submit_staged(const Passage& passage, const std::shared_ptr<Schedule>& schedule) {
+  return submit_to(ordered(passage), passage, schedule, nullptr);
 }
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
@@ -56,14 +67,13 @@ void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr
   start_on(stage, slot_of(stage, passage.slot->name), call, std::move(memory));
 }
 
-// A message depends only on its peer, so no other call waits for it.
-std::shared_ptr<Executor> Stages::executor_of(const Passage& passage) {
+// Messages do not wait behind collectives, which other ranks may make after the message.
+std::shared_ptr<Executor> Stages::ordered(const Passage& passage) {
   auto& backend = passage.slot->backend;
-  const auto stages = static_cast<uint32_t>(groups_.size());
-  if (row(passage.call.op).is(kPeer)) return std::make_shared<Executor>(false, &backend.progress, stages);
   const std::lock_guard lock(mutex_);
-  auto& executor = executors_[backend.name];
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages);
+  auto& both = executors_[backend.name];
+  auto& executor = row(passage.call.op).is(kPeer) ? both.messages : both.collectives;
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages());
   return executor;
 }
 
@@ -71,14 +81,17 @@ bool Stages::synchronize(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   const std::lock_guard lock(mutex_);
   return std::all_of(executors_.begin(), executors_.end(), [&](const auto& entry) {
-    return entry.second->synchronize(deadline - std::chrono::steady_clock::now());
+    const auto& executor = entry.second.collectives;
+    return executor == nullptr || executor->synchronize(deadline - std::chrono::steady_clock::now());
   });
 }
 
 std::map<std::string, ExecutorStatistics> Stages::statistics() {
   std::map<std::string, ExecutorStatistics> all;
   const std::lock_guard lock(mutex_);
-  for (const auto& [backend, executor] : executors_) all.emplace(backend, executor->statistics());
+  for (const auto& [backend, executors] : executors_) {
+    if (executors.collectives != nullptr) all.emplace(backend, executors.collectives->statistics());
+  }
   return all;
 }
 

@@ -28,21 +28,31 @@ class Stages {
   /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the requests
   /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.
   Requests submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first = nullptr);
+  /// As submit(), for a schedule whose late Issues wait for a device alone. Messages then keep the order in which they
+  /// were submitted, since libraries match those of one tag by their order, and blocking calls let them go first.
+  Requests submit_staged(const Passage& passage, const std::shared_ptr<Schedule>& schedule);
   /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
-  /// Waits until no late Issue is pending; false if the time runs out first. Under the rules of Pass::synchronize().
+  /// Waits until no late Issue of a collective is pending; false if the time runs out first. Under the rules of
+  /// Pass::synchronize().
   bool synchronize(std::chrono::nanoseconds limit);
-  /// Of the executors, by backend. Messages, which have an executor each, are not counted.
+  /// Of collectives, by backend.
   std::map<std::string, ExecutorStatistics> statistics();
 
  private:
   Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;
-  std::shared_ptr<Executor> executor_of(const Passage& passage);
+  Requests submit_to(std::shared_ptr<Executor> executor, const Passage& passage,
+                     const std::shared_ptr<Schedule>& schedule, const Start& first);
+  std::shared_ptr<Executor> ordered(const Passage& passage);
+  uint32_t stages() const { return static_cast<uint32_t>(groups_.size()); }
 
   const std::vector<std::shared_ptr<Group>> groups_;
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Executor>> executors_;  // by backend; guarded by mutex_
+  struct Ordered {
+    std::shared_ptr<Executor> collectives, messages;
+  };
+  std::map<std::string, Ordered> executors_;  // by backend; guarded by mutex_
 };
 
 /// The candidate with that name; throws NotInitialized if the group has removed it. A copy keeps its communicator,

@@ -157,6 +157,24 @@ TEST(messages) {
   });
 }
 
+// Libraries match messages of one tag by their order.
+TEST(messages_keep_their_order) {
+  staged(2, [](Group& group) {
+    std::vector<std::vector<float>> values;
+    for (const float first : {0.0F, 100.0F, 200.0F}) values.push_back(ramp(50, group.rank() == 0 ? first : -1));
+    std::vector<std::shared_ptr<Work>> works;
+    for (auto& each : values) {
+      Call call = on_device(group.rank() == 0 ? Op::send : Op::recv);
+      call.root = 1 - group.rank();
+      call.out = ranks::buffer(each);
+      works.push_back(ranks::start(group, call));
+    }
+    for (auto work = works.rbegin(); work != works.rend(); ++work) wait(**work, 30s, nullptr);
+    simulated::finish(simulated::current());
+    for (std::size_t i = 0; i < values.size(); ++i) CHECK(values[i] == ramp(50, 100.0F * static_cast<float>(i)));
+  });
+}
+
 TEST(a_library_that_takes_device_memory_gets_it_when_the_device_has_written_it) {
   for (const bool direct : {false, true}) {
     ranks::take_device_memory(direct);

@@ -16,7 +16,7 @@ from mcr_dl.testing.calls import Case
 from mcr_dl.testing.expect import expect
 from ranks import session
 
-BACKENDS = ("mpi", "gloo", "stripe(gloo,mpi)", "stripe(mpi,gloo)")
+BACKENDS = ("mpi", "gloo", "shm", "stripe(gloo,mpi)", "stripe(mpi,gloo)", "stripe(shm,mpi)")
 
 
 def run_all(cases: Sequence[Case]) -> int:

@@ -10,7 +10,8 @@ namespace mcr {
 
 namespace {
 
-// Below every library's largest tag. Fewer messages than this are in flight between two ranks.
+// Messages whose sizes are sent first have tags from this number to below its double, which every library has. Fewer
+// are in flight between two ranks. Programs hardly use these tags for messages that share the stages: those of devices.
 constexpr uint32_t kTags = 1U << 14;
 
 // The ranks that combine the decoded contributions do not apply the factor.
@@ -142,7 +143,7 @@ Outcome Compress::handle(Passage& passage, const Next& next) {
 
 Outcome Compress::run(Passage& passage, const Next& next, Compressed& compressed,
                       const std::shared_ptr<Schedule>& schedule) {
-  compressed.build(messages_.fetch_add(1, std::memory_order_relaxed) % kTags);
+  compressed.build(messages_.fetch_add(1, std::memory_order_relaxed) % kTags + kTags);
   if (compressed.single() && !passage.asynchronous) return run_single(passage, next, compressed, schedule);
   auto requests = stages_->submit(passage, schedule, [&](const Task& task, Requests& started) {
     Plan plan;
