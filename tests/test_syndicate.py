@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
 from mcr_dl.schedule import Syndicate, measured, plan_trace
 from mcr_dl.testing import plan_graphs
-from ranks import syndicate
+from ranks import syndicate, syndicate_groups
 
 worlds = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
@@ -90,6 +91,21 @@ def test_all_forms(pools: Pools, world: int) -> None:
 def test_other_calls(pools: Pools, world: int) -> None:
     """A call outside of the iterations ends the plan on all ranks, and it comes back."""
     pools.get("processes", world).run(syndicate.other_calls, 7, limit=120)
+
+
+GROUPS = [
+    (syndicate_groups.two_blocks, 3),
+    (syndicate_groups.messages, 4),
+    (syndicate_groups.a_half_leaves, 4),
+    (syndicate_groups.a_half_leaves_that_counts, 4),
+    (syndicate_groups.joined, 3),
+]
+
+
+@pytest.mark.parametrize(("function", "world"), GROUPS, ids=[function.__name__ for function, _ in GROUPS])
+def test_groups(pools: Pools, function: Callable[[], None], world: int) -> None:
+    """See the function's docstring."""
+    pools.get("processes", world).run(function, limit=120)
 
 
 def test_different_programs(pools: Pools) -> None:

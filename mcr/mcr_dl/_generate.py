@@ -258,7 +258,9 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "def flush(self, limit: timedelta) -> bool:",
         "def statistics(self) -> dict[str, int]:",
     ),
-    "SchedulePass(Pass)": ("def __init__(self, control: PlanControl, group: Group, lanes: list[Group]) -> None:",),
+    "SchedulePass(Pass)": (
+        "def __init__(self, control: PlanControl, group: Group, lanes: list[Group], all_ranks: bool) -> None:",
+    ),
     "CompressPass(Pass)": (
         "def __init__(self, group: Group, codec: str, ops: list[str], smallest: int, "
         "measured: list[tuple[str, str, list[tuple[int, str]]]]) -> None:",

@@ -188,6 +188,57 @@ TEST(a_lane_keeps_the_order_of_calls_when_the_order_breaks) {
   CHECK((calls.issued == Issued{{0, 0}, {0, 1}, {1, 0}}));
 }
 
+TEST(a_rank_that_has_left_the_order_issues_later_calls_that_others_issue_first) {
+  Calls calls;
+  calls.complete = false;
+  calls.enforcer->set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}, {0, 1, 0}}, 2, 0);
+  calls.make(0, 0, 2, true);
+  calls.enforcer->synchronize(0s);
+  CHECK((calls.issued == Issued{{0, 0}}));
+  // Ranks that keep the order issue the second motif of call 0 after call 1, so its first one may wait for this.
+  calls.make(1, 0, 2, true, calls.other);
+  CHECK((calls.issued == Issued{{0, 0}, {1, 0}}) && calls.enforcer->statistics().breaks == 1);
+}
+
+TEST(the_order_breaks_at_a_motif_that_waits_for_long) {
+  Calls calls;
+  calls.complete = false;
+  calls.enforcer->set_order(Order{{1, 0, 0}, {1, 1, 0}, {0, 0, 0}}, 2, 0);
+  calls.make(0, 0);
+  calls.make(1, 0, 2, true, calls.other);
+  CHECK((calls.issued == Issued{{1, 0}}));
+  const auto deadline = std::chrono::steady_clock::now() + 20s;
+  while (calls.issued.size() < 2 && std::chrono::steady_clock::now() < deadline) calls.enforcer->drive();
+  CHECK((calls.issued == Issued{{1, 0}, {0, 0}}) && calls.enforcer->statistics().breaks == 1);
+}
+
+TEST(calls_of_a_new_order_wait_for_those_of_the_old_one_on_their_lanes) {
+  Calls calls;
+  calls.complete = false;
+  calls.enforcer->set_order(Order{{0, 0, 0}, {0, 1, 0}, {1, 0, 0}}, 2, 0);
+  calls.make(0, 0, 2, true);
+  calls.enforcer->set_order(Order{{0, 0, 0}, {1, 0, 0}}, 2, 0);
+  calls.make(0, 0, 1, false, calls.other);
+  CHECK((calls.issued == Issued{{0, 0}, {0, 0}}));
+  calls.make(1, 0);  // on the lane of the old call's second motif
+  CHECK(calls.issued.size() == 2);
+  calls.complete = true;
+  calls.enforcer->drive();
+  CHECK((calls.issued == Issued{{0, 0}, {0, 0}, {0, 1}, {1, 0}}));
+}
+
+TEST(the_order_ends_if_a_call_is_not_made_any_more) {
+  Calls calls;
+  calls.enforcer->set_order(Order{{1, 0, 0}, {0, 0, 0}}, 2, 0);
+  int64_t iteration = 0;
+  for (; iteration < 8; ++iteration) {
+    calls.make(0, iteration);
+    CHECK(calls.issued.size() == static_cast<std::size_t>(iteration) && calls.enforcer->synchronize(10s));
+  }
+  calls.make(0, iteration);
+  CHECK(calls.issued.size() == 9 && calls.enforcer->statistics().breaks == 8);
+}
+
 TEST(a_thread_that_waits_for_all_calls_keeps_the_order_if_it_can) {
   Calls calls;
   calls.complete = false;
@@ -294,7 +345,7 @@ class Program {
   Program(Group& group, const std::shared_ptr<Group>& lane, const std::vector<PlannedForm>& forms)
       : group_(group), forms_(forms) {
     control_ = std::make_shared<PlanControl>([this](auto event, int64_t value) { handle(event, value); });
-    group.set_passes({std::make_shared<Scheduler>(control_, group, std::vector{lane})});
+    group.set_passes({std::make_shared<Scheduler>(control_, group, std::vector{lane}, true)});
   }
   ~Program() { group_.set_passes({}); }
 
@@ -338,6 +389,7 @@ class Program {
 
   void handle(PlanControl::Event event, int64_t value) {
     if (event != PlanControl::Event::Iteration) events.push_back(event);
+    if (event == PlanControl::Event::Left) control_->watch();
     if (event != PlanControl::Event::Found) return;
     const auto calls = forms_.size();
     const auto seen = control_->newest(calls + 1);

@@ -39,11 +39,14 @@ class Round:
     def __init__(self, store: torch_dist.Store, key: str, rank: int, size: int, *, values: str = "value") -> None:
         self._store: Any = store
         self._key, self._rank, self._size, self._values = key, rank, size, values
+        self.late = False  # this rank has arrived at a closed round
 
     def arrive(self, value: str) -> bool:
         """Leave this rank's value; whether this rank is the last, and has to answer."""
         self._store.set(f"{self._values}/{self._rank}", value)
-        return bool(self._store.add(f"come/{self._key}", 1) == self._size)
+        arrived = self._store.add(f"come/{self._key}", 1)
+        self.late = arrived > _CLOSED
+        return bool(arrived == self._size)
 
     def close(self) -> bool:
         """Close the round; whether this rank has to answer, as not all ranks have arrived."""

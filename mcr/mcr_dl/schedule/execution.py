@@ -17,16 +17,22 @@ Document = dict[str, Any]
 and ahead."""
 
 
-def document(planner: Planner, plan: Plan, groups: Sequence[int], most: int) -> Document | None:
-    """The plan in JSON's types; None if its order needs more than ``most`` lanes.
+def document(planner: Planner, plan: Plan, groups: Sequence[int], used: Sequence[str], most: int) -> Document | None:
+    """The plan in JSON's types; None if it changes nothing, or its order needs more than ``most`` lanes.
 
-    ``groups``: the index of each call's group.
+    ``groups``: the index of each call's group; ``used``: the channel that each call uses without a plan.
     """
     places = [place for place, node in enumerate(planner.graph.nodes) if node.time is None]
     number = {place: call for call, place in enumerate(places)}
     chosen = [planner.options[place][plan.chosen[place]] for place in places]
-    done = {call for call, option in enumerate(chosen) if option.form != capture.AS_IT_IS}
-    order: list[Place] = [(number[place], motif, ahead) for place, motif, ahead in plan.order if number[place] in done]
+    whole = [(number[place], motif, ahead) for place, motif, ahead in plan.order]
+    done = {
+        call
+        for call, option in enumerate(chosen)
+        if option.form != capture.AS_IT_IS
+        and not (option.form == "whole" and option.pieces[0].channel == used[call] and _in_program_order(whole, call))
+    }
+    order: list[Place] = [place for place in whole if place[0] in done]
     found = planned_lanes.assign(order, dict(enumerate(groups)), most)
     if found is None:
         return None

@@ -65,10 +65,14 @@ class Iteration:
         rows = []
         for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
             sizes = [] if record.vectored else [record.in_count, record.out_count]
-            op = "message" if record.peer else record.op
+            asynchronous = record.asynchronous and not self.groups[group]._any_form
             ranks = len(record.group.ranks)
-            rows.append([group, ranks, op, record.vectored, record.dtype, record.asynchronous, seen.fixed, *sizes])
+            rows.append([group, ranks, record.op, record.vectored, record.dtype, asynchronous, seen.fixed, *sizes])
         return rows
+
+    def at(self) -> dict[str, int]:
+        """The number of the newest collective of each group, by the group's name and first rank."""
+        return {f"{each.name()}/{each.ranks[0]}": _C.newest_collective(each)[0] for each in self.groups}
 
     def channels(self, group: int) -> list[str]:
         """The candidates that a plan may choose for calls of a group: its host backends, and what its calls use now."""
@@ -178,13 +182,18 @@ def graph(iteration: Iteration, times: Sequence[int], costs: dict[str, Any]) -> 
         record, group = iteration.calls[index], iteration.of_call[index]
         call, named = iteration.planned(index), iteration.seen[index].named
         allowed = [each for each in channels[group] if not named or each.name == _name(iteration, group, named)]
-        used = _name(iteration, group, record.backend or "")
+        used = used_channel(iteration, index)
         allowed.sort(key=lambda each: each.name != used)
         found = () if call is None else options.of_call(call, allowed, models[group])
         return Node(key, after, options=found or (capture.as_it_is(record, times[index], used),))
 
     nodes = capture.graph_nodes(iteration.found, node)
     return Graph(tuple(each for of_group in channels for each in of_group), nodes)
+
+
+def used_channel(iteration: Iteration, index: int) -> str:
+    """The channel of a call as it is."""
+    return _name(iteration, iteration.of_call[index], iteration.calls[index].backend or "")
 
 
 def candidate_of(channel: str) -> str:

@@ -27,7 +27,7 @@ Decide = Callable[[list[Any]], Any]
 class Meetings:
     """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
 
-    A rank that comes too late to a meeting learns that it has not taken place, as the others did.
+    A rank that comes to a meeting which the others have given up goes on to the next one, where they may be.
     """
 
     def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int) -> None:
@@ -36,24 +36,31 @@ class Meetings:
         self._rank, self._size = rank, size
         self._turn = 0
 
-    def meet(self, value: Any, decide: Decide, patience: float) -> Any:
+    def meet(self, what: str, value: Any, decide: Decide, patience: float) -> Any:
         """The result of ``decide`` on the ranks' values (JSON's types, in rank order); None if it has none.
 
-        It has none if a rank does not come within ``patience`` seconds after this one, or has ended before it came, or
-        if ``decide``, which runs on any rank, raises an McrError. Raises PeerLostError if the last rank to come has
-        ended without an answer, or the store with its rank; CollectiveTimeoutError if the last rank does not answer.
+        It has none if a rank does not come within ``patience`` seconds after this one, has ended before it came, or
+        meets about something else (``what``), or if ``decide``, which runs on any rank, raises an error. Raises
+        PeerLostError if the last rank to come has ended without an answer, or the store with its rank;
+        CollectiveTimeoutError if the last rank does not answer.
         """
         with _explained():
-            return self._meet(value, decide, patience)
+            return self._meet({"what": what, "value": value}, decide, patience)
 
-    def _meet(self, value: Any, decide: Decide, patience: float) -> Any:
-        turn, self._turn = self._turn, self._turn + 1
+    def _meet(self, mine: dict[str, Any], decide: Decide, patience: float) -> Any:
         if self._size == 1:
-            return self._answer(decide, [value]).get("value")
-        meeting = Round(self._store, str(turn), self._rank, self._size, values=f"value/{turn}")
-        if meeting.arrive(agreement.encode(value)):
+            return self._answer(decide, [mine]).get("value")
+        while True:
+            turn, self._turn = self._turn, self._turn + 1
+            meeting = Round(self._store, str(turn), self._rank, self._size)
+            last = meeting.arrive(agreement.encode(mine))
+            if not meeting.late:
+                break
+        if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
             meeting.answer(agreement.encode(self._answer(decide, values)))
+            if turn > 0:
+                meeting.forget(str(turn - 1))
         elif not self._until(meeting.answered, patience, watch.lost):
             if meeting.close():
                 missing = "; ".join(watch.lost().values()) or "some ranks did not come in time"
@@ -91,9 +98,12 @@ class Meetings:
     @staticmethod
     def _answer(decide: Decide, values: list[Any]) -> dict[str, Any]:
         try:
-            return {"value": decide(values)}
+            agreement.require_equal("meeting", [each["what"] for each in values])
+            return {"value": decide([each["value"] for each in values])}
         except McrError as error:
             return {"problem": str(error)}
+        except Exception as error:  # the others wait for an answer, whatever happens here
+            return {"problem": f"{type(error).__name__}: {error}"}
 
     @staticmethod
     def _until(condition: Callable[[], bool], patience: float, end: Callable[[], Any] = lambda: False) -> bool:

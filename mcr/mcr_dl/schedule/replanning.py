@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch.distributed as torch_dist
@@ -128,8 +127,9 @@ class Replanner:
         self._seen: list[measured.Seen] = []
         self._known: dict[str, _Known] = {}
         self._simulated: list[tuple[execution.Document, Planner, Plan]] = []  # on rank 0, of the last search
-        self._key = self._epoch = ""  # of the iterations that are known, and of their phase
-        self._turns: list[list[int]] = []
+        self._key = ""  # of the iterations that are known
+        self._phases = 0  # that all ranks have begun together
+        self._turns: list[int] = []  # ns of an iteration, on the slowest rank
         self._planning = 0  # ns that it took
         self._begin_count()
 
@@ -141,9 +141,13 @@ class Replanner:
         self._decision = _GO
 
     def start(self, store: torch_dist.Store, rank: int, size: int) -> None:
-        """Begin; ``store`` has keys of its own for this object."""
-        self._rank = rank
+        """Begin, on all ranks, without a plan; ``store`` has keys of its own for this object and this start."""
+        self._rank, self._size = rank, size
         self._meetings = Meetings(store, "schedule", rank, size)
+        self.phase, self.plan, self._failures = Phase.WATCHING, None, 0
+        self._begin_count()
+        self.control.set_plan({}, [], 0)
+        self.control.watch()
 
     # ---- events of the core: on the program's thread, before a call
 
@@ -153,10 +157,10 @@ class Replanner:
         try:
             if event == "found":
                 self._prepare(value)
-            elif event == "iteration":
-                self._iteration()
-            else:
+            elif event == "left":
                 self._left(value)
+            elif self.phase is not Phase.WATCHING:  # else it is that of a plan which a group still follows
+                self._iteration()
         except PeerLostError as error:
             self._end(str(error))
 
@@ -171,76 +175,98 @@ class Replanner:
         self.phase = Phase.OFF
 
     def _left(self, call: int) -> None:
-        """A group has left its plan: all ranks of it, before the same call."""
-        if self._rank == 0:
+        """A group has left its plan: all ranks of it, before the same call.
+
+        If these are not all ranks of the job, the others do not know, and the plans of other groups go on.
+        """
+        name = self._seen[call].group
+        group = state.find(name)
+        others = group is None or group.size() < self._size
+        if self._rank == 0 and (not others or name == self._seen[0].group):  # it counts no iterations any more
             self._post("left", [_GO, None])
+        if others:
+            return
         if self.phase is not Phase.WATCHING:
             self._note("left")
             _log.info("Syndicate: the program made another call than call %d of its iterations", call)
         self.phase, self.plan = Phase.WATCHING, None
+        self.control.watch()
 
     # ---- a plan
 
     def _prepare(self, period: int) -> None:
-        self._seen = [measured.Seen(*each) for each in self.control.newest(period + 1)[:-1]]
-        known = self._agreed()
-        if known is not None:
+        seen = [measured.Seen(*each) for each in self.control.newest(period + 1)[:-1]]
+        found = self._agreed(seen)
+        if found is not None:
             self._failures = 0
-            self._follow(known)
+            self._seen = seen
+            self._follow(*found)
             return
         self.phase, self.plan = Phase.WATCHING, None
         self._fail()
         if self.phase is Phase.WATCHING:
             self.control.watch()
 
-    def _agreed(self) -> _Known | None:
-        """What is known of the iterations of the last calls, perhaps after making plans; None if the ranks differ."""
-        iteration = self._captured(len(self._seen))
+    def _agreed(self, seen: list[measured.Seen], again: bool = False) -> tuple[str, _Known] | None:
+        """The key of the iterations of the last calls, and what is known of them, perhaps after making plans.
+
+        None if the ranks differ. ``again``: what is known does not count.
+        """
+        iteration = self._captured(seen)
         agreed = self._agree_on(iteration)
         if agreed is None or iteration is None:
             return None
-        self._key = hash_of({"calls": agreed["calls"]})
-        return self._known.get(self._key) or self._make(iteration, agreed["times"])
+        key = hash_of({"calls": agreed["calls"]})
+        known = None if again else self._known.get(key)
+        known = known or self._make(iteration, agreed["times"])
+        return None if known is None else (key, known)
 
-    def _captured(self, period: int) -> measured.Iteration | None:
+    def _captured(self, seen: list[measured.Seen]) -> measured.Iteration | None:
         """The last iterations on this rank; None if the log has other calls."""
         self.control.flush(_COMPLETE)  # calls of groups that still follow an earlier plan
-        names = list(dict.fromkeys(each.group for each in self._seen))
+        period, names = len(seen), list(dict.fromkeys(each.group for each in seen))
         groups = [state.find(name) for name in names]
         deadline = time.monotonic() + _COMPLETE.total_seconds()
         while True:
             since = _C.log_made() - 2 * KEPT * period - 64
-            mine = [each for each in records.records(since=max(since, 0)) if each.group.name in names][:-1]
-            mine = mine[-KEPT * period :]
+            made = [each for each in records.records(since=max(since, 0)) if not each.peer]
+            mine = [each for each in made if each.group.name in names][:-1][-KEPT * period :]
             if all(each.end is not None for each in mine) or time.monotonic() > deadline:
                 break
             time.sleep(0.0005)
-        made = [each.group.name for each in mine[-period:]] == [each.group for each in self._seen]
-        if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not made:
+        alike = [each.group.name for each in mine[-period:]] == [each.group for each in seen]
+        if len(mine) < KEPT * period or any(each.end is None for each in mine) or None in groups or not alike:
             return None
         found = capture.iterations(mine, period)
-        of_call = [names.index(each.group) for each in self._seen]
-        return measured.Iteration(found, self._seen, [each for each in groups if each is not None], of_call)
+        of_call = [names.index(each.group) for each in seen]
+        return measured.Iteration(found, seen, [each for each in groups if each is not None], of_call)
 
     def _agree_on(self, iteration: measured.Iteration | None) -> Any:
         """What the calls are, and their shortest times over the ranks, which also wait for the last rank to call."""
-        mine = None if iteration is None else {"calls": iteration.terms(), "times": capture.times(iteration.found)}
+        mine: Any = None
+        if iteration is not None:
+            mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}
 
         def decide(values: list[Any]) -> Any:
             if None in values:
                 raise InvalidArgumentError(f"rank {values.index(None)} has other calls in its log")
+            at: dict[str, int] = {}
+            for rank, value in enumerate(values):
+                for group, number in value["at"].items():
+                    if at.setdefault(group, number) != number:
+                        raise InvalidArgumentError(f"rank {rank} is at another call of group {group!r} than others")
             agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
             times = zip(*(value["times"] for value in values), strict=True)
             return {"calls": values[0]["calls"], "times": [min(column) for column in times]}
 
-        return self._meet(mine, decide)
+        return self._meet("the calls of an iteration", mine, decide)
 
     def _make(self, iteration: measured.Iteration, times: list[int]) -> _Known | None:
         """The best plan by simulation, on rank 0; the other ranks get it."""
         begin = time.perf_counter_ns()
         lanes = [self.lanes[group.name()] for group in iteration.groups]
         mine = measured.measure(iteration, [each[0] for each in lanes], [each[-1] for each in lanes])
-        costs = self._meet(mine, measured.medians)
+        costs = self._meet("costs", mine, measured.medians)
         if costs is None:
             return None
         result: Any = None
@@ -249,7 +275,7 @@ class Replanner:
                 result = self.search(iteration, times, costs)
             except McrError as error:
                 result = {"problem": str(error)}
-        answer = self._meet(result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
+        answer = self._meet("plans", result, lambda values: values[0], _PATIENCE + 2 * self.settings.budget)
         if answer is None or "problem" in answer:
             _log.info("Syndicate: no plan: %s", (answer or {}).get("problem", "rank 0 has made none"))
             return None
@@ -266,9 +292,10 @@ class Replanner:
         before = planner.program_order().iteration
         plans: list[execution.Document] = []
         self._simulated = []
+        used = [measured.used_channel(iteration, index) for index in range(len(iteration.calls))]
         after = before
         for plan in sorted([search, *self._others(planner)], key=lambda each: each.iteration):
-            document = execution.document(planner, plan, iteration.of_call, settings.lanes)
+            document = execution.document(planner, plan, iteration.of_call, used, settings.lanes)
             known = [(each["calls"], each["order"]) for each in plans]
             if document is None or len(plans) == settings.tries or plan.iteration > (1 - settings.promising) * before:
                 continue
@@ -290,7 +317,7 @@ class Replanner:
     def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> _Known | None:
         """The plans take effect on all ranks or on none."""
         groups = {group.name(): group for group in iteration.groups}
-        problem = next(filter(None, (execution.check(plan, self._seen, groups) for plan in plans)), "")
+        problem = next(filter(None, (execution.check(plan, iteration.seen, groups) for plan in plans)), "")
 
         def decide(values: list[str]) -> bool:
             for rank, each in enumerate(values):
@@ -298,18 +325,18 @@ class Replanner:
                     raise InvalidArgumentError(f"rank {rank}: {each}")
             return True
 
-        return _Known(plans) if self._meet(problem, decide) else None
+        return _Known(plans) if self._meet("the execution of plans", problem, decide) else None
 
-    def _follow(self, known: _Known) -> None:
-        """Follow the plan that stays, or try those that are known."""
-        self._known[self._key] = known
+    def _follow(self, key: str, known: _Known) -> None:
+        """Follow the plan that stays, or try those that are known, of the iterations with this key."""
+        self._key, self._known[key] = key, known
         trying = bool(known.plans) and not known.chosen
         self.plan = None if trying or not known.plans else known.plans[0]
         self._begin(Phase.TRYING if trying else Phase.STEADY)
 
-    def _meet(self, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
+    def _meet(self, what: str, value: Any, decide: Callable[[list[Any]], Any], patience: float = _PATIENCE) -> Any:
         assert self._meetings is not None
-        return self._meetings.meet(value, decide, patience)
+        return self._meetings.meet(what, value, decide, patience)
 
     def _fail(self) -> None:
         """The ranks have no common plan: perhaps there is no use in looking for more."""
@@ -325,7 +352,7 @@ class Replanner:
         """The present call begins the first iteration of a phase."""
         self.phase = phase
         self._begin_count()
-        self._epoch = hash_of({"key": self._key, "total": len(self.events), "phase": phase.value})[:16]
+        self._phases += 1
         self._turns = []
         self._next_turn() if phase is Phase.TRYING else self._install(self.plan)
         self._iteration()
@@ -360,24 +387,26 @@ class Replanner:
         self._install(self.plan)
 
     def _end_turn(self) -> None:
+        """All ranks begin the next turn, or none does: one may have left the plan that counts iterations there."""
         times, self._times = self._times[_WARM:], []
-        self._turns.append(times)
         self.turns.append(Turn("" if self.plan is None else self.plan["name"], tuple(each / 1e6 for each in times)))
+        slowest = self._meet("the time of a turn", statistics.median_low(times), max)
+        if slowest is None:
+            self.phase = Phase.STEADY
+            self._begin_count()
+            self._fail()
+            return
+        self._turns.append(slowest)
         tried = self._tried()
         if len(self._turns) < self.settings.rounds * len(tried):
             self._next_turn()
             return
-        mine = [
-            round(statistics.median(chain.from_iterable(self._turns[place :: len(tried)])))
-            for place in range(len(tried))
-        ]
-        agreed = self._meet(mine, lambda values: [max(column) for column in zip(*values, strict=True)])
-        *planned, plain = agreed or [1, 0]
+        *planned, plain = [statistics.median_low(self._turns[place :: len(tried)]) for place in range(len(tried))]
         fastest = min(planned)
         kept = fastest <= plain * (1 - self.settings.gain)
         self._note("kept" if kept else "dropped", plain, fastest)
         plans = self._known[self._key].plans
-        self._follow(_Known([plans[planned.index(fastest)]] if kept else [], chosen=True))
+        self._follow(self._key, _Known([plans[planned.index(fastest)]] if kept else [], chosen=True))
 
     def _check(self) -> None:
         """Rank 0 decides for the next check, so that each rank finds the decision when it comes there."""
@@ -416,24 +445,22 @@ class Replanner:
 
     def _plan_again(self) -> None:
         """The costs have changed: make another plan. If not all ranks can have one, they go on with the old one."""
-        key, old, before, cool_down = self._key, self._known.pop(self._key), self.plan, self._cool_down
+        before, cool_down = self.plan, self._cool_down
         self._note("slower")
         self._install(None)
-        known = self._agreed()
-        if known is None:
-            self._key = key
-            self._follow(old)
+        found = self._agreed(self._seen, again=True)
+        self._follow(*(found or (self._key, self._known[self._key])))
+        if found is None:
             self._fail()
         else:
             self._failures = 0
-            self._follow(known)
-        if known is None or (before is not None and before in known.plans):
+        if found is None or (before is not None and before in found[1].plans):
             self._cool_down = 2 * cool_down
 
     def _post(self, key: str, value: list[Any]) -> Any:
         assert self._meetings is not None
-        return self._meetings.post(f"{self._epoch}/{key}", value)
+        return self._meetings.post(f"{self._phases}/{key}", value)
 
     def _read(self, keys: list[str]) -> Any:
         assert self._meetings is not None
-        return self._meetings.read([f"{self._epoch}/{key}" for key in keys], _DECISION, [_OVER, None])
+        return self._meetings.read([f"{self._phases}/{key}" for key in keys], _DECISION, [_OVER, None])

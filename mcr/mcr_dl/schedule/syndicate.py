@@ -109,7 +109,7 @@ class Syndicate:
         lanes = [shadow(f"lane-{index}") for index in range(self._replanner.settings.lanes)]
         self._replanner.lanes[group.name()] = lanes
         self._groups.append(group)
-        return _C.SchedulePass(self._replanner.control, group, lanes)
+        return _C.SchedulePass(self._replanner.control, group, lanes, group.size() == current.launch.size)
 
     def __enter__(self) -> Syndicate:
         """Plan the calls of all groups from now on, and of those made later."""

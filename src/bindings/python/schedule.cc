@@ -138,11 +138,11 @@ void add_schedule(py::module_& module) {
       .def("digests", digests_of,
            "What was issued up to the end of each of the last rounds, while the order was kept.");
   py::class_<Scheduler, Pass, std::shared_ptr<Scheduler>>(module, "SchedulePass")
-      .def(py::init(
-               [](std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes) {
-                 return std::make_shared<Scheduler>(std::move(control), group, std::move(lanes));
-               }),
-           py::arg("control"), py::arg("group"), py::arg("lanes"));
+      .def(py::init([](std::shared_ptr<PlanControl> control, const Group& group,
+                       std::vector<std::shared_ptr<Group>> lanes, bool all_ranks) {
+             return std::make_shared<Scheduler>(std::move(control), group, std::move(lanes), all_ranks);
+           }),
+           py::arg("control"), py::arg("group"), py::arg("lanes"), py::arg("all_ranks"));
 }
 
 }  // namespace mcr::python

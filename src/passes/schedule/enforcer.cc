@@ -19,6 +19,9 @@ constexpr std::size_t kDigests = 64;  // the rounds by which ranks may be apart
 // a future, or by asking whether a call is complete), in each iteration. So each such wait halves the next one.
 constexpr std::chrono::nanoseconds kAwaited = std::chrono::milliseconds(1), kIdle = std::chrono::seconds(1);
 
+// So often the order waits for the same call, which then is not made any more.
+constexpr int kMissed = 8;
+
 uint64_t bit(uint32_t motif) { return uint64_t{1} << motif; }
 
 }  // namespace
@@ -42,6 +45,7 @@ void Enforcer::set_order(std::vector<PlanPlace> order, uint32_t calls, int64_t f
     next_ = 0;
     idle_ = kIdle;
     idled_ = false;
+    missed_ = 0;
     by_place_.clear();  // earlier calls are in no plan
     flush_to_ = numbered_;
     statistics_.digest = 0;
@@ -93,11 +97,12 @@ bool Enforcer::step(Lock& lock) { return issue_next(lock) || end_lost(); }
 
 // Issues one motif, or lets the order break.
 bool Enforcer::issue_next(Lock& lock) {
+  // Another rank may issue later calls of the order first, so these do not wait for a flush.
   const int64_t to = order_.empty() ? numbered_ : flush_to_;
-  if (!calls_.empty() && calls_.front()->number < to) return flush(lock, to);
+  if (!calls_.empty() && calls_.front()->number < to && flush(lock, to)) return true;
   const auto next = head();
   const auto order = order_number_;
-  if (next && next->call != nullptr && issue(lock, next->call, next->motif)) {
+  if (next && next->call != nullptr && !overtakes(*next) && issue(lock, next->call, next->motif)) {
     if (order != order_number_) return true;  // another thread has set a new order meanwhile
     const auto& place = next->call->call;
     const auto where = static_cast<uint64_t>(place.iteration - first_) * made_.size() + place.call;
@@ -155,6 +160,18 @@ std::optional<Enforcer::Head> Enforcer::head() {
   return std::nullopt;
 }
 
+// Whether an earlier call has a motif to come on the lane: one that is in no order, as orders keep their lanes'.
+bool Enforcer::overtakes(const Head& head) const {
+  const auto lane = head.call->call.lanes[head.motif];
+  for (const auto& call : calls_) {
+    if (call == head.call) return false;
+    for (uint32_t motif = 0; motif < call->call.lanes.size(); ++motif) {
+      if (call->call.lanes[motif] == lane && (call->unissued & bit(motif)) != 0) return true;
+    }
+  }
+  return false;
+}
+
 bool Enforcer::past(const PlanPlace& place) const {
   const auto iteration = round_ + place.ahead;
   if (iteration < first_ || left_out_[place.call]) return true;
@@ -170,6 +187,7 @@ Enforcer::Shared Enforcer::pending_at(const PlanPlace& place) const {
 }
 
 void Enforcer::advance() {
+  missed_ = 0;
   if (++next_ < order_.size()) return;
   next_ = 0;
   if (kept_ && round_ >= first_) digests_.push_back({round_ - first_, statistics_.digest});
@@ -178,21 +196,23 @@ void Enforcer::advance() {
   if (!std::exchange(idled_, false)) idle_ = std::min(2 * idle_, kIdle);
 }
 
-// Whether the order has waited too long for a call that may never be made: then the calls made so far leave it.
+// Whether the order has waited too long: then the calls made so far leave it. The next one may never be made; or it
+// waits for a rank that has left the order, and issues an earlier call first, which this rank would issue later.
 bool Enforcer::breaks_order(const std::optional<Head>& head) {
-  if (!head || calls_.empty()) return end_hold(), false;
+  if (!head || calls_.empty() || calls_.back()->number < flush_to_) return end_hold(), false;
   const auto now = Clock::now();
   if (!held_since_) held_since_ = now;
-  if (head->call != nullptr) return false;
-  const auto patience = this->patience();
+  const bool made = head->call != nullptr;
+  const auto patience = made ? kIdle : this->patience();
   if (now - *held_since_ < patience) return false;
-  if (patience > kAwaited) {
+  if (!made && patience > kAwaited) {
     idle_ = std::max(idle_ / 2, kAwaited);
     idled_ = true;
   }
   leave_order();
   ++statistics_.breaks;
   end_hold();
+  if (!made && ++missed_ == kMissed) order_.clear();
   return true;
 }
 
@@ -215,7 +235,8 @@ bool Enforcer::end_lost() {
   const auto found = std::ranges::find_if(calls_, is_lost);
   if (found == calls_.end()) return false;
   const auto call = *found;
-  call->call.run->stop(Error(ErrorCode::PeerLost, *call->call.lost()));
+  // Another thread polls a run without motifs to come.
+  if (!call->call.run->issued()) call->call.run->stop(Error(ErrorCode::PeerLost, *call->call.lost()));
   remove(call);
   order_.clear();
   leave_order();

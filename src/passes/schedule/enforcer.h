@@ -61,9 +61,10 @@ struct EnforcerStatistics {
 
 /// Keeps one order over all groups and lanes of this process: the next motif of the plan is issued when its call has
 /// been made and its predecessors are complete, and none before it. If a thread waits for a call while the next motif's
-/// call has not been made, and may never be, all calls made so far are issued in program order. The calls of a group
-/// that has lost a rank end with an error, and the order ends with them. Thread-safe; no lock is held while a task
-/// runs.
+/// call has not been made, and may never be, all calls made so far are issued in program order; so they are if that
+/// motif waits for its predecessors for a second, as it would forever if another rank had left the order before it. The
+/// order ends if it waits for one call again and again. The calls of a group that has lost a rank end with an error,
+/// and the order ends with them. Thread-safe; no lock is held while a task runs.
 class Enforcer final : public Driver {
  public:
   /// Lanes have numbers, unique in the process.
@@ -114,6 +115,7 @@ class Enforcer final : public Driver {
   Shared next_to_issue() const;
   Shared pending_at(const PlanPlace& place) const;
   std::optional<Head> head();
+  bool overtakes(const Head& head) const;
   bool past(const PlanPlace& place) const;
   void advance();
   bool breaks_order(const std::optional<Head>& head);
@@ -139,6 +141,7 @@ class Enforcer final : public Driver {
   int synchronizing_ = 0;             // threads
   std::chrono::nanoseconds idle_{0};  // how long the order waits while no thread waits
   bool idled_ = false;                // it has waited so long in this round
+  int missed_ = 0;                    // breaks in a row at a call that has not been made
   bool kept_ = false;                 // everything since the begin of the order was issued by it
   std::deque<OrderDigest> digests_;
   std::optional<Clock::time_point> held_since_;

@@ -7,6 +7,7 @@
 
 #include "base/digest.h"
 #include "base/pool.h"
+#include "engine/flatten.h"
 #include "engine/stages.h"
 #include "engine/wait.h"
 #include "observe/position.h"
@@ -19,21 +20,25 @@ namespace {
 // A wait checks for interrupts and lost ranks at this interval.
 constexpr std::chrono::milliseconds kSlice{20};
 
+constexpr uint64_t kHighest = uint64_t{1} << 63U;
+
 // Of what makes calls of different iterations equal. The counts of vectored calls change from one to the next.
-uint64_t signature_of(const Passage& passage) {
+// Iterations begin where signatures are least: with a call of all ranks if there is one, as other groups may leave
+// their plans without the knowledge of the other ranks.
+uint64_t signature_of(const Passage& passage, bool all_ranks) {
   const Call& call = passage.call;
   uint64_t found = 0;
   const auto add = [&](uint64_t value) { found = digest(found, value); };
   add(static_cast<uint64_t>(call.op) | static_cast<uint64_t>(call.dtype) << 8U |
       static_cast<uint64_t>(call.red) << 16U | static_cast<uint64_t>(call.vectored) << 24U |
-      static_cast<uint64_t>(passage.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
+      static_cast<uint64_t>(call.asynchronous) << 25U | static_cast<uint64_t>(call.device.type) << 26U);
   add(static_cast<uint64_t>(call.root));
   if (!call.vectored) {
     add(static_cast<uint64_t>(call.in.count));
     add(static_cast<uint64_t>(call.out.count));
   }
   if (passage.slot != nullptr) add(std::hash<std::string>()(passage.slot->name));
-  return found;
+  return all_ranks ? found & ~kHighest : found | kHighest;
 }
 
 // Plans know no streams of devices. Of the counts of vectored calls, ranks know only their own.
@@ -58,11 +63,6 @@ struct PlanControl::Look {
 
 void PlanControl::watch() {
   const std::lock_guard lock(mutex_);
-  begin_watching();
-}
-
-// Call with the lock held.
-void PlanControl::begin_watching() {
   watching_ = true;
   finder_.reset();
   seen_count_ = 0;
@@ -122,10 +122,7 @@ PlanControl::Step PlanControl::step(const std::string& group, const What& what, 
     Step step{.event = Event::Left, .value = form.call};
     for (const auto& each : *member.forms) step.left.push_back(each.call);
     members_.erase(found);
-    if (!watching_) {
-      begin_watching();
-      look.seen = false;
-    }
+    if (!watching_) look.seen = false;  // the handler may begin to watch, with this call
     return step;
   }
   if (form.call == 0 && !std::exchange(look.begun, true)) return {.event = Event::Iteration, .value = ++iteration_};
@@ -150,14 +147,15 @@ PlanControl::Turn PlanControl::enter(const std::string& group, const What& what)
 // ---- the pass
 
 Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
-                     std::vector<std::shared_ptr<Group>> lanes)
-    : control_(std::move(control)), name_(group.spec().name) {
+                     std::vector<std::shared_ptr<Group>> lanes, bool all_ranks)
+    : control_(std::move(control)), name_(group.spec().name), all_ranks_(all_ranks) {
   for (auto& lane : lanes) lanes_.push_back({std::move(lane), control_->enforcer()->new_lane()});
 }
 
 Outcome Scheduler::handle(Passage& passage, const Next& next) {
+  if (row(passage.call.op).is(kPeer)) return next(passage);  // which the group's other ranks do not see
   const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
-  const auto turn = control_->enter(name_, {signature_of(passage), named, fixed(passage.call)});
+  const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
   if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
   // A library that admits one thread at a time would keep the motifs out until the other ranks have made this call,
   // and these may wait for the motifs first.
@@ -180,6 +178,7 @@ void Scheduler::synchronize_before(const Passage& passage) {
 }
 
 PlannedCall Scheduler::planned(const Passage& passage, const PlanControl::Turn& turn) {
+  separate(passage.call, passage.plan);  // a motif may write what a later one sends
   const auto schedule = Schedule::make();
   motifs(passage.call, passage.group.rank(), passage.group.size(), turn.form->form, *schedule);
   struct Target {

@@ -29,8 +29,9 @@ struct PlannedForm {
 };
 
 /// The plans of all groups of this process, and where the program is in its iterations. A group follows its plan until
-/// it makes a call that the plan does not expect. That depends on the group's calls alone, so its ranks do the same.
-/// Thread-safe, if the calls of one group come from one thread at a time.
+/// it makes a collective that the plan does not expect. That depends on the group's collectives alone, so its ranks do
+/// the same. Messages concern two ranks, and go on as they are. Thread-safe, if the calls of one group come from one
+/// thread at a time.
 class PlanControl {
  public:
   enum class Event : uint8_t {
@@ -39,7 +40,7 @@ class PlanControl {
     Left,       // a group has left the plan before the call with this number
   };
   /// Called on the program's thread, before the call that begins an iteration is counted, or before the unexpected one.
-  /// No lock is held; it may make calls on other groups, and set a plan that begins with the present call.
+  /// No lock is held; it may make calls on other groups, set a plan that begins with the present call, and watch.
   using Handler = std::function<void(Event, int64_t)>;
   /// A call, as far as plans need to know it.
   struct What {
@@ -62,7 +63,7 @@ class PlanControl {
 
   explicit PlanControl(Handler handler) : handler_(std::move(handler)) {}
 
-  /// Looks for iterations from the next call on.
+  /// Looks for iterations from the next call on; in a handler, from the present one on.
   void watch();
   /// The program says that an iteration begins with the next call.
   void mark();
@@ -86,7 +87,6 @@ class PlanControl {
 
   struct Step;
   struct Look;
-  void begin_watching();
   Step step(const std::string& group, const What& what, Look& look);
   std::size_t find(const std::string& group, const What& what);
 
@@ -105,8 +105,10 @@ class PlanControl {
 /// The pass: calls of a group that its plan expects become motifs, which the enforcer issues.
 class Scheduler : public Pass {
  public:
-  /// `lanes`: groups of the same ranks and candidates on which nothing else is issued.
-  Scheduler(std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes);
+  /// `lanes`: groups of the same ranks and candidates on which nothing else is issued. `all_ranks`: the group has all
+  /// ranks of the job.
+  Scheduler(std::shared_ptr<PlanControl> control, const Group& group, std::vector<std::shared_ptr<Group>> lanes,
+            bool all_ranks);
 
   std::string_view name() const override { return "schedule"; }
   Outcome handle(Passage& passage, const Next& next) override;
@@ -123,6 +125,7 @@ class Scheduler : public Pass {
 
   const std::shared_ptr<PlanControl> control_;
   const std::string name_;
+  const bool all_ranks_;
   std::vector<Lane> lanes_;
 };
 

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Syndicate with groups and calls that not all ranks have, on one rank."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import mcr_dl
+from mcr_dl.schedule import step
+from mcr_dl.testing.plans import Planned
+from ranks import session
+from ranks.syndicate import ROUNDS, Program, random_plans_of
+
+_MOST = 400  # iterations until a plan stays
+
+
+class Parts:
+    """An iteration with calls of all ranks and of the half that this rank is in; checks all results."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+        half = self.size // 2
+        groups = [mcr_dl.new_group(list(range(half))), mcr_dl.new_group(list(range(half, self.size)))]
+        self.half, self.part = half, groups[self.rank // half]
+
+    def iterate(self, *, extra: bool = False, message: bool = False) -> None:
+        """``extra``: a call of the half that no other iteration has; ``message``: one from rank 0 to rank 1."""
+        mine, everyone = torch.full((500,), 1.0), torch.full((90,), float(self.rank))
+        first = mcr_dl.all_reduce(mine, group=self.part, async_op=True)
+        sent = mcr_dl.isend(torch.ones(7), 1) if message and self.rank == 0 else None
+        second = mcr_dl.all_reduce(everyone, async_op=True)
+        if extra:
+            mcr_dl.barrier(group=self.part)
+        if message and self.rank == 1:
+            got = torch.zeros(7)
+            mcr_dl.recv(got, 0)
+            assert bool(got.eq(1).all())
+        blocks, own = torch.empty(self.half * 3), torch.full((3,), float(self.rank))
+        third = mcr_dl.all_gather_into_tensor(blocks, own, group=self.part, async_op=True)
+        for work in (first, second, third, *([sent] if sent is not None else [])):
+            work.wait()
+        begin = self.rank // self.half * self.half
+        assert bool(mine.eq(self.half).all())
+        assert bool(everyone.eq(sum(range(self.size))).all())
+        assert torch.equal(blocks, torch.arange(float(begin), float(begin + self.half)).repeat_interleave(3))
+
+
+def _until(planned: Planned, phase: str, program: Parts | Program, marked: bool = False) -> None:
+    for _ in range(_MOST):
+        if planned.phase == phase:
+            return
+        program.iterate()
+        if marked:
+            step()
+    raise AssertionError(planned.events)
+
+
+def two_blocks() -> None:
+    """One object in two blocks: the second one begins without a plan, and takes one again."""
+    session.start()
+    program = Program()
+    planned = Planned(random_plans_of(5), rounds=1)
+    for _ in range(2):
+        with planned:
+            assert planned.phase == "watching"
+            assert planned.plan is None
+            _until(planned, "steady", program)
+            for _ in range(ROUNDS):
+                program.iterate()
+            assert planned.plan is not None
+        program.iterate()
+
+
+def messages() -> None:
+    """Messages between two ranks, in some iterations, change no plan."""
+    session.start()
+    with Planned(random_plans_of(6), rounds=1) as planned:
+        program = Parts()
+        for number in range(3 * ROUNDS):
+            program.iterate(message=number % 3 == 0)
+        assert [event.what for event in planned.events] == ["planned", "kept"], planned.events
+        assert planned.plan is not None
+
+
+def a_half_leaves() -> None:
+    """One half makes another call while plans are tried: the plans of the group of all ranks go on."""
+    session.start()
+    with Planned(random_plans_of(7)) as planned:
+        program = Parts()
+        _until(planned, "trying", program)
+        program.iterate(extra=program.rank >= program.half)
+        for _ in range(2 * ROUNDS):
+            program.iterate()
+        assert [event.what for event in planned.events] == ["planned", "kept"], planned.events
+        assert planned.phase == "steady"
+
+
+def a_half_leaves_that_counts() -> None:
+    """The same if the half's calls begin the iterations: its ranks count no more, so that no rank changes its plan."""
+    session.start()
+    with Planned(random_plans_of(8)) as planned:
+        program = Parts()
+        _until(planned, "trying", program, marked=True)
+        program.iterate(extra=program.rank >= program.half)
+        for _ in range(2 * ROUNDS):
+            step()
+            program.iterate()
+        mcr_dl.barrier()  # a call of all ranks that no iteration has
+        assert planned.phase == "watching", planned.events
+        assert planned.plan is None
+        step()
+        _until(planned, "steady", program, marked=True)
+
+
+def joined() -> None:
+    """Ranks with different numbers of inputs, under torch's Join."""
+    session.start()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(20, 20) for _ in range(3))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Planned(random_plans_of(9), rounds=1) as planned:
+        for epoch in range(2):
+            with Join([model]):
+                for _ in range(2 * ROUNDS + 7 * mcr_dl.get_rank() * (1 - epoch)):
+                    model(torch.ones(4, 20)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        assert planned.statistics()["calls"] > 0, planned.events
+    for value in model.parameters():
+        theirs = value.detach().clone()
+        mcr_dl.broadcast(theirs, 0)
+        assert torch.equal(theirs, value)
