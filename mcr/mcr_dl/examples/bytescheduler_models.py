@@ -15,7 +15,8 @@ import mcr_dl as dist
 from mcr_dl.examples import bytescheduler_emulated as emulated
 
 COMPUTE, HOOKS, DDP, BUCKETS = "no communication", "program order", "DDP", "DDP, 1 MB buckets"
-DEAR, SIMULATED, SCHEDULED, SEARCHED = "reduce_scatter form", "simulated plan", "ByteScheduler", "Bayesian search"
+DEAR, WHOLE, SIMULATED = "reduce_scatter form", "whole gradients", "simulated plan"
+SCHEDULED, SEARCHED = "ByteScheduler", "Bayesian search"
 WARM_UP = 8  # steps of each way that are not measured; ByteScheduler takes as many as it needs to choose its plan
 
 
@@ -96,6 +97,7 @@ def ways(group: Any, search: bool = False) -> dict[str, Wrap]:
         DDP: lambda model, _: DistributedDataParallel(model, process_group=group),
         BUCKETS: lambda model, _: DistributedDataParallel(model, process_group=group, bucket_cap_mb=1),
         DEAR: scheduled(form="reduce_scatter"),
+        WHOLE: scheduled(partition=None, credit=None, tuning="simulation"),
         SIMULATED: scheduled(tuning="simulation"),
         SCHEDULED: scheduled(),
         **({SEARCHED: scheduled(tuning="bayesian")} if search else {}),
@@ -129,12 +131,16 @@ class Trainer:
             self.step()
 
     def turn(self, steps: int) -> float:
-        """Mean seconds of some steps, which end when all ranks have made all updates."""
+        """Mean seconds of some steps after another one, from the end of that one to the end of the last.
+
+        At both moments as much communication is in flight, as in a long training.
+        """
         dist.barrier(self._group)
+        self.step()
         begin = time.perf_counter()
         for _ in range(steps):
             self.step()
+        seconds = (time.perf_counter() - begin) / steps
         if isinstance(self.model, dist.schedule.ByteScheduler):
             self.model.synchronize()
-        dist.barrier(self._group)
-        return (time.perf_counter() - begin) / steps
+        return seconds
