@@ -14,6 +14,7 @@ WAYS = {
     models.HOOKS: "#bbbbbb",
     models.DDP: "#808080",
     models.DEAR: "#56b4e9",
+    models.WHOLE: "#b3a2d0",
     models.SIMULATED: "#e8b04b",
     models.SCHEDULED: "#009e73",
     models.SEARCHED: "#005a42",
@@ -32,8 +33,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(11, 4.4), layout="constrained")
     width = 0.84 / len(WAYS)
     for index, (way, colour) in enumerate(WAYS.items()):
-        speeds = [example.ratios(row["turns"], way)[0] for _, row in rows]
-        places = [group - 0.42 + (index + 0.5) * width for group in range(len(rows))]
+        shown = [(group, row) for group, (_, row) in enumerate(rows) if way in row["turns"]]
+        speeds = [example.ratios(row["turns"], way)[0] for _, row in shown]
+        places = [group - 0.42 + (index + 0.5) * width for group, _ in shown]
         axes.bar(places, speeds, width, color=colour, label="DDP, 25 MB buckets" if way == models.DDP else way)
     for group, (_, row) in enumerate(rows):
         best = min(median(row["turns"][way]) for way in (models.DDP, models.BUCKETS))

@@ -102,7 +102,7 @@ class ByteScheduler(nn.Module):
         limits = checks.limit("partition", partition), checks.limit("credit", credit)
         leader = Leader(self._new_group(), backend) if order == "leader" else None
         kind = "simulation" if leader else tuning
-        self._choice = choosing.Choice(self._core, kind, limits, self._transfers.halves, backend)
+        self._choice = choosing.Choice(self._transfers, kind, limits)
         self._issuer = Issuer(self._transfers.start, leader)
         self._updates = Updates(optimizer)
         self._optimizer = optimizer

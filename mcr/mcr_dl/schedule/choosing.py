@@ -6,14 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import torch
-
 from mcr_dl import _C
+from mcr_dl.measure import cases
 from mcr_dl.runtime import changes
 from mcr_dl.schedule import kept, planning, search, tuning
 from mcr_dl.schedule.gradients import Piece
+from mcr_dl.schedule.issue import Transfers
 from mcr_dl.schedule.planning import Plan
 
 _log = logging.getLogger("mcr_dl")
@@ -27,36 +28,37 @@ class Choice:
     training steps have compared. Every rank calls all methods after the same steps.
     """
 
-    group: _C.Group
+    transfers: Transfers
     kind: str
     limits: tuple[int | str | None, int | str | None]
-    halves: bool
-    backend: str | None
     trials: list[tuning.Trial] = field(default_factory=list)
     tuner: tuning.Tuner | None = None
     known: planning.Costs | None = None
     _key: str | None = None
+
+    @property
+    def group(self) -> _C.Group:
+        """The group of the gradients' operations."""
+        return self.transfers.group
 
     def costs(self, times: planning.Times, layers: Sequence[Sequence[Piece]]) -> planning.Costs:
         """What plans are simulated from: the recorded times, and those of some transfers. Nothing may be in flight."""
         pieces = [piece for layer in layers for piece in layer]
         sizes, kinds = [piece.nbytes for piece in pieces], [piece.kind for piece in pieces]
         number = {piece: index for index, piece in enumerate(pieces)}
-
-        def start(tensor: torch.Tensor) -> _C.Work:
-            return _C.all_reduce(tensor, group=self.group, async_op=True, backend=self.backend)
-
-        transfers = planning.time_transfers(start, max(sizes))
+        if self.transfers.backend is None and not self.transfers.halves:
+            self.transfers.fastest = self._fastest(kinds, max(sizes))
+        transfers = planning.time_transfers(self.transfers.reduce, max(sizes))
         numbers = [[number[piece] for piece in layer] for layer in layers]
         return planning.costs(self.group, times, transfers, numbers, sizes, kinds)
 
     def first(self, known: planning.Costs) -> Plan:
         """The plan to begin with; what is compared with it comes by ``step_ended``."""
         self.known = known
-        plans = planning.make(known, self.limits, self.halves)
+        plans = planning.make(known, self.limits, self.transfers.halves)
         plan = plans[0]
-        if self.kind != "simulation" and self.limits == ("auto", "auto") and not self.halves:
-            self._key = kept.key(self.group, known.sizes, known.kinds, self.backend)
+        if self.kind != "simulation" and self.limits == ("auto", "auto") and not self.transfers.halves:
+            self._key = kept.key(self.group, known.sizes, known.kinds, self.transfers.backend)
         found = self._kept()
         if found is not None:
             plan = known.plan(found.join, found.partition, found.credit, found.priorities)
@@ -67,6 +69,21 @@ class Choice:
         plan = plan if self.tuner is None else self.tuner.plan
         self._say("begins with", plan)
         return plan
+
+    def _fastest(self, kinds: Sequence[str], largest: int) -> str | None:
+        """The candidate with the shortest all_reduces when several are in flight; None if there is no choice.
+
+        Tables have the times of one at a time, and the times of calls behind computation say little.
+        """
+        names = [name for name in cases.candidates(self.group) if all(_sums(self.group, name, kind) for kind in kinds)]
+        if len(names) < 2:
+            return None
+        times = [planning.time_in_flight(partial(self.transfers.reduce, candidate=name), largest) for name in names]
+        slowest = self._slowest(times)
+        found = names[slowest.index(min(slowest))]
+        if self.group.rank() == 0:
+            _log.info("ByteScheduler: the fastest candidate of %d is %s", len(names), found)
+        return found
 
     def step_ended(self) -> bool:
         """Whether the plan is to be changed to ``next_plan`` now, before the next step."""
@@ -109,3 +126,8 @@ class Choice:
 
     def _share(self, value: Any) -> Any:
         return changes.agree(self.group, "ByteScheduler", value, lambda values: values[0])
+
+
+def _sums(group: _C.Group, candidate: str, kind: str) -> bool:
+    """Whether a candidate sums tensors of a type."""
+    return group._support(candidate, "all_reduce", kind.removeprefix("torch."), "SUM", False, "cpu") != "-"

@@ -52,12 +52,14 @@ class Partition:
 class Transfers:
     """Starts the operations of partitions. ``halves``: as reduce_scatter and all_gather, else as all_reduce.
 
-    ``use``: the partition that tells which parameters are in use.
+    ``backend``: the candidate that the program names. ``fastest``: that of gradients' all_reduces otherwise; None: the
+    group chooses. ``use``: the partition that tells which parameters are in use.
     """
 
     group: _C.Group
     backend: str | None
     halves: bool
+    fastest: str | None = None
     use: Partition | None = None
 
     def halve(self, partitions: Sequence[Partition], by_use: Sequence[Partition]) -> list[Partition]:
@@ -81,7 +83,12 @@ class Transfers:
             return _C.reduce_scatter_tensor(shard, memory, total, self.group, True, backend=self.backend)
         if partition.shard is not None:
             return _C.all_gather_into_tensor(memory, partition.shard, self.group, True, backend=self.backend)
-        return _C.all_reduce(memory, torch.distributed.ReduceOp.SUM, self.group, True, backend=self.backend)
+        return self.reduce(memory)
+
+    def reduce(self, memory: torch.Tensor, candidate: str | None = None) -> _C.Work:
+        """Start the sum of a gradient's memory over the ranks, on a candidate or on that of all gradients."""
+        name = candidate or self.backend or self.fastest
+        return _C.all_reduce(memory, torch.distributed.ReduceOp.SUM, self.group, True, backend=name)
 
 
 @dataclass(eq=False)

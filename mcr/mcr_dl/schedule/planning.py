@@ -117,6 +117,14 @@ def time_transfers(start: Callable[[torch.Tensor], _C.Work], largest: int) -> li
     return rows
 
 
+def time_in_flight(start: Callable[[torch.Tensor], _C.Work], largest: int) -> int:
+    """ns of an operation of a MiB, or of the largest gradient, of which several are in flight. A collective."""
+    size = min(1 << 20, max(largest, 4096))
+    memory = [torch.zeros(size // 4) for _ in range(_IN_FLIGHT)]
+    issuer = Issuer(lambda partition: start(_memory(partition)))
+    return min([_duration(issuer, memory, None) for _ in range(_REPETITIONS)][1:])
+
+
 def _memory(partition: Partition) -> torch.Tensor:
     assert partition.tensor is not None
     return partition.tensor
