@@ -101,6 +101,7 @@ void Trials::remember(const Call& kind, std::size_t candidate, int64_t cost) {
   const auto best = std::ranges::find(bucket.tried, bucket.best, &Candidate::index);
   if (best == bucket.tried.end() || cost < best->cost) bucket.usual = bucket.best = candidate;
   bucket.tried.push_back({.index = candidate, .cost = cost});
+  bucket.remembered = true;
 }
 
 // A function of the number of the call in its bucket, and of agreed times: so all ranks get the same candidate.
@@ -202,7 +203,7 @@ std::vector<Trials::Result> Trials::results() const {
   const std::lock_guard lock(mutex_);
   std::vector<Result> found;
   for (const auto& bucket : buckets_) {
-    if (!bucket->decided) continue;
+    if (!bucket->decided || bucket->remembered) continue;
     auto result = result_of(*bucket);
     if (result.costs.size() > 1) found.push_back(std::move(result));
   }

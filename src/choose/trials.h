@@ -133,7 +133,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::size_t usual, chosen;
     std::vector<std::pair<std::size_t, int64_t>> costs;  // by candidate
   };
-  /// The results of all buckets that have been decided.
+  /// The results of all buckets that have been decided here, and not by an earlier job.
   std::vector<Result> results() const;
   /// The result for calls like this one; nothing before.
   std::optional<Result> result(const Call& call, int64_t bytes) const;
@@ -153,7 +153,7 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::vector<Candidate> dropped;  // in earlier rounds
     std::size_t round = 0;
     int64_t calls = 0;  // in this round
-    bool decided = false;
+    bool decided = false, remembered = false;
     std::optional<Times> agreed;
     std::string failure;
     std::optional<Trial::Clock::time_point> awaited;  // since when

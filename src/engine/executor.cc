@@ -251,8 +251,10 @@ void Run::stop(const Error& error) {
   issued_.store(true, std::memory_order_release);
 }
 
+// A library that waits would keep another one, which only polls move on, from its part.
 bool Run::block(std::chrono::nanoseconds limit) {
-  if (late_ || !issued()) return false;
+  const auto of_another = [](const Task& task) { return task.part != 0; };
+  if (late_ || !issued() || std::ranges::any_of(schedule_->tasks(), of_another)) return false;
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
     if (!step->requests.empty()) return step->requests.back()->block(limit);
   }

@@ -40,7 +40,9 @@ constexpr std::chrono::milliseconds kSlice{100};
 class LoggedWait {
  public:
   explicit LoggedWait(const Work& work)
-      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {}
+      : number_(work.completed() ? 0 : work.record()), begin_(number_ == 0 ? 0 : Recorder::now()) {
+    if (number_ != 0) Recorder::instance().waiting(number_, begin_);
+  }
   LoggedWait(const LoggedWait&) = delete;
   LoggedWait& operator=(const LoggedWait&) = delete;
   ~LoggedWait() {

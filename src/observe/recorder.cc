@@ -152,9 +152,14 @@ std::vector<const RecordedGroup*> Recorder::groups() const {
   return result;
 }
 
-void Recorder::waited(int64_t number, int64_t begin, int64_t end) {
+void Recorder::waiting(int64_t number, int64_t begin) {
   change(number, [&](Record& record) {
     if (record.wait_begin == 0) record.wait_begin = begin;
+  });
+}
+
+void Recorder::waited(int64_t number, int64_t begin, int64_t end) {
+  change(number, [&](Record& record) {
     record.wait_end = std::max(record.wait_end, end);
     record.waited += end - begin;
   });
@@ -163,7 +168,7 @@ void Recorder::waited(int64_t number, int64_t begin, int64_t end) {
 void Recorder::completed(int64_t number, bool failed, int source) {
   const auto end = now();
   change(number, [&](Record& record) {
-    record.end = end;
+    if (record.state != CallState::Completed) record.end = end;  // else it is the device's
     record.state = failed ? CallState::Failed : CallState::Completed;
     if (record.root == kAnyRank) record.root = source;
   });

@@ -147,7 +147,9 @@ class Recorder {
   void change(int64_t number, Change change) {
     ring().change(number, change);
   }
-  /// Adds a wait for the call of that number.
+  /// A wait for the call of that number begins.
+  void waiting(int64_t number, int64_t begin);
+  /// It has ended.
   void waited(int64_t number, int64_t begin, int64_t end);
   /// `source`: for a receive, the group rank that sent the message; else -1.
   void completed(int64_t number, bool failed, int source);

@@ -219,3 +219,19 @@ def together(backend: str, names: tuple[str, ...]) -> None:
         summary = mcr_dl.log_summary(return_dict=True)
         assert summary is not None
         assert summary["metadata"]["codecs"]["bf16"]["error_bound"] == "2^-8 of each value"
+
+
+def held_while_a_group_is_made(backend: str) -> None:
+    """A rank makes a group while a call is held, which another rank waits for before it makes the group."""
+    with chain(Fuse()):
+        for turn in range(4):
+            late = (mcr_dl.get_rank() + turn) % 2 == 1
+            time.sleep(0.1 * late)
+            tensor = torch.ones(5)
+            work = mcr_dl.all_reduce(tensor, async_op=True, backend=backend)
+            if late:
+                work.wait()
+            made = mcr_dl.new_group(backend=backend, timeout=20)
+            work.wait()
+            assert bool(tensor.eq(mcr_dl.get_world_size()).all())
+            mcr_dl.destroy_process_group(made)

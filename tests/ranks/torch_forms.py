@@ -97,19 +97,26 @@ def meets_ours(backend: str) -> None:
 
 
 def mixed(backend: str) -> None:
-    """With uniform=False a call is blocking on some ranks, and asynchronous on others."""
+    """With uniform=False a call is blocking on some ranks, and asynchronous on others; with passes, too."""
     with _group(backend, False) as group:
-        for turn in range(_TURNS):
-            tensor = torch.full((3,), float(turn))
-            work = dist.all_reduce(tensor, group=group, async_op=turn % group.size() == group.rank())
-            if work is not None:
-                work.wait()
-            assert tensor.tolist() == [float(turn) * group.size()] * 3
-        for index, (name, call) in enumerate(_collectives(group).items()):
-            work = call(index % group.size() == group.rank())
-            assert (work is None) == (index % group.size() != group.rank()), name
-            if work is not None:
-                work.wait()
+        for passes in ([], ["fuse"], [mcr_dl.Compress("bf16", smallest=1)]):
+            mcr_dl.set_passes(passes, group)
+            _mixed(group)
+        mcr_dl.set_passes([], group)
+
+
+def _mixed(group: dist.ProcessGroup) -> None:
+    for turn in range(_TURNS):
+        tensor = torch.full((3,), float(turn))
+        work = dist.all_reduce(tensor, group=group, async_op=turn % group.size() == group.rank())
+        if work is not None:
+            work.wait()
+        assert tensor.tolist() == [float(turn) * group.size()] * 3
+    for index, (name, call) in enumerate(_collectives(group).items()):
+        work = call(index % group.size() == group.rank())
+        assert (work is None) == (index % group.size() != group.rank()), name
+        if work is not None:
+            work.wait()
 
 
 def agreement(backend: str) -> None:

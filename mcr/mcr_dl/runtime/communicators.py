@@ -64,6 +64,8 @@ def connect(
         if library.together and patience is not None:
             _connect_patiently(group, name, connecting, patience)
         else:
+            if library.together:
+                group._finish_issues()
             connecting()
         library.started()
 

@@ -182,7 +182,7 @@ void register_codec(const std::string& name, std::vector<std::string> options, c
       throw error_of(error);
     }
   };
-  Codecs::instance().add({name, std::move(options), std::move(maker)});
+  unlocked([&] { Codecs::instance().add({name, std::move(options), std::move(maker)}); });
 }
 
 // Takes any object, so that a wrong type gives an error of the core, not of pybind11.

@@ -17,6 +17,7 @@
 #include "algorithms/emulate.h"
 #include "algorithms/stripe.h"
 #include "bindings/python/names.h"
+#include "bindings/python/unlocked.h"
 #include "choose/simulate.h"
 #include "codecs/codec.h"
 #include "group/topology.h"
@@ -117,7 +118,7 @@ std::shared_ptr<Schedule> striped(const std::string& op, int64_t count, const st
 
 std::shared_ptr<Schedule> compressed(const std::string& op, int64_t count, const std::string& dtype,
                                      const std::string& codec, int rank, int size, int root) {
-  const auto* found = Codecs::instance().coding(codec).codec;
+  const auto* found = unlocked([&] { return Codecs::instance().coding(codec).codec; });
   if (found == nullptr || !found->fixed()) {
     throw Error(ErrorCode::InvalidArgument, "Schedule.compressed: expected a codec of fixed size, got '" + codec + "'");
   }

@@ -95,12 +95,12 @@ py::object PassedCall::root() const {
 
 py::object PassedCall::input() const {
   if (call().in.data == nullptr) return py::none();
-  return py::cast(view_of(call().in, call().dtype));
+  return py::cast(view_of(call().in, call().dtype, call().device));
 }
 
 py::object PassedCall::output() const {
   if (call().out.data == nullptr) return py::none();
-  return py::cast(view_of(call().out, call().dtype));
+  return py::cast(view_of(call().out, call().dtype, call().device));
 }
 
 py::object PassedCall::input_counts() const {
@@ -202,6 +202,7 @@ py::object PassedCall::proceed(const py::object& input, const py::object& output
     throw Error(ErrorCode::InvalidType, "pass '" + pass_ + "': input and output must have one dtype");
   }
   auto* const slot = backend.is_none() ? passage_->slot : backend_slot(*group_, backend.ptr());
+  if (out.defined()) expect_steps();
   decide(Fate::Proceeded);
   passage_->slot = slot;
   if (out.defined()) distribute_later();  // before the call gets another dtype
@@ -265,10 +266,19 @@ void PassedCall::close() {
   failure_ = {};  // its traceback has the frame of handle(), and that has this object
 }
 
+// The program may go on with the device's stream before a thread of the host has run the step.
+void PassedCall::expect_steps() const {
+  if (passage_->asynchronous && passage_->call.device.type != DeviceType::CPU) {
+    throw Error(ErrorCode::Unsupported,
+                "pass '" + pass_ + "': expected no step after an asynchronous call on a device, nor another output");
+  }
+}
+
 void PassedCall::after(py::function step) {
   if (passage_ == nullptr || fate_ != Fate::Open) {
     throw Error(ErrorCode::InvalidArgument, "pass '" + pass_ + "': after() comes before the call goes on");
   }
+  expect_steps();
   passage_->plan.after.emplace_back([step = shared(std::move(step)), where = where(pass_, *passage_)] {
     const Locked locked;
     try {

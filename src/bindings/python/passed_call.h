@@ -63,6 +63,7 @@ class PassedCall {
   enum class Fate { Open, Proceeded, Answered, Held };
   const Call& call() const;
   void expect_open() const;
+  void expect_steps() const;
   void decide(Fate fate);
   template <class Action>
   auto remembered(Action action);

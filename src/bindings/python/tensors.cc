@@ -144,8 +144,15 @@ at::ScalarType scalar_of(DType dtype) {
   return kScalars[static_cast<std::size_t>(dtype)];
 }
 
-at::Tensor view_of(const Buffer& buffer, DType dtype) {
-  return at::from_blob(buffer.data, {buffer.count}, at::TensorOptions().dtype(scalar_of(dtype)));
+c10::Device torch_device_of(Device device) {
+  return device.type == DeviceType::CPU ? c10::Device(at::kCPU)
+                                        : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.index));
+}
+
+at::Tensor view_of(const Buffer& buffer, DType dtype, Device device) {
+  const auto place = torch_device_of(device);
+  const auto options = at::TensorOptions().dtype(scalar_of(dtype)).device(place);
+  return at::for_blob(buffer.data, {buffer.count}).options(options).target_device(place).make_tensor();
 }
 
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
@@ -167,11 +174,6 @@ at::Tensor Tensors::of_array(PyObject* object, const char* parameter, Use use) {
   at::Tensor tensor = from_array(object, parameter, use);
   if (tensor.is_cuda() && !stream_) stream_ = stream_of_array(object);
   return tensor;
-}
-
-c10::Device Tensors::torch_device() const {
-  return device_.type == DeviceType::CPU ? c10::Device(at::kCPU)
-                                         : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_.index));
 }
 
 std::optional<StreamGuard> Tensors::stream_guard() const {
@@ -248,7 +250,7 @@ void Tensors::describe(Call& call, Plan& plan) {
 
 void Tensors::place_factor(Call& call) {
   if (!factor_.defined()) return;
-  factor_ = factor_.to(torch_device(), scalar_of(call.dtype)).contiguous();
+  factor_ = factor_.to(torch_device_of(device_), scalar_of(call.dtype)).contiguous();
   call.factor_data = factor_.data_ptr();
 }
 

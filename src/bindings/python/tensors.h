@@ -19,8 +19,9 @@ namespace mcr::python {
 /// Nothing for a type that cannot be communicated.
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
+c10::Device torch_device_of(Device device);
 /// A one-dimensional tensor on the buffer's memory, without ownership.
-at::Tensor view_of(const Buffer& buffer, DType dtype);
+at::Tensor view_of(const Buffer& buffer, DType dtype, Device device);
 
 /// Tensors to be kept; most calls have one or two.
 using TensorList = c10::SmallVector<at::Tensor, 2>;
@@ -62,7 +63,6 @@ class Tensors {
 
   DType dtype() const { return dtype_; }
   Device device() const { return device_; }
-  c10::Device torch_device() const;
   /// The stream (a cudaStream_t) that the arrays' own library uses, if the arrays belong to such a library.
   std::optional<uintptr_t> stream() const { return stream_; }
   /// Makes that stream current for the guard's lifetime.

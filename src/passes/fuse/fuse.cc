@@ -71,7 +71,8 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   if (!passage.asynchronous && Executor::any()) {
     for (const auto& [backend, stream] : streams_) stream->hurry();
   }
-  if (!passage.asynchronous || !fusible(passage.call)) return next(passage);
+  // On other ranks a call of any form may be a blocking one, which does not join.
+  if (!passage.asynchronous || passage.call.any_form || !fusible(passage.call)) return next(passage);
   Slot* slot = slot_of(passage);
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
   if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
