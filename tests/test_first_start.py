@@ -26,10 +26,10 @@ SAID = "mcr_dl: no measurements for "
 
 
 def _start(
-    nursery: Nursery, cache: Path, ranks: int, *arguments: str, table: str = ""
+    nursery: Nursery, cache: Path, ranks: int, *arguments: str, table: str = "", **others: str
 ) -> tuple[list[dict[str, Any]], str]:
     """The facts of all ranks, and all that they have written."""
-    variables = {"MCR_DL_TUNING_TABLE": table, "XDG_CACHE_HOME": str(cache)}
+    variables = {"MCR_DL_TUNING_TABLE": table, "XDG_CACHE_HOME": str(cache), **others}
     children = jobs.start(nursery, "first_start", list(arguments), ranks, **variables)
     jobs.end(nursery, children, LIMIT)
     jobs.expect(children, 0)
@@ -151,6 +151,23 @@ def test_a_cache_that_cannot_be_written(nursery: Nursery, tmp_path: Path) -> Non
     assert text.count("XDG_CACHE_HOME sets another folder") == 1
 
 
+def test_a_table_that_cannot_be_read(nursery: Nursery, tmp_path: Path) -> None:
+    """It may have measurements of mcr-tune: it stays as it is."""
+    path = _leave_table(tmp_path, {4 << 10: 1.0}, quick=False)
+    path.write_text("{")
+    facts, text = _start(nursery, tmp_path, 2, "gloo,shm")
+    assert facts[0]["scales"]
+    assert text.count("the next start measures again") == 1
+    assert path.read_text() == "{"
+
+
+def test_without_gloo(nursery: Nursery, tmp_path: Path) -> None:
+    """The ranks agree over gloo during the measurement; without it, the job starts and says so."""
+    facts, text = _start(nursery, tmp_path, 2, "shm,mpi", GLOO_SOCKET_IFNAME="nothing")
+    assert facts[0]["scales"] == facts[1]["scales"] == []
+    assert text.count("no measurement, as its ranks agree over gloo, which fails") == 1
+
+
 def test_a_candidate_with_wrong_results_is_left_out(nursery: Nursery, tmp_path: Path) -> None:
     """It is never chosen, and the table says why."""
     facts, _ = _start(nursery, tmp_path, 2, "gloo,shm", "shm")
@@ -204,6 +221,22 @@ def test_a_form_measured_in_part(operation: str, async_op: bool, largest: int, k
     own = [curve for curve in scale.curves if (curve.operation, curve.async_op) == (operation, async_op)]
     assert bool(own) is kept
     assert len(scale.curves) == 1 + len(own)
+
+
+@pytest.mark.parametrize(
+    "candidate", ["mpi:p2p", "stripe(gloo,mpi)", "hier(shm,mpi)", "themis(gloo,mpi)", "themis(shm,mpi,baseline)"]
+)
+def test_tables_of_all_kinds_of_candidates(tmp_path: Path, candidate: str) -> None:
+    """And of equal sizes: with 64 ranks, blocks of 4 and of 256 bytes have an element for each rank."""
+    measurement = object.__new__(start.Measurement)
+    found = start._Results({candidate: [*_samples({256: 2.0}), *_samples({256: 1.0, 4096: 3.0})]})
+    measurement._results = {start._Kind("all_gather", False): found}
+    scale = measurement._scale(choice.Shape(64, 2, 32))
+    path = tmp_path / "t.json"
+    files.write(Table(files.now(), host(), software({}), {}, (scale,)), path)
+    (curve,) = files.read(path).scales[0].curves
+    assert curve.candidate == candidate
+    assert curve.samples == tuple(_samples({256: 1.0, 4096: 3.0}))
 
 
 # ---- whose measurements count

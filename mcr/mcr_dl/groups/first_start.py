@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.measure import check, start
+from mcr_dl.measure.timing import TorchControl
 from mcr_dl.runtime import core_groups, state
 from mcr_dl.tables import choice
 from mcr_dl.tables import table as files
-from mcr_dl.tables.host import host, software
+from mcr_dl.tables.host import Software, host, software
 from mcr_dl.tables.table import Scale, Table
 
 _log = logging.getLogger("mcr_dl")
+_AGREEMENT = timedelta(seconds=60)  # for the ranks to meet over gloo
 
 
 def measure(world: _C.Group, store: torch_dist.Store) -> None:
@@ -73,9 +76,12 @@ def _measure(
         print(f"mcr_dl: {text} ({hint})", file=sys.stderr, flush=True)
     group = _group(world, "measure")
     try:
-        scale = start.Measurement(group, known.seconds).run(shape)
+        control = _control(group, store)
+        scale = None if control is None else start.Measurement(group, control, known.seconds).run(shape)
     finally:
         core_groups.forget_group(group)
+    if scale is None:
+        return
     source = _keep(scale, current.backends) if world.rank() == 0 else ""
     # Only rank 0's logarithms count.
     answer = agreement.agree(
@@ -85,14 +91,31 @@ def _measure(
     choice.tune(world, current.knowledge)
 
 
+def _control(group: _C.Group, store: torch_dist.Store) -> TorchControl | None:
+    """What the measurement agrees over; None, on all ranks, if gloo does not work on all of them."""
+    control, problem = None, ""
+    try:
+        control = TorchControl(group, min(group.timeout, _AGREEMENT))
+    except (AttributeError, RuntimeError) as error:  # of a torch without gloo, or a host without a usable network
+        problem = str(error) or type(error).__name__
+    problems = agreement.agree(store, group.rank(), group.size(), "measured over", problem, list)
+    told = next(filter(None, problems), "")
+    if not told:
+        return control
+    if group.rank() == 0:
+        _log.warning("no measurement, as its ranks agree over gloo, which fails: %s", told)
+    return None
+
+
 def _keep(scale: Scale, backends: list[str]) -> str:
     """Add the scale to this machine's table in the cache. Returns the file's name; empty if it was not written."""
     path = files.default_path(host())
     try:
-        table = _table_with(path, scale, backends)
-        if table is not None:
-            files.write(table, path)
-    except OSError as error:
+        with files.locked(path):
+            table = _table_with(path, scale, backends)
+            if table is not None:
+                files.write(table, path)
+    except Exception as error:  # the other ranks wait for rank 0's answer
         advice = f"until then the next start measures again, unless {choice.VARIABLE} names a table of mcr-tune -o FILE"
         _log.warning("%s; %s", error, advice)
         return ""
@@ -101,15 +124,18 @@ def _keep(scale: Scale, backends: list[str]) -> str:
 
 def _table_with(path: Path, scale: Scale, backends: list[str]) -> Table | None:
     """The file's table with this scale; None if the file has measurements of mcr-tune with other versions."""
-    status = _C.backend_status()
-    running = software({name: status[name] for name in backends})
+    running = running_software(backends)
     fresh = Table(created=files.now(), host=host(), software=running, settings={"quick": True})
-    try:
-        old = files.read(path) if path.exists() else fresh
-    except InvalidArgumentError:
-        old = fresh  # its reader has warned of it
+    old = files.read(path) if path.exists() else fresh
     if files.outdated(old, host(), running):
         if any(not each.quick for each in old.scales):
             return None
         old = fresh
-    return files.merge(old, scale)
+    versions = {**old.software.backends, **running.backends}
+    return files.merge(replace(old, software=replace(old.software, backends=versions)), scale)
+
+
+def running_software(backends: list[str]) -> Software:
+    """The versions of what this job runs."""
+    status = _C.backend_status()
+    return software({name: status[name] for name in backends})

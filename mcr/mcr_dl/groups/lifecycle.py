@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -142,10 +143,14 @@ def _agree(current: state.State, tuning_table: str | os.PathLike[str] | None) ->
     libraries = {name: status[name] for name in current.backends}
     topology = dimensions.own()
     themis = startup.over_dimensions(topology["document"], agreed) if automatic else []
-    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology}
+    facts = {**choice.facts(libraries, tuning_table), "debug": _debug(), "topology": topology, "job": uuid.uuid4().hex}
     possible = [*agreed.backends, *startup.possible(agreed), *themis]  # in rules
     decide = dimensions.decider(choice.decider(tuning_table, possible), current.backends)
-    answer = agreement.agree(store, rank, size, "facts", facts, decide)
+    answer = agreement.agree(
+        store, rank, size, "facts", facts, lambda values: {**decide(values), "job": values[0]["job"]}
+    )
+    current.job = answer.pop("job")
+    watch.set_job(current.job)
     current.topology = answer.pop("topology")
     current.grid = dimensions.grid_of(current.topology, size)
     current.knowledge = choice.knowledge_of(answer, possible)
@@ -184,21 +189,27 @@ def _make_world(current: state.State) -> _C.Group:
 def _connect_world(world: _C.Group, current: state.State) -> None:
     """Start the backends in turn; if one fails on some ranks, all ranks continue without it, or all raise."""
     store = torch_dist.PrefixStore("init", current.store)
+    left_out: dict[str, str] = {}
     for name in list(current.backends):
-        problem = ""
-        try:
-            communicators.connect(world, [name])
-        except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
-            problem = str(error)
-        problems = agreement.agree(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
-        told = startup.problem_of(problems)
+        told = next((left_out[part] for part in registry.parts_of(name) if part in left_out), "")
+        whole = not told
+        if whole:
+            problem = ""
+            try:
+                communicators.connect(world, [name])
+            except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
+                problem = str(error)
+            problems = agreement.agree(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
+            told = startup.problem_of(problems)
         if not told:
             continue
+        left_out[name] = told
         current.backends.remove(name)
         if name in current.asked or not current.backends:
             raise BackendUnavailableError(told)
-        world._disconnect(name)
-        startup.warn_left_out(told)
+        if whole:
+            world._disconnect(name)
+            startup.warn_left_out(told)
 
 
 def end() -> None:

@@ -117,12 +117,12 @@ def broadcast_object_list(
     device: torch.device | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Replace the objects in the list with the root's (torch.distributed.broadcast_object_list)."""
+    """Replace the objects in the list with the root's, rank 0's by default (torch's broadcast_object_list)."""
     del device
     if handles.left_out(group, "broadcast_object_list"):
         return
     members = handles.core_group(group)
-    root = _root(group, src, group_src)
+    root = _root(group, src, group_src, default=0)
     data = _pack(list(object_list), group) if members.rank() == root else _space(0, group)
     header = _numbers([data.numel(), len(object_list)], group)
     _C.broadcast(header, group=group, group_src=root)
@@ -222,11 +222,16 @@ def monitored_barrier(
     current = state.current()
     members = handles.core_group(group)
     limit = members.timeout if timeout is None else _C.timeout(timeout)
-    key = f"monitored_barrier/{members.name()}/{current.count(members.name())}"
+    name = f"monitored_barrier/{members.name()}"
+    number = current.count(members.name())
+    key = f"{name}/{number}"
     mine = f"{key}/{members.rank()}"
     current.store.set(mine, "here")
     if members.rank() == 0:
         missing = _missing(key, members, limit, wait_all_ranks)
+        if not missing and number > 0:  # all ranks have left the barrier before
+            for each in (*range(members.size()), "missing"):
+                current.store.delete_key(f"{name}/{number - 1}/{each}")
         current.store.set(f"{key}/missing", ",".join(map(str, missing)))
     elif not _appear(members, [f"{key}/0"], limit):
         current.store.delete_key(mine)  # the first rank raises too if it comes later

@@ -12,6 +12,7 @@ from typing import Any
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.base.operations import dtype_class
+from mcr_dl.groups import first_start
 from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
@@ -27,7 +28,12 @@ def follow(group: _C.Group) -> None:
 
 
 def _keep(group: _C.Group) -> None:
-    """Add the results to the quick measurements of the group's shape in the cache, on rank 0; others are forgotten."""
+    """Add the results to the quick measurements of the group's shape in the cache, on rank 0; others are forgotten.
+
+    Only those of a group with all candidates count there, measured with the same versions: later jobs try none again.
+    """
+    if group._closed:
+        return
     current = state.current()
     rows = group._trial_results()
     if current.launch.rank != 0 or not rows or current.knowledge is None:
@@ -35,10 +41,15 @@ def _keep(group: _C.Group) -> None:
     shape = current.knowledge.shape(group.ranks)
     path = files.default_path(host())
     try:
-        table = files.read(path)
-        for scale in table.scales:
-            if scale.quick and scale.key == ("cpu", shape.ranks, shape.nodes, shape.ranks_per_node):
-                files.write(files.merge(table, _with(scale, rows)), path)
+        with files.locked(path):
+            table = files.read(path)
+            if files.outdated(table, host(), first_start.running_software(current.backends)):
+                return
+            for scale in table.scales:
+                measured = {curve.candidate for curve in scale.curves}
+                here = scale.key == ("cpu", shape.ranks, shape.nodes, shape.ranks_per_node)
+                if scale.quick and here and measured <= set(group.candidates):
+                    files.write(files.merge(table, _with(scale, rows)), path)
     except (InvalidArgumentError, OSError) as error:
         _log.info("the results of trials (group %r) are not kept: %s", group.name(), error)
 

@@ -123,14 +123,25 @@ class _Results:
         return min((each.min_us for each in self.samples.get(name, []) if each.bytes > nbytes), default=math.inf)
 
 
-def _plausible(samples: list[Sample]) -> list[Sample]:
-    """The samples without those that took much longer than a larger one: interpolation is better than these."""
+def _plausible(given: list[Sample]) -> list[Sample]:
+    """The samples by size, without those that took much longer than a larger one: interpolation is better than these.
+
+    Small sizes may be equal, as blocks have a whole element for each rank: the least time counts.
+    """
+    fastest: dict[int, Sample] = {}
+    for each in sorted(given, key=_least_us):
+        fastest.setdefault(each.bytes, each)
+    samples = sorted(fastest.values(), key=_bytes)
     least = [min((each.min_us for each in samples[index + 1 :]), default=math.inf) for index in range(len(samples))]
     return [each for each, larger in zip(samples, least, strict=True) if each.min_us <= _IMPLAUSIBLE * larger]
 
 
 def _bytes(sample: Sample) -> int:
     return sample.bytes
+
+
+def _least_us(sample: Sample) -> float:
+    return sample.min_us
 
 
 def _least(statistics: Statistics) -> float:
@@ -152,10 +163,9 @@ def own_core() -> int | None:
 class Measurement:
     """A measurement of all candidates of a group, for ``seconds``. Collective."""
 
-    def __init__(self, group: _C.Group, seconds: float) -> None:
+    def __init__(self, group: _C.Group, control: TorchControl, seconds: float) -> None:
         self._begin = perf_counter()
-        self._group, self._seconds = group, seconds - _RESERVE
-        self._control = TorchControl(group)
+        self._group, self._control, self._seconds = group, control, seconds - _RESERVE
         self._core = own_core()
         self._results: dict[_Kind, _Results] = {}
 
@@ -248,8 +258,7 @@ class Measurement:
             if falls_back and found.largest() < _COARSE[-1] / 2:
                 continue
             for name, samples in found.samples.items():
-                ordered = tuple(_plausible(sorted(samples, key=_bytes)))
-                curves.append(Curve(operation, types, DTYPE, name, ordered, async_op=async_op))
+                curves.append(Curve(operation, types, DTYPE, name, tuple(_plausible(samples)), async_op=async_op))
             excluded += [
                 Exclusion(operation, DTYPE, name, reason, async_op=async_op) for name, reason in found.wrong.items()
             ]

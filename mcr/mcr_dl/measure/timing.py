@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import repeat
 from time import perf_counter, perf_counter_ns
 from typing import Any, Protocol
@@ -64,13 +65,14 @@ class Timed(Protocol):
 class TorchControl:
     """Agreement over a separate gloo group, which a broken candidate cannot disturb. All ranks create it together."""
 
-    def __init__(self, group: _C.Group | None = None) -> None:
+    def __init__(self, group: _C.Group | None = None, limit: timedelta | None = None) -> None:
+        """``limit``: for each agreement; by default the group's timeout. Raises RuntimeError if gloo cannot connect."""
         current = state.current()
         members = group or _C.world()
         assert members is not None  # there is one where there is a state
         key = f"bench/{members.name()}"
         store = torch_dist.PrefixStore(f"{key}/{current.count(key)}", current.store)
-        self._gloo: Any = c10d.GLOO.create(store, members.rank(), members.size(), members.timeout)
+        self._gloo: Any = c10d.GLOO.create(store, members.rank(), members.size(), limit or members.timeout)
         self._rank, self._size = members.rank(), members.size()
 
     def maximum(self, values: list[float]) -> list[float]:

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,6 +38,7 @@ from mcr_dl.tables.model import (
 LARGEST = 64 * documents.MIB
 """Bytes of a table's file, at most. One of all operations, 30 sizes and 8 scales has 3 MiB."""
 _AGAIN = "measure again with mcr-tune"
+_LOCK_SECONDS = 5.0
 
 
 def _broken(path: Path, where: str, expected: str, got: str, advice: str) -> InvalidArgumentError:
@@ -75,10 +81,37 @@ def read(path: str | os.PathLike[str]) -> Table:
     return from_document(document, str(file))
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a file between this one's reading and writing it.
+
+    Without effect where the file system has no locks, or if another process keeps its lock for longer than
+    ``_LOCK_SECONDS``.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("w", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    with lock:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:
+                break
+        yield
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write the file atomically: a concurrent reader gets the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Processes of several hosts or containers may have equal numbers.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
