@@ -179,15 +179,16 @@ LAB = """## Step times in the lab
 
 Emulated hosts with one rank each ([lab](../lab.md)); medians of turns of {turn} steps that alternate, each after a
 step that does not count; times are from the end of one step to the end of another, so that as much communication is in
-flight at both; speeds are over the faster DDP, by turns (quartiles). vgg16, resnet50 and
-transformer-base have the layers of VGG-16, ResNet-50 and the Transformer (base) with 1/{scale} of the parameters, and
-each layer waits for its share of the step's time: an accelerator that leaves the host's cores free, with 400 Mbit/s
-in the place of 25 Gbit/s. vgg, resnet and transformer are small models that the host's cores compute, which
-communication slows down. *Program order*: an operation for each gradient as soon as it is ready, from hooks that do
-nothing else. *Reduce_scatter form*: DeAR's. *Whole gradients*: ByteScheduler with `partition=None, credit=None`.
-*Simulated plan*: `tuning="simulation"`. *ByteScheduler*: `tuning="shortlist"`, the default. *Bayesian
-search*: `tuning="bayesian"`, on 2 hosts with one NIC. *Simulated*: the plan's time by simulation. The bound is the larger of the computation
-alone and one all_reduce of all gradients alone.
+flight at both; speeds are over the faster DDP, by turns (quartiles). vgg16, resnet50 and transformer-base have the
+layers of VGG-16, ResNet-50 and the Transformer (base) with 1/{scale} of the parameters, and each layer waits for its
+share of the step's time: an accelerator that leaves the host's cores free, with 400 Mbit/s in the place of 25 Gbit/s.
+vgg, resnet and transformer are small models that the host's cores compute, which communication slows down. *Program
+order*: an operation for each gradient as soon as it is ready, from hooks that do nothing else. *Reduce_scatter form*:
+DeAR's. *Whole gradients*: ByteScheduler with `partition=None, credit=None`. *Simulated plan*: `tuning="simulation"`.
+*ByteScheduler*: `tuning="shortlist"`, the default. *Bayesian search*: `tuning="bayesian"`, on 2 hosts with one NIC.
+*Simulated*: the plan's time by simulation. The bound is the larger of the computation alone and one all_reduce of all
+gradients alone. With several candidates, program order and DDP use `auto`, whose choice the first start's measurements
+and trials determine, and ByteScheduler the one that it has measured to be the fastest.
 
 SOSP'19 reports, for PyTorch with NCCL over TCP on 128 GPUs, gains of 7 to 13 % for VGG-16.
 

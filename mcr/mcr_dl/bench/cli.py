@@ -212,10 +212,10 @@ def run_rank(settings: Settings) -> int:
     """Run one rank; returns the exit code."""
     try:
         return _measure(settings)
-    except McrError as error:
-        return refuse(_PROGRAM, str(error))
     except BrokenPipeError:  # the reader has closed the pipe, as in `mcr-bench | head`
         os._exit(UNREAD)  # the other ranks are in the middle of a measurement: no orderly end
+    except (McrError, OSError) as error:
+        return refuse(_PROGRAM, str(error))
 
 
 # ---- the command

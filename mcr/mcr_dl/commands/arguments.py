@@ -144,19 +144,20 @@ def write_json(file: str | None, report: Callable[[], object]) -> bool:
     return file == STDOUT
 
 
-def _first() -> bool:
+def _rank() -> int:
     try:
-        return launcher.detect().rank == 0
+        return launcher.detect().rank
     except InvalidArgumentError:  # the launcher's variables may be the wrong ones
-        return True
+        return 0
 
 
 def refuse(program: str, message: str) -> int:
-    """Print the error, once for all ranks; returns the exit code."""
-    if _first():
-        print(f"{program}: error: {message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(_SPEAK_SECONDS)
+    """Print the error, once for all ranks if it is that of rank 0, too; returns the exit code."""
+    rank, where = _rank(), ""
+    if rank > 0:
+        time.sleep(_SPEAK_SECONDS)  # if rank 0 has failed, the launcher ends this one
+        where = f"rank {rank}: "
+    print(f"{program}: error: {where}{message}", file=sys.stderr, flush=True)
     return FAILED
 
 
@@ -181,6 +182,12 @@ def name_list(text: str) -> tuple[str, ...]:
     if not names:
         raise InvalidArgumentError("expected names separated by commas, got nothing")
     return names
+
+
+def backend_names(text: str) -> str:
+    """Names of backends, separated by commas, which all exist."""
+    registry.parse_backends(text)
+    return text
 
 
 def operation_names(text: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import mcr_dl as dist
 from mcr_dl.base.documents import write_rows
-from mcr_dl.commands.arguments import Parser
+from mcr_dl.commands.arguments import Parser, backend_names, checked
 from mcr_dl.commands.console import Console, bars
 from mcr_dl.examples import bytescheduler_models as models
 from mcr_dl.examples import program, report
@@ -181,7 +181,10 @@ def _parser() -> Parser:
     result = program.parser("mcr_dl.examples.bytescheduler", __doc__.split("\n", maxsplit=1)[0], steps=40)
     result.add_argument("--models", nargs="+", choices=list(models.MODELS), default=list(models.COMPUTED))
     result.add_argument("--search", action="store_true", help="also ByteScheduler with a Bayesian search (500 steps)")
-    result.add_argument("--backend", metavar="NAME", help="a backend, or several with commas (default: all of the job)")
+    names = checked(backend_names)
+    result.add_argument(
+        "--backend", type=names, metavar="NAME", help="a backend, or several with commas (default: all of the job)"
+    )
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -206,6 +207,10 @@ def save_trace(trace: Path, console: Console) -> None:
     The files of all ranks must be visible to rank 0.
     """
     folder = trace.with_suffix("")
+    if dist.get_rank() == 0:
+        for old in folder.glob("rank*.json"):  # of a job that may have had more ranks
+            old.unlink()
+    dist.barrier()
     dist.trace.save(folder)
     dist.barrier()
     if dist.get_rank() != 0:
@@ -230,8 +235,6 @@ def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, fl
         dist.configure(enabled=True)
         dist.reset_log()
     train(trainers, options, console)
-    if options.trace is not None:
-        save_trace(options.trace, console)
     records = [trainer.record.averaged() for trainer in trainers]
     limits = {"tolerance": workload.tolerance, "least_gain": workload.least_gain}
     problems = report.problems(setting, records, **limits)
@@ -240,6 +243,8 @@ def compare(workload: Workload, modes: Mapping[str, Comm], seconds: dict[str, fl
     if rank == 0:
         report.show(console, setting, records)
         report.save(console, setting, records, options.json, options.chart)
+    if options.trace is not None:
+        save_trace(options.trace, console)
     report.show_verdict(console, setting, records, problems, **limits)
     dist.barrier()  # rank 0 may have been busy with the chart
     return 1 if problems else 0
@@ -300,8 +305,14 @@ def parse(given: arguments.Parser, argv: Sequence[str] | None, *, positive: Sequ
     found = given.parse_args(argv)
     require_environment(given)
     for name in ("steps", *positive):
-        if getattr(found, name) <= 0:
+        if not 0 < getattr(found, name) < math.inf:
             given.error(f"--{name.replace('_', '-')}: expected more than 0, got {getattr(found, name)}")
+    if found.trace is not None and found.trace.suffix != ".json":
+        given.error(f"argument --trace: expected a file that ends in .json, got {found.trace}")
+    if found.trace is not None and found.trace.with_suffix("") == found.chart.with_suffix(""):
+        given.error(
+            f"argument --trace: expected another name than --chart's, as its files are next to it, got {found.trace}"
+        )
     if not found.no_chart:
         try:
             arguments.picture(str(found.chart))

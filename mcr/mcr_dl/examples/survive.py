@@ -223,7 +223,10 @@ def _parser() -> arguments.Parser:
         "--at", type=int, metavar="STEP", help="step in which to kill them (default: half of the steps)"
     )
     result.add_argument("--rejoin", action="store_true", help="start new processes for the lost ranks")
-    result.add_argument("--backend", default="shm,gloo", help="backends, which can go on (default: shm,gloo)")
+    names = arguments.checked(arguments.backend_names)
+    result.add_argument(
+        "--backend", type=names, default="shm,gloo", help="backends, which can go on (default: shm,gloo)"
+    )
     return result
 
 

@@ -60,6 +60,12 @@ class Record(NamedTuple):
     priority: int = 0  # of calls that a pass holds, the least one goes first
     key: str | None = None  # what the caller names the data
 
+    def wait(self, now: int) -> tuple[int, int] | None:
+        """When the program waited for an asynchronous call; its first wait may last until ``now``. None: it did not."""
+        if self.wait_begin is None:
+            return None
+        return self.wait_begin, now if self.wait_end is None else self.wait_begin + self.waited
+
     @property
     def name(self) -> str:
         """The operation, with a "v" for the vectored form, as in tables and benchmarks."""

@@ -43,6 +43,7 @@ class State:
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
+    job: str = ""  # an identity of this life of the job, equal on its ranks; empty where a rank has come later
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
 
     def before_end(self, group: str, function: Callable[[], None]) -> None:

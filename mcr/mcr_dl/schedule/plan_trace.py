@@ -70,7 +70,7 @@ def _wait(record: Record) -> Span | None:
     """When the program waited for a call; None if it did not."""
     if not record.asynchronous:
         return None if record.end is None else (record.issue, record.end)
-    return None if record.wait_begin is None else (record.wait_begin, record.wait_begin + record.waited)
+    return None if record.wait_end is None else record.wait(record.wait_end)
 
 
 def _motifs(rows: Sequence[tuple[int, int, str, int, int, str, int, int]]) -> list[_Motif]:

@@ -139,7 +139,8 @@ class Pool:
         Raises RankFailure if it raises or dies on any rank or takes longer than `limit` seconds; the pool then ends.
         """
         for connection in self._connections.values():
-            connection.send((function.__module__, function.__name__, args))
+            with contextlib.suppress(OSError):  # the process has died; its answer says so
+                connection.send((function.__module__, function.__name__, args))
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + limit
         while len(answers) < self.size and time.monotonic() < deadline:

@@ -42,9 +42,8 @@ def _exposed(record: Record, saved: int) -> list[Span]:
     if not record.asynchronous:
         return [(record.issue, end)]
     spans = [(record.issue, end if record.start is None else record.start)]
-    if record.wait_begin is not None:
-        spans.append((record.wait_begin, record.wait_begin + record.waited))
-    return spans
+    wait = record.wait(saved)
+    return spans if wait is None else [*spans, wait]
 
 
 def _running(record: Record, saved: int) -> Span:

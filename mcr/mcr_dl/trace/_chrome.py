@@ -106,10 +106,10 @@ class _Rank:
         flow = next(self._flows)
         yield self._arrow("s", flow, track, record.issue)
         yield self._arrow("t", flow, works, record.issue)
-        if record.wait_begin is not None:
-            waited = record.wait_begin + record.waited
-            yield self._slice(f"wait {title}", "wait", track, record.wait_begin, waited, args={"seq": record.seq})
-            yield self._arrow("f", flow, track, record.wait_begin)
+        wait = record.wait(self._trace.saved)
+        if wait is not None:
+            yield self._slice(f"wait {title}", "wait", track, *wait, args={"seq": record.seq})
+            yield self._arrow("f", flow, track, wait[0])
 
     def events(self) -> Iterator[Event]:
         for record in sorted(self._trace.records, key=lambda record: record.issue):

@@ -76,9 +76,10 @@ def file_of(path: str | os.PathLike[str], rank: int) -> Path:
     return place / f"rank{rank}.json"
 
 
-def provenance() -> dict[str, Any]:
-    """The machine and the versions that a measurement belongs to."""
+def provenance(job: str) -> dict[str, Any]:
+    """The job, the machine and the versions that a measurement belongs to."""
     return {
+        "job": job,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -208,6 +209,9 @@ def read_all(path: str | os.PathLike[str]) -> list[Trace]:
         match = _NAME.search(each.name)
         if match and (stem is None or each.name[: match.start()] + "." == stem):
             found.append(each)
+    if not found and place.is_file() and _NAME.search(place.name):
+        message = f"{path}: expected the folder with the traces of all ranks, got one rank's: give {place.parent}"
+        raise InvalidArgumentError(message)
     if not found:
         message = f"{path}: expected files rank0.json, rank1.json, ..., got none"
         raise InvalidArgumentError(message)
@@ -216,4 +220,14 @@ def read_all(path: str | os.PathLike[str]) -> list[Trace]:
     if len(have) != ranks or have != list(range(ranks)) or any(trace.ranks != ranks for trace in traces):
         message = f"{path}: expected one file for each of {ranks} ranks, got those of ranks {have}"
         raise InvalidArgumentError(message)
+    _require_one_job(path, traces)
     return traces
+
+
+def _require_one_job(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None:
+    """Raise InvalidArgumentError for files of an earlier job; a rank that came later may not know its job."""
+    known = {trace.rank: job for trace in traces if (job := trace.provenance.get("job"))}
+    if len(set(known.values())) > 1:
+        made = ", ".join(f"rank {rank} {traces[rank].provenance.get('created', '')}" for rank in known)
+        message = f"{path}: expected traces of one job, got those of several: {made}; remove the older ones"
+        raise InvalidArgumentError(message)

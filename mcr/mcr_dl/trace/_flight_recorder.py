@@ -116,7 +116,7 @@ def _entry(record: Record, place: _Place, number: int, trace: Trace) -> Entry:
     }
 
 
-def _first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
+def first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
     """By group: the first number from which no rank's ring has lost a call."""
     first: dict[tuple[str, int], int] = {}
     members = {group.key: group.ranks for trace in traces for group in trace.groups}
@@ -139,7 +139,7 @@ def flight_recorder(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     Messages are left out if a ring has lost some; so are receives from any rank that did not end, as it is then unknown
     which send belongs to which receive.
     """
-    first = _first_common(traces)
+    first = first_common(traces)
     lost = any(trace.lost for trace in traces)
     dumps = []
     for trace in traces:

@@ -11,6 +11,7 @@ from mcr_dl import _C
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
+from mcr_dl.trace._flight_recorder import first_common
 
 Entry = dict[str, Any]
 
@@ -99,9 +100,12 @@ def _wait(record: Record, group: int, time: int) -> Entry:
     return {"comms": "wait", "req": record.number, "pg_id": group, "startTime_ns": time, "markers": ["wait"]}
 
 
-def _timed(trace: Trace, offset: int, ids: dict[RecordedGroup, int], export: Export) -> Iterator[tuple[int, Entry]]:
+def _timed(
+    trace: Trace, offset: int, ids: dict[RecordedGroup, int], first: dict[tuple[str, int], int], export: Export
+) -> Iterator[tuple[int, Entry]]:
     for record in trace.records:
-        problem = _problem(record)
+        lost = first and (record.peer or record.seq < first.get(record.group.key, 0))
+        problem = "the log of a rank has lost calls before it" if lost else _problem(record)
         if problem is not None:
             export.leave_out(problem)
             continue
@@ -116,16 +120,17 @@ def _timed(trace: Trace, offset: int, ids: dict[RecordedGroup, int], export: Exp
 def param(traces: Sequence[Trace]) -> Export:
     """The traces in the form that PARAM's replay reads: for each rank its process groups, then its calls and waits.
 
-    Sizes are in elements, ranks are the job's, groups have equal numbers on all ranks, times are on one clock.
+    Calls that the log of one rank has lost are left out on all ranks, and messages with them. Sizes are in elements,
+    ranks are the job's, groups have equal numbers on all ranks, times are on one clock.
     """
     keys = list(dict.fromkeys((group.key, group.ranks) for trace in traces for group in trace.groups))
-    export = Export()
+    export, first = Export(), first_common(traces)
     for trace, offset in zip(traces, _files.offsets(traces), strict=True):
         ids = {group: keys.index((group.key, group.ranks)) for group in trace.groups}
         entries: list[Entry] = [
             {"comms": "init", "pg_id": index, "req": -1, "world_size": len(ranks), "global_ranks": list(ranks)}
             for index, (_, ranks) in enumerate(keys)
         ]
-        timed = sorted(_timed(trace, offset, ids, export), key=lambda each: each[0])
+        timed = sorted(_timed(trace, offset, ids, first, export), key=lambda each: each[0])
         export.ranks.append(entries + [entry for _, entry in timed])
     return export

@@ -55,7 +55,7 @@ def capture(patience: timedelta | None) -> _files.Trace:
         regions=_regions.regions(),
         lost=log.lost(),
         saved=_C.log_now(),
-        provenance=_files.provenance(),
+        provenance=_files.provenance(current.job),
     )
 
 

@@ -313,10 +313,10 @@ def _measure(settings: _Settings) -> int:
     registry.require_environment()
     backends = _backends_for(settings.backends, settings.device)
     path = _target(settings.output)
-    for ranks in settings.ranks:
+    for ranks in _remaining(settings, path):
         plan = settings.plan(ranks, backends)
         begin = time.monotonic()
-        progress = _run(plan, path.with_suffix(f".{ranks}-ranks.journal"), settings)
+        progress = _run(plan, _journal_path(path, ranks), settings)
         if progress is None:  # a rank other than 0 of an external launcher
             return 0
         scale = scale_of(plan, progress)
@@ -330,10 +330,22 @@ def _measure(settings: _Settings) -> int:
             facts["devices"] = progress.facts.get("devices", 0)
         if settings.codecs:
             facts["codecs"] = ",".join(settings.codecs)
-        tables.write(_table_with(path, scale, progress, facts), path)
-        path.with_suffix(f".{ranks}-ranks.journal").unlink(missing_ok=True)
+        with tables.locked(path):
+            tables.write(_table_with(path, scale, progress, facts), path)
+        _journal_path(path, ranks).unlink(missing_ok=True)
         _summary(scale, path, time.monotonic() - begin, int(facts.get("devices", 0)))
     return 0
+
+
+def _journal_path(path: Path, ranks: int) -> Path:
+    return path.with_suffix(f".{ranks}-ranks.journal")
+
+
+def _remaining(settings: _Settings, path: Path) -> list[int]:
+    """The numbers of ranks to measure: of an interrupted run, without those that it has completed."""
+    numbers = list(settings.ranks)
+    begun = [place for place, ranks in enumerate(numbers) if _journal_path(path, ranks).exists()]
+    return numbers[begun[0] :] if settings.resume and begun else numbers
 
 
 def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
@@ -341,7 +353,8 @@ def _run(plan: Plan, record: Path, settings: _Settings) -> Progress | None:
     if launched():
         return inside.run(plan, journal, settings.limit, resume=settings.resume)
     progress = Progress()
-    if settings.resume:
+    # Of several numbers of ranks, those after the interrupted one have not begun.
+    if settings.resume and (record.exists() or plan.ranks == settings.ranks[0]):
         progress = journal.resume(plan)
     else:
         if record.exists():

@@ -141,4 +141,4 @@ def show(table: Table, console: Console, operation: str | None = None) -> None:
     console.print(facts)
     for each in subjects:
         console.print()
-        console.print(_grid(table, each))
+        console.print_whole(_grid(table, each), 80)

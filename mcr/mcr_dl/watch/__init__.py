@@ -29,6 +29,7 @@ from mcr_dl.watch._watch import (
     tolerate,
     watch_processes,
 )
+from mcr_dl.watch.dump import set_job
 
 __all__ = [
     "Former",
@@ -49,6 +50,7 @@ __all__ = [
     "member",
     "ranks_text",
     "replace",
+    "set_job",
     "start",
     "stop",
     "tolerate",

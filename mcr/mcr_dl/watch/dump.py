@@ -18,6 +18,7 @@ from mcr_dl.watch._report import FORMAT, VERSION, Report
 
 VARIABLE = "MCR_DL_DUMP_DIR"
 _NAME = re.compile(r"^alarm(\d+)\.rank(\d+)\.json$")
+_job = ""  # an identity of this process's job, equal on all its ranks
 _MOST = 8  # alarms of which a process leaves dumps: the first ones are the informative ones
 _LARGEST = 256 * documents.MIB  # bytes of a file that is read
 _FIELDS = {
@@ -38,6 +39,12 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(name) if name else None
 
 
+def set_job(identity: str) -> None:
+    """The identity of this process's job in later dumps."""
+    global _job
+    _job = identity
+
+
 def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     """Write this process's dump, if dumps are on. An error of the disk is reported on stderr and not raised: the
     problem behind the alarm is worse.
@@ -48,7 +55,9 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        file.write_text(documents.dumps({**report, "alarm": dict(alarm)}), encoding="utf-8")
+        partial = file.with_suffix(f".{os.getpid()}.part")
+        partial.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
+        partial.replace(file)
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 
@@ -64,14 +73,25 @@ def _checked(file: Path) -> Report:
 
 
 def read(place: Path) -> dict[int, dict[int, Report]]:
-    """Read the dumps of a folder: by alarm and rank. Raises InvalidArgumentError if there are none, or a broken one."""
-    found: dict[int, dict[int, Report]] = {}
+    """Read the dumps of the newest job in a folder: by alarm and rank; older ones are named on stderr.
+
+    Raises InvalidArgumentError if there are none, or a broken one.
+    """
+    reports: dict[tuple[int, int], Report] = {}
     for file in sorted(place.iterdir()) if place.is_dir() else []:
         match = _NAME.match(file.name)
         if match:
-            found.setdefault(int(match[1]), {})[int(match[2])] = _checked(file)
-    if not found:
+            reports[int(match[1]), int(match[2])] = _checked(file)
+    if not reports:
         raise InvalidArgumentError(f"{place}: expected a folder with dumps (alarm0.rank0.json, ...), found none")
+    newest = max(reports.values(), key=lambda report: float(report["time"])).get("job", "")
+    found: dict[int, dict[int, Report]] = {}
+    for (alarm, rank), report in reports.items():
+        if report.get("job", "") == newest:
+            found.setdefault(alarm, {})[rank] = report
+    older = len(reports) - sum(map(len, found.values()))
+    if older:
+        print(f"{place}: {older} dumps of earlier jobs are not used", file=sys.stderr)
     return found
 
 
