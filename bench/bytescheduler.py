@@ -187,7 +187,8 @@ order*: an operation for each gradient as soon as it is ready, from hooks that d
 DeAR's. *Whole gradients*: ByteScheduler with `partition=None, credit=None`. *Simulated plan*: `tuning="simulation"`.
 *ByteScheduler*: `tuning="shortlist"`, the default. *Bayesian search*: `tuning="bayesian"`, on 2 hosts with one NIC.
 *Simulated*: the plan's time by simulation. The bound is the larger of the computation alone and one all_reduce of all
-gradients alone. With several candidates, program order and DDP use `auto`, whose choice the first start's measurements
+gradients alone; of the computation, where some way is faster than that all_reduce, for which `auto` used one network.
+With several candidates, program order and DDP use `auto`, whose choice the first start's measurements
 and trials determine, and ByteScheduler the one that it has measured to be the fastest.
 
 SOSP'19 reports, for PyTorch with NCCL over TCP on 128 GPUs, gains of 7 to 13 % for VGG-16.
