@@ -176,6 +176,7 @@ def test_bytescheduler_program(tmp_path: Path) -> None:
     (row,) = json.loads(chart.with_suffix(".json").read_text())["models"]
     assert set(row["turns"]) == {"no communication", "program order", "DDP", "DDP, 1 MB buckets"} | {
         "reduce_scatter form",
+        "whole gradients",
         "simulated plan",
         "ByteScheduler",
     }

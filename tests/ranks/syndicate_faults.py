@@ -132,7 +132,8 @@ def planned_program(phases: list[str], kind: str, rank: int, seed: int) -> None:
             program.iterate()
         for _ in range(2):
             program.iterate()
-        assert (planned.plan is None) == (planned.events[-1].what == "dropped")
+        last = planned.events[-1].what  # after a turn whose end a rank has missed, its plan stays, or none
+        assert last == "failed" or (planned.plan is None) == (last == "dropped")
         events = [list(vars(each).values()) for each in planned.events]
     program.iterate()
     assert mcr_dl.get_passes() == []

@@ -99,7 +99,7 @@ def meets_ours(backend: str) -> None:
 def mixed(backend: str) -> None:
     """With uniform=False a call is blocking on some ranks, and asynchronous on others; with passes, too."""
     with _group(backend, False) as group:
-        for passes in ([], ["fuse"], [mcr_dl.Compress("bf16", smallest=1)]):
+        for passes in ([], ["fuse"], [mcr_dl.passes.Compress("bf16", smallest=1)]):
             mcr_dl.set_passes(passes, group)
             _mixed(group)
         mcr_dl.set_passes([], group)

@@ -22,9 +22,11 @@ from mcr_dl.base.errors import (
 )
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
+from mcr_dl.runtime.rounds import Round, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
+_LONGEST = 0.01  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds for a library that may wait for a rank that was lost before
 # By library: the last action that was left while it ran. Until it ends, the library may be locked.
 _left: dict[str, Future[object]] = {}
@@ -64,10 +66,25 @@ def connect(
         if library.together and patience is not None:
             _connect_patiently(group, name, connecting, patience)
         else:
-            if library.together:
-                group._finish_issues()
+            if library.together and group.size() > 1:
+                _meet(group, meeting)
             connecting()
         library.started()
+
+
+def _meet(group: _C.Group, store: torch_dist.Store) -> None:
+    """Return when all members are here: a library that admits one thread at a time would keep other calls out.
+
+    A member may still wait for one of these calls before it comes.
+    """
+    meeting = Round(torch_dist.PrefixStore("meet", store), "0", group.rank(), group.size())
+    if meeting.arrive(""):
+        meeting.answer("")
+        return
+    limit = group.timeout.total_seconds()
+    if not poll(meeting.answered, limit, _LONGEST, lambda: require_all_ranks(group._label)):
+        message = f"group {group.name()!r}: timed out: not all ranks came to connect it within {limit:.0f} s"
+        raise CollectiveTimeoutError(message)
 
 
 def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:

@@ -18,6 +18,7 @@ from mcr_dl.runtime.rounds import Round, poll
 
 _log = logging.getLogger("mcr_dl")
 _LONGEST = 0.01  # seconds between two looks at the store
+_NEXT = 1.0  # seconds for the others to come to the next meeting
 _ANSWER = 15.0  # seconds for the answer of the last rank to come
 _NOTICE = 1.0  # seconds from the end of the store to the notice of a rank that has ended with it
 
@@ -27,7 +28,7 @@ Decide = Callable[[list[Any]], Any]
 class Meetings:
     """The meetings of one object that all ranks have: they take place in one order, and some ranks may be late.
 
-    A rank that comes to a meeting which the others have given up goes on to the next one, where they may be.
+    A rank that comes to a meeting which the others have given up goes on to the next one, if they come to that now.
     """
 
     def __init__(self, store: torch_dist.Store, name: str, rank: int, size: int) -> None:
@@ -56,6 +57,9 @@ class Meetings:
             last = meeting.arrive(agreement.encode(mine))
             if not meeting.late:
                 break
+            # The others' calls may wait for this rank: it waits for them only if they come now.
+            if not poll(lambda: bool(self._store.check([f"come/{self._turn}"])), _NEXT, _LONGEST):
+                return None
         if last:
             values = [agreement.decode(text or b"null", "a rank's value") for text in meeting.values()]
             meeting.answer(agreement.encode(self._answer(decide, values)))

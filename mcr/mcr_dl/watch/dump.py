@@ -55,9 +55,7 @@ def write(number: int, report: Report, alarm: Mapping[str, Any]) -> None:
     file = place / f"alarm{number}.rank{report['rank']}.json"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
-        partial.replace(file)
+        file.write_text(documents.dumps({**report, "alarm": dict(alarm), "job": _job}), encoding="utf-8")
     except OSError as error:
         print(f"mcr_dl: {file} could not be written: {error}", file=sys.stderr)
 

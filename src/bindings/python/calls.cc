@@ -434,11 +434,7 @@ void KeptTensors::release() {
   given_up.clear();
 }
 
-// A batch that is still open is that of another group, or a block that an exception has left.
-void begin_batch() {
-  end_batch();
-  batch = std::make_unique<Batch>();
-}
+void begin_batch() { batch = std::make_unique<Batch>(); }
 
 void end_batch() {
   const auto ended = std::move(batch);

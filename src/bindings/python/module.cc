@@ -63,14 +63,6 @@ void connect(Group& group, const std::string& name, const std::string& path, con
   });
 }
 
-// A library that admits one thread at a time would keep late Issues out while it connects, and other ranks may need
-// them before they come to connect, too.
-void finish_issues(Group& group) {
-  unlocked([&] {
-    if (Executor::any()) Executor::finish(group.position(), group.spec().timeout, check_signals);
-  });
-}
-
 std::shared_ptr<Group> make_group(std::string name, std::vector<int> ranks, int rank, milliseconds timeout,
                                   int device) {
   GroupSpec spec{std::move(name), std::move(ranks), rank, timeout};
@@ -165,7 +157,6 @@ void add_group(py::module_& module) {
       .def(py::init(&make_group), py::arg("name"), py::arg("ranks"), py::arg("rank"), py::arg("timeout"),
            py::arg("device") = 0)
       .def("_connect", connect, py::arg("backend"), py::arg("path"), py::arg("foreign"), py::arg("store") = py::none())
-      .def("_finish_issues", finish_issues)
       .def("_connect_hierarchy", connect_lines, py::arg("backend"), py::arg("lines"), py::arg("parts"))
       .def("_streams", streams_of)
       .def("_set_stages", set_stages, py::arg("groups"))

@@ -153,6 +153,10 @@ void TorchBackend::break_off() noexcept {
 
 void TorchBackend::startCoalescing() {
   break_off();  // torch has left the last block after an error of its own
+  {
+    const UnlockedIfHeld guard;
+    end_batch();  // of another group's block around this one, or that an exception has left
+  }
   begin_batch();
   broken_off_.reset();
   coalesced_.emplace();
