@@ -94,7 +94,7 @@ def ratios(turns: dict[str, list[float]], name: str) -> tuple[float, float, floa
 def bound(row: dict[str, Any]) -> float:
     """Milliseconds that no schedule can beat: the computation alone, or the communication alone.
 
-    The latter is one all_reduce, and no bound where ``auto`` uses one of several networks for it, so that a way is faster.
+    The latter is one all_reduce, and no bound where ``auto`` uses one of several networks for it.
     """
     times = {name: median(values) for name, values in row["turns"].items()}
     fastest = min(time for name, time in times.items() if name != models.COMPUTE)
