@@ -39,27 +39,17 @@ Start Stages::later(const Passage& passage, const std::shared_ptr<Schedule>& sch
   };
 }
 
-Requests Stages::submit_to(std::shared_ptr<Executor> executor, const Passage& passage,
-                           const std::shared_ptr<Schedule>& schedule, const Start& first) {
+Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first,
+                        LateFor late_for) {
   if (!schedule->late()) {
     auto run = make_pooled<Run>(schedule);
     run->begin(first);
     return requests_of(nullptr, std::move(run));
   }
   const auto run = make_pooled<Run>(schedule, later(passage, schedule));
+  auto executor = executor_of(passage, late_for);
   executor->submit(run, first);
   return requests_of(std::move(executor), run);
-}
-
-// A message whose late Issues wait for its peer has an executor of its own, as no other call may wait for it.
-Requests Stages::submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first) {
-  const bool message = row(passage.call.op).is(kPeer);
-  auto alone = message ? std::make_shared<Executor>(false, &passage.slot->backend.progress, stages()) : nullptr;
-  return submit_to(message ? std::move(alone) : ordered(passage), passage, schedule, first);
-}
-
-Requests Stages::submit_staged(const Passage& passage, const std::shared_ptr<Schedule>& schedule) {
-  return submit_to(ordered(passage), passage, schedule, nullptr);
 }
 
 void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory) {
@@ -67,13 +57,17 @@ void Stages::start_now(const Passage& passage, const Call& call, std::shared_ptr
   start_on(stage, slot_of(stage, passage.slot->name), call, std::move(memory));
 }
 
-// Messages do not wait behind collectives, which other ranks may make after the message.
-std::shared_ptr<Executor> Stages::ordered(const Passage& passage) {
+// No other call may wait for a message that waits for its peer. Messages do not wait behind collectives, which other
+// ranks may make after the message.
+std::shared_ptr<Executor> Stages::executor_of(const Passage& passage, LateFor late_for) {
   auto& backend = passage.slot->backend;
+  const auto stages = static_cast<uint32_t>(groups_.size());
+  const bool message = row(passage.call.op).is(kPeer);
+  if (message && late_for == LateFor::Ranks) return std::make_shared<Executor>(false, &backend.progress, stages);
   const std::lock_guard lock(mutex_);
   auto& both = executors_[backend.name];
-  auto& executor = row(passage.call.op).is(kPeer) ? both.messages : both.collectives;
-  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages());
+  auto& executor = message ? both.messages : both.collectives;
+  if (executor == nullptr) executor = std::make_shared<Executor>(true, &backend.progress, stages);
   return executor;
 }
 

@@ -25,12 +25,14 @@ class Stages {
 
   /// Whether the stages have the candidate's backend: the group may have removed it.
   bool serves(const Slot& slot) const;
+  /// What late Issues wait for.
+  enum class LateFor : uint8_t { Ranks, Device };
   /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the requests
   /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.
-  Requests submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first = nullptr);
-  /// As submit(), for a schedule whose late Issues wait for a device alone. Messages then keep the order in which they
-  /// were submitted, since libraries match those of one tag by their order, and blocking calls let them go first.
-  Requests submit_staged(const Passage& passage, const std::shared_ptr<Schedule>& schedule);
+  /// Messages whose late Issues wait for a device alone keep the order in which they were submitted, since libraries
+  /// match those of one tag by their order, and blocking calls let them go first.
+  Requests submit(const Passage& passage, const std::shared_ptr<Schedule>& schedule, const Start& first = nullptr,
+                  LateFor late_for = LateFor::Ranks);
   /// Starts a call on the first stage at once, outside the executor's order: a message that has a tag of its own.
   /// `memory` is kept until the call is complete.
   void start_now(const Passage& passage, const Call& call, std::shared_ptr<void> memory);
@@ -42,10 +44,7 @@ class Stages {
 
  private:
   Start later(const Passage& passage, const std::shared_ptr<Schedule>& schedule) const;
-  Requests submit_to(std::shared_ptr<Executor> executor, const Passage& passage,
-                     const std::shared_ptr<Schedule>& schedule, const Start& first);
-  std::shared_ptr<Executor> ordered(const Passage& passage);
-  uint32_t stages() const { return static_cast<uint32_t>(groups_.size()); }
+  std::shared_ptr<Executor> executor_of(const Passage& passage, LateFor late_for);
 
   const std::vector<std::shared_ptr<Group>> groups_;
   std::mutex mutex_;

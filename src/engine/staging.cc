@@ -218,7 +218,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
       caller);
   const auto schedule = Schedule::make();
   Staged::build(staged, *schedule);
-  auto requests = stages_->submit_staged(passage, schedule);
+  auto requests = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);
   auto after_error = std::make_shared<PooledEvent>();
   requests.front() =
       std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, after_error, inward);

@@ -191,25 +191,27 @@ def _connect_world(world: _C.Group, current: state.State) -> None:
     store = torch_dist.PrefixStore("init", current.store)
     left_out: dict[str, str] = {}
     for name in list(current.backends):
-        told = next((left_out[part] for part in registry.parts_of(name) if part in left_out), "")
-        whole = not told
-        if whole:
-            problem = ""
-            try:
-                communicators.connect(world, [name])
-            except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
-                problem = str(error)
-            problems = agreement.agree(store, current.launch.rank, current.launch.size, f"start/{name}", problem, list)
-            told = startup.problem_of(problems)
+        cause = next((left_out[part] for part in registry.parts_of(name) if part in left_out), "")
+        told = cause or _connect_one(world, store, name)
         if not told:
             continue
         left_out[name] = told
         current.backends.remove(name)
         if name in current.asked or not current.backends:
             raise BackendUnavailableError(told)
-        if whole:
+        if not cause:
             world._disconnect(name)
             startup.warn_left_out(told)
+
+
+def _connect_one(world: _C.Group, store: torch_dist.Store, name: str) -> str:
+    """Start a backend; why it does not work on some ranks, equal on all ranks, or an empty text."""
+    problem = ""
+    try:
+        communicators.connect(world, [name])
+    except (BackendUnavailableError, BackendError, CollectiveTimeoutError) as error:
+        problem = str(error)
+    return startup.problem_of(agreement.agree(store, world.rank(), world.size(), f"start/{name}", problem, list))
 
 
 def end() -> None:

@@ -133,6 +133,11 @@ def first_common(traces: Sequence[Trace]) -> dict[tuple[str, int], int]:
     return first
 
 
+def lost_somewhere(record: Record, first: dict[tuple[str, int], int]) -> bool:
+    """Whether a rank's ring may have lost this call; ``first``: of ``first_common``, empty if no ring has lost any."""
+    return bool(first) and (record.peer or record.seq < first.get(record.group.key, 0))
+
+
 def flight_recorder(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     """The object to pickle for each rank. Calls that the ring of one rank has lost are left out on all ranks.
 
@@ -140,14 +145,13 @@ def flight_recorder(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     which send belongs to which receive.
     """
     first = first_common(traces)
-    lost = any(trace.lost for trace in traces)
     dumps = []
     for trace in traces:
         places = _Places()
         groups: dict[str, tuple[int, ...]] = {_name_of(group): group.ranks for group in trace.groups}
         entries: list[Entry] = []
         for record in trace.records:
-            if lost and (record.peer or record.seq < first.get(record.group.key, 0)):
+            if lost_somewhere(record, first):
                 continue
             place = places.of(record)
             if place is not None:

@@ -11,7 +11,7 @@ from mcr_dl import _C
 from mcr_dl.records.log import Record, RecordedGroup
 from mcr_dl.trace import _files
 from mcr_dl.trace._files import Trace
-from mcr_dl.trace._flight_recorder import first_common
+from mcr_dl.trace._flight_recorder import first_common, lost_somewhere
 
 Entry = dict[str, Any]
 
@@ -104,8 +104,7 @@ def _timed(
     trace: Trace, offset: int, ids: dict[RecordedGroup, int], first: dict[tuple[str, int], int], export: Export
 ) -> Iterator[tuple[int, Entry]]:
     for record in trace.records:
-        lost = first and (record.peer or record.seq < first.get(record.group.key, 0))
-        problem = "the log of a rank has lost calls before it" if lost else _problem(record)
+        problem = "the log of a rank has lost calls before it" if lost_somewhere(record, first) else _problem(record)
         if problem is not None:
             export.leave_out(problem)
             continue

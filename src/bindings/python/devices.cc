@@ -17,8 +17,6 @@ namespace mcr::python {
 
 namespace {
 
-c10::Device torch_device(Device device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device.index)}; }
-
 // Turns c10::Error, which the core does not know, into Error.
 template <class Action>
 auto guarded(Action action) {
@@ -167,6 +165,12 @@ class TorchRuntime final : public DeviceRuntime {
 };
 
 }  // namespace
+
+c10::Device torch_device(Device device) {
+  return device.type == DeviceType::CPU
+             ? c10::Device(c10::DeviceType::CPU)
+             : c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device.index));
+}
 
 c10::Stream torch_stream(const Stream& stream) {
   return c10::Stream(c10::Stream::UNSAFE, torch_device(stream.device), static_cast<c10::StreamId>(stream.id));

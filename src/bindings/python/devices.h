@@ -15,6 +15,8 @@ namespace mcr::python {
 /// Gives the core torch's streams, events and memory of CUDA devices, if this torch has any. Called at import.
 void add_devices();
 
+c10::Device torch_device(Device device);
+
 /// torch's object for a CUDA device's stream.
 c10::Stream torch_stream(const Stream& stream);
 

@@ -144,13 +144,8 @@ at::ScalarType scalar_of(DType dtype) {
   return kScalars[static_cast<std::size_t>(dtype)];
 }
 
-c10::Device torch_device_of(Device device) {
-  return device.type == DeviceType::CPU ? c10::Device(at::kCPU)
-                                        : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.index));
-}
-
 at::Tensor view_of(const Buffer& buffer, DType dtype, Device device) {
-  const auto place = torch_device_of(device);
+  const auto place = torch_device(device);
   const auto options = at::TensorOptions().dtype(scalar_of(dtype)).device(place);
   return at::for_blob(buffer.data, {buffer.count}).options(options).target_device(place).make_tensor();
 }
@@ -250,7 +245,7 @@ void Tensors::describe(Call& call, Plan& plan) {
 
 void Tensors::place_factor(Call& call) {
   if (!factor_.defined()) return;
-  factor_ = factor_.to(torch_device_of(device_), scalar_of(call.dtype)).contiguous();
+  factor_ = factor_.to(torch_device(device_), scalar_of(call.dtype)).contiguous();
   call.factor_data = factor_.data_ptr();
 }
 

@@ -19,7 +19,6 @@ namespace mcr::python {
 /// Nothing for a type that cannot be communicated.
 std::optional<DType> dtype_of(at::ScalarType type);
 at::ScalarType scalar_of(DType dtype);
-c10::Device torch_device_of(Device device);
 /// A one-dimensional tensor on the buffer's memory, without ownership.
 at::Tensor view_of(const Buffer& buffer, DType dtype, Device device);
 

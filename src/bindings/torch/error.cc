@@ -10,13 +10,21 @@ namespace py = pybind11;
 
 namespace mcr::python {
 
-// The GIL may be released meanwhile, so that another thread may have done the same.
-void TorchError::explain() const {
+namespace {
+
+void set_error_of(const Error& error) {
   try {
-    throw Error(error_);
+    throw Error(error);
   } catch (...) {
     set_error();
   }
+}
+
+}  // namespace
+
+// The GIL may be released meanwhile, so that another thread may have done the same.
+void TorchError::explain() const {
+  set_error_of(error_);
   const py::error_already_set error;
   auto text = py::str(error.value()).cast<std::string>();
   if (!raised_) raised_ = Raised{py::object(error.type()).release().ptr(), std::move(text)};
@@ -42,11 +50,7 @@ void TorchError::register_translator() {
     try {
       std::rethrow_exception(std::move(failure));
     } catch (const TorchError& error) {
-      try {
-        throw Error(error.error());
-      } catch (...) {
-        set_error();
-      }
+      set_error_of(error.error());
     }
   });
 }

@@ -50,24 +50,23 @@ std::function<void()> NamedBackend::kept(std::function<void()> action) {
   if (name.is_none()) return action;
   // Shared, so that copies need no GIL.
   auto named = std::make_shared<c10::SafePyObject>(py::object(name).release().ptr(), getPyInterpreter());
-  return [named = std::move(named), action = std::move(action)] {
-    py::object before;
-    {
+  struct Block {
+    explicit Block(const c10::SafePyObject& name) {
       const Locked held;
-      before = set(py::reinterpret_borrow<py::object>(named->ptr(getPyInterpreter())));
+      before = set(py::reinterpret_borrow<py::object>(name.ptr(getPyInterpreter())));
     }
-    const auto restore = [&] {
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+    ~Block() {
       const Locked held;
       set(before);
       before = {};
-    };
-    try {
-      action();
-    } catch (...) {
-      restore();
-      throw;
     }
-    restore();
+    py::object before;
+  };
+  return [named = std::move(named), action = std::move(action)] {
+    const Block block(*named);
+    action();
   };
 }
 
