@@ -84,7 +84,7 @@ def overheads(model: list[tuple[int, int]]) -> dict[str, Any]:
     """Ends of one iteration in units of time: program order, every setting, and the optimum without overheads."""
     layers = _layers(model)
     sizes = sorted({nbytes for nbytes, _ in model} | {each for each in PARTITIONS if each})
-    costly = Transfer(tuple((size, SCALE * size + PER_OPERATION) for size in (*sizes, 1 << 20)), LATENCY)
+    costly = Transfer(tuple((size, SCALE * size + PER_OPERATION) for size in (*sizes, 1 << 20)), ((1 << 20, LATENCY),))
     free = Transfer(((1, SCALE),))
     grid = []
     for partition in PARTITIONS:

@@ -117,11 +117,12 @@ def test_a_lost_rank_is_known_at_once(nursery: Nursery, backend: str, phases: li
         _survivors(nursery, ranks, rf"PeerLostError: {backend}\.all_reduce \(group '", fault)
 
 
+@pytest.mark.parametrize(("phase", "call"), [("backward", "all_reduce"), ("sparse", "all_gather")])
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
-def test_a_rank_is_lost_in_a_backward_pass(nursery: Nursery, backend: str) -> None:
+def test_a_rank_is_lost_in_a_backward_pass(nursery: Nursery, backend: str, phase: str, call: str) -> None:
     """DistributedDataParallel, which issues and awaits the calls in C++, raises the same exceptions."""
-    ranks = jobs.start(nursery, "faulty", [backend, "backward", "kill"], 3)
-    _survivors(nursery, ranks, rf"REPORTED PeerLostError: {backend}\.all_reduce \(group '", "kill")
+    ranks = jobs.start(nursery, "faulty", [backend, phase, "kill"], 3)
+    _survivors(nursery, ranks, rf"REPORTED PeerLostError: {backend}\.{call} \(group '", "kill")
 
 
 @pytest.mark.parametrize(

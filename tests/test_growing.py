@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -56,6 +57,9 @@ def test_processes_take_the_places_of_lost_ranks(nursery: Nursery, backends: str
     job.end(*new)
     for rank, child in zip(job.lost, new, strict=True):
         assert f"group of 4 of 4: rank {rank}, {backends}" in child.text, child.text
+    identities = {name for child in [*job.survivors, *new] for name in re.findall(r"job (\w*)\n", child.text)}
+    assert len(identities) == 1, identities
+    assert "" not in identities
 
 
 @pytest.mark.parametrize("mode", ["shrink", "grow"])

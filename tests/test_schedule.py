@@ -65,7 +65,7 @@ def test_credit() -> None:
 
 def test_latency() -> None:
     """A credit of one partition pays the latency of each; more credit hides it."""
-    layers, transfer = [Layer(0, 1, 40)], Transfer(((10, 10),), latency=5)
+    layers, transfer = [Layer(0, 1, 40)], Transfer(((10, 10),), ((10, 5),))
     assert simulate(layers, transfer, partition=10, credit=10).end == 61
     assert simulate(layers, transfer, partition=10, credit=20).end == 46
 
@@ -74,6 +74,15 @@ def test_cost_of_a_transfer() -> None:
     """Between measured sizes a time is interpolated, above the largest it grows in proportion."""
     transfer = Transfer(((100, 10), (200, 30)))
     assert [transfer.occupation(size) for size in (1, 100, 150, 200, 400)] == [10, 10, 20, 30, 60]
+    assert transfer.latency(400) == 0
+    transfer = Transfer(((100, 10),), ((100, 10), (200, 30)))
+    assert [transfer.latency(size) for size in (1, 100, 150, 200, 400)] == [10, 10, 20, 30, 60]
+
+
+def test_partitions_complete_in_order() -> None:
+    """A small partition behind a large one, which takes longer to complete, waits for it."""
+    layers = [Layer(1, 0, 1), Layer(0, 0, 4)]
+    assert simulate(layers, Transfer(((1, 1),), ((1, 0), (2, 0), (4, 10)))).complete == (14, 14)
 
 
 def test_cut() -> None:

@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ from mcr_dl import InvalidArgumentError, InvalidTypeError, _pages
 from mcr_dl.base import errors, launcher, variables
 from mcr_dl.bench.ranks import environments
 from mcr_dl.libraries.registry import parse_backends
-from mcr_dl.runtime import startup
+from mcr_dl.runtime import communicators, startup
 from mcr_dl.testing.nursery import Child, Nursery
 
 ROOT = launchers.TESTS.parent
@@ -34,6 +37,23 @@ def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -
     jobs.end(nursery, ranks)
     jobs.expect(ranks, 0)
     return ranks
+
+
+def test_some_ranks_alone_do_not_connect() -> None:
+    """All ranks of a group raise if one comes too late: a library would wait for it, and let no other call in."""
+    store, limit = torch_dist.HashStore(), timedelta(seconds=0.3)
+
+    def meet(rank: int) -> str:
+        group: Any = SimpleNamespace(
+            rank=lambda: rank, size=lambda: 3, ranks=[4, 5, 6], timeout=limit, name=lambda: "a", _label="a"
+        )
+        with pytest.raises(mcr_dl.CollectiveTimeoutError) as caught:
+            communicators._meet(group, store)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [*pool.map(meet, (0, 1)), meet(2)]
+    assert set(found) == {"group 'a': connecting timed out: rank 6 did not come within 0.3 s"}
 
 
 # ---- which backends start

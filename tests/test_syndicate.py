@@ -96,6 +96,8 @@ def test_other_calls(pools: Pools, world: int) -> None:
 GROUPS = [
     (syndicate_groups.two_blocks, 3),
     (syndicate_groups.messages, 4),
+    (syndicate_groups.many_messages, 3),
+    (syndicate_groups.other_candidates, 3),
     (syndicate_groups.a_half_leaves, 4),
     (syndicate_groups.a_half_leaves_that_counts, 4),
     (syndicate_groups.joined, 3),

@@ -120,6 +120,11 @@ def test_calls_that_a_rank_never_joins(own_pools: Pools, steps: str, ends: str) 
     own_pools.get("processes", 3).run(user_code.never_joined, steps, ends, limit=60.0)
 
 
+def test_in_a_backward_pass(pools: Pools) -> None:
+    """Of DistributedDataParallel, whose calls C++ code of torch makes."""
+    pools.get("processes", 2).run(user_code.in_backward, limit=30.0)
+
+
 @sizes
 @backends
 @forms

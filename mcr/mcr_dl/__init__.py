@@ -94,7 +94,7 @@ __version__: str = _C.__version__
 
 
 def is_available() -> bool:
-    """Whether the package can be used; it can where it can be imported (torch.distributed.is_available)."""
+    """Return True: the package can be used wherever it can be imported (torch.distributed.is_available)."""
     return True
 
 

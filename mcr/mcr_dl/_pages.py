@@ -46,7 +46,7 @@ def support_matrix(group: _C.Group) -> str:
         "",
         "Generated from the op table by `make generate`; `mcr-info --support` prints it for this machine.",
         "*native*: the library does it. *emulated*: done by sends, receives and a local combination. AVG counts as",
-        "native where it is the library's SUM and a division. Reductions are those that mean something for the dtype: "
+        "native where it is the library's SUM and a division. Cells cover the reductions defined for the dtype: "
         + "; ".join(
             f"{kind}: {' '.join(red for red in _C.reductions() if _C.reduction_defined(kind, red))}"
             for kind in ("int32", "float32", "bool", "complex64")

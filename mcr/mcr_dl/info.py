@@ -82,9 +82,7 @@ def _report(world: _C.Group, status: dict[str, str], *, whole: bool) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    text = (
-        "Show versions, launcher, libraries, the tuning table and the backends, and why those that do not work do not."
-    )
+    text = "Show versions, launcher, libraries, the tuning table, and which backends work or why they do not."
     result = arguments.command("mcr-info", text)
     result.add_argument(
         "--support", action="store_true", help="also which backend has which operation, for which types"

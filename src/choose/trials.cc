@@ -50,6 +50,9 @@ int64_t cost_of(std::vector<int64_t> samples) {
   return fixed_log2(*place);
 }
 
+// A thread that naps sees the end of a call that its caller does not wait for, and may have to wait for a core.
+constexpr std::chrono::milliseconds kSeenLate{1};
+
 // The reports of all groups. Never destroyed: a thread may wait in it until the process ends.
 struct Queue {
   std::mutex mutex;
@@ -68,6 +71,8 @@ Queue& queue() {
 void Trial::waited(std::chrono::nanoseconds time) noexcept {
   if (!counted_.test_and_set(std::memory_order_relaxed)) owner_->add(place_, spent_ + time);
 }
+
+void Trial::ended() noexcept { owner_->add(place_, spent_, Clock::now() - begin_); }
 
 Trials::Trials(std::string group, int64_t serial, std::vector<std::string> candidates)
     : group_(std::move(group)), serial_(serial), names_(std::move(candidates)) {}
@@ -180,16 +185,19 @@ void Trials::conclude(Bucket& bucket) const {
   begin_round(bucket);
 }
 
-void Trials::add(const Trial::Place& place, std::chrono::nanoseconds time) {
+void Trials::add(const Trial::Place& place, std::chrono::nanoseconds spent, std::chrono::nanoseconds ran) {
   const std::lock_guard lock(mutex_);
   auto& bucket = *buckets_[place.bucket];
   const bool first = place.round == 0 && place.turn == 0;  // a library may prepare something then
   if (first || bucket.decided || bucket.round != place.round) return;
-  bucket.tried[place.candidate].times[place.turn] = time.count();
+  auto& known = bucket.tried[place.candidate].times[place.turn];
+  known = std::max(known, spent.count());
+  // With a root the ranks do not wait for each other: a call runs as long as the root takes to come.
+  if (!rooted(bucket)) known = std::max<int64_t>(known, (ran - kSeenLate).count());
 }
 
 Trials::Result Trials::result_of(const Bucket& bucket) {
-  Result result{bucket.call, bucket.usual, bucket.best, {}};
+  Result result{bucket.call, bucket.usual, bucket.best, bucket.remembered, {}};
   for (const auto* part : {&bucket.tried, &bucket.dropped}) {
     for (const auto& each : *part) {
       if (each.cost != kUnknown) result.costs.emplace_back(each.index, each.cost);
@@ -203,7 +211,7 @@ std::vector<Trials::Result> Trials::results() const {
   const std::lock_guard lock(mutex_);
   std::vector<Result> found;
   for (const auto& bucket : buckets_) {
-    if (!bucket->decided || bucket->remembered) continue;
+    if (!bucket->decided) continue;
     auto result = result_of(*bucket);
     if (result.costs.size() > 1) found.push_back(std::move(result));
   }
@@ -246,7 +254,7 @@ Trials::Times Trials::Report::times() const {
 
 bool Trials::Report::largest_counts() const {
   const std::lock_guard lock(owner_->mutex_);
-  return row(owner_->buckets_[bucket_]->call.op).is(kRooted);
+  return rooted(*owner_->buckets_[bucket_]);
 }
 
 std::chrono::nanoseconds Trials::Report::awaited() const {

@@ -26,7 +26,9 @@ namespace mcr {
 
 class Trials;
 
-/// One timed call. The time counts that the caller spends in the call, and in waiting for it.
+/// One timed call. The time counts that the caller spends in the call and in waiting for it; of a collective without a
+/// root that the caller's own work hides, the time until it is complete, as later calls wait for the network and the
+/// cores that it uses.
 class Trial final : public WaitTime {
  public:
   using Clock = std::chrono::steady_clock;
@@ -43,6 +45,8 @@ class Trial final : public WaitTime {
   void returned() { spent_ = Clock::now() - begin_; }
   /// The call is complete, and the caller has waited so long after it had returned. The first time counts.
   void waited(std::chrono::nanoseconds time) noexcept override;
+  /// An asynchronous call is complete. After returned(), from any thread.
+  void ended() noexcept;
 
  private:
   const std::shared_ptr<Trials> owner_;
@@ -131,9 +135,10 @@ class Trials : public std::enable_shared_from_this<Trials> {
   struct Result {
     Call call;  // as of Refinement::Bucket
     std::size_t usual, chosen;
+    bool remembered;                                     // from an earlier job
     std::vector<std::pair<std::size_t, int64_t>> costs;  // by candidate
   };
-  /// The results of all buckets that have been decided here, and not by an earlier job.
+  /// The results of all buckets that have been decided.
   std::vector<Result> results() const;
   /// The result for calls like this one; nothing before.
   std::optional<Result> result(const Call& call, int64_t bytes) const;
@@ -159,11 +164,13 @@ class Trials : public std::enable_shared_from_this<Trials> {
     std::optional<Trial::Clock::time_point> awaited;  // since when
   };
 
+  static bool rooted(const Bucket& bucket) { return row(bucket.call.op).is(kRooted); }
   Bucket* find(const Call& call, int64_t bytes) const;
   std::size_t bucket_of(const Call& call, int64_t bytes, const std::function<Options()>& options);
   void conclude(Bucket& bucket) const;
   void begin_round(Bucket& bucket) const;
-  void add(const Trial::Place& place, std::chrono::nanoseconds time);
+  // The longest of a call's times counts: what its caller spends, and how long it runs (0: unknown).
+  void add(const Trial::Place& place, std::chrono::nanoseconds spent, std::chrono::nanoseconds ran = {});
   static Result result_of(const Bucket& bucket);
 
   const std::string group_;

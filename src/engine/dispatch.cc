@@ -191,6 +191,7 @@ class Issue {
     auto work = make_work(passage_, lane.take(), nullptr, brief_);
     if (timing_.trial != nullptr) [[unlikely]] {
       timing_.trial->returned();
+      work->on_done([trial = timing_.trial] { trial->ended(); });
       work->set_wait_time(std::move(timing_.trial));
     }
     work->begin();

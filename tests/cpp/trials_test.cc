@@ -105,7 +105,7 @@ std::vector<Trials::Report> agree(std::vector<Trials::Report> reports, std::size
 // Makes calls of one rank until its trials are over; how often each candidate got one.
 std::map<std::size_t, int> decide(Rank& rank, const Call& call, int64_t bytes) {
   std::map<std::size_t, int> counts;
-  while (rank.trials().results().empty()) {
+  while (!rank.trials().result(call, bytes)) {
     if (const auto candidate = rank.call(call, bytes)) {
       ++counts[*candidate];
     } else {
@@ -243,6 +243,53 @@ TEST(works_that_are_not_waited_for_teach_nothing) {
   reports.front().agree(reports.front().times());
   CHECK(trials->next(kind, 1024, options)->candidate == 0);
   CHECK(trials->results().empty());
+}
+
+namespace {
+
+// The first candidate's operation takes 50 ms and the second one's nothing, while the caller does other things.
+int64_t first_time(Op op) {
+  const auto trials = std::make_shared<Trials>("group", 0, std::vector<std::string>{"a", "b"});
+  const auto options = [] { return Trials::Options{0, {0, 1}}; };
+  const auto kind = call(op, true);
+  std::vector<std::shared_ptr<Trial>> hidden;
+  while (const auto turn = trials->next(kind, 1024, options)) {
+    if (turn->trial == nullptr) continue;
+    turn->trial->returned();
+    if (turn->candidate == 0) {
+      hidden.push_back(turn->trial);
+    } else {
+      turn->trial->ended();
+      turn->trial->waited(100ns);
+    }
+  }
+  std::this_thread::sleep_for(50ms);
+  for (const auto& trial : hidden) {
+    trial->ended();
+    trial->waited(100ns);
+  }
+  const auto times = taken().front().times();
+  CHECK(times[1].back() >= 100 && times[1].back() < 40'000'000);
+  return times[0].back();
+}
+
+}  // namespace
+
+TEST(a_hidden_collective_costs_the_time_until_it_is_complete) {
+  CHECK(first_time(Op::all_reduce) >= 40'000'000);
+  CHECK(first_time(Op::broadcast) < 40'000'000);  // which has the time until the root comes
+}
+
+TEST(results_name_those_of_an_earlier_job) {
+  Rank rank({3000, 1000});
+  Call kind = call();
+  kind.size_hint = 1024;
+  rank.trials().remember(kind, 0, fixed_log2(3000));
+  rank.trials().remember(kind, 1, fixed_log2(1000));
+  CHECK(rank.call(call(), 1024) == 1u);
+  decide(rank, call(), 1 << 20);
+  const auto results = rank.trials().results();
+  CHECK(results.size() == 2 && results[0].remembered && !results[1].remembered);
 }
 
 TEST(a_call_waits_for_the_agreement) {

@@ -4,7 +4,8 @@
 BACKEND may be several with semicolons, of which the last one makes the calls: "gloo;mpi;stripe(gloo,mpi)". PHASE is the
 state of the other ranks: ``idle`` (their next call meets the fault), ``collective`` (a blocking one), ``future`` (an
 asynchronous one that no thread waits for), ``storm`` (many asynchronous ones of several groups). A rank that gets an
-exception prints it and exits with 3. ``backward``: training steps of DistributedDataParallel. For measurements, the
+exception prints it and exits with 3. ``backward``: training steps of DistributedDataParallel; ``sparse``: of one with
+sparse gradients. For measurements, the
 times of the fault, of the call that meets it, and of its exception are printed too.
 """
 
@@ -70,12 +71,13 @@ def storm(fails: str | None, backend: str) -> None:
             x.fill_(1)
 
 
-def train(fails: str | None) -> None:
+def train(fails: str | None, sparse: bool) -> None:
     """Training steps of DistributedDataParallel; the fault comes before one of its backward passes."""
-    layers = (torch.nn.Linear(200, 200) for _ in range(4))
-    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1)
+    layers = [torch.nn.Linear(200, 200) for _ in range(4)]
+    table = torch.nn.EmbeddingBag(50, 200, sparse=True)
+    model = DistributedDataParallel(table if sparse else torch.nn.Sequential(*layers), bucket_cap_mb=1)
     for step in count():
-        loss = model(torch.ones(8, 200)).square().mean()
+        loss = model(torch.arange(8).view(1, 8) if sparse else torch.ones(8, 200)).square().mean()
         if fails is not None and step > 2:
             fault(fails)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -93,8 +95,8 @@ def main(backend: str, phase: str, kind: str) -> None:
     print("ready", flush=True)
     if phase == "storm":
         storm(failing, backend)
-    if phase == "backward":
-        train(failing)
+    if phase in ("backward", "sparse"):
+        train(failing, phase == "sparse")
     if failing is not None:
         if phase in ("collective", "future"):
             time.sleep(DELAY)

@@ -20,7 +20,7 @@ from shrinking import check, die, run
 import mcr_dl as dist
 from mcr_dl.groups import returning, survivors
 from mcr_dl.libraries import registry
-from mcr_dl.runtime import watched_store
+from mcr_dl.runtime import state, watched_store
 
 LIMIT = timedelta(seconds=float(os.environ.get("GROWING_LIMIT", "1800")))
 REJOIN = os.environ.get("GROWING_REJOIN", "")
@@ -96,6 +96,7 @@ def main(backends: str, lost_ranks: str, mode: str) -> None:
             print(f"refused: {error}", flush=True)
         time.sleep(0.02)
     check(group, world)
+    print(f"job {state.current().job}", flush=True)
     further(group)
     dist.destroy_process_group()
 

@@ -47,7 +47,28 @@ class Parts:
         assert torch.equal(blocks, torch.arange(float(begin), float(begin + self.half)).repeat_interleave(3))
 
 
-def _until(planned: Planned, phase: str, program: Parts | Program, marked: bool = False) -> None:
+class Simple:
+    """An iteration of three collectives of a group, and of messages to the next rank; checks all results."""
+
+    def __init__(self, group: mcr_dl.ProcessGroup | None = None, messages: int = 0) -> None:
+        self.rank, self.size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+        self.group, self.messages = group, messages
+
+    def iterate(self) -> None:
+        sums = [torch.full((100 * number,), float(self.rank)) for number in (1, 2, 3)]
+        works = [mcr_dl.all_reduce(each, group=self.group, async_op=True) for each in sums]
+        for number in range(self.messages):
+            got = torch.zeros(2)
+            sent = mcr_dl.isend(torch.full((2,), float(number)), (self.rank + 1) % self.size)
+            mcr_dl.recv(got, (self.rank - 1) % self.size)
+            sent.wait()
+            assert bool(got.eq(number).all())
+        for work, each in zip(works, sums, strict=True):
+            work.wait()
+            assert bool(each.eq(sum(range(self.size))).all())
+
+
+def _until(planned: Planned, phase: str, program: Parts | Program | Simple, marked: bool = False) -> None:
     for _ in range(_MOST):
         if planned.phase == phase:
             return
@@ -82,6 +103,27 @@ def messages() -> None:
             program.iterate(message=number % 3 == 0)
         assert [event.what for event in planned.events] == ["planned", "kept"], planned.events
         assert planned.plan is not None
+
+
+def many_messages() -> None:
+    """More messages than collectives."""
+    session.start()
+    with Planned(random_plans_of(10), rounds=1) as planned:
+        _until(planned, "steady", Simple(messages=10))
+        assert planned.plan is not None
+
+
+def other_candidates() -> None:
+    """The same calls on a group of other candidates get another plan."""
+    session.start()
+    planned = Planned(random_plans_of(11), rounds=1)
+    for backend in (None, "gloo"):
+        program = Simple(mcr_dl.new_group(backend=backend))
+        with planned:
+            _until(planned, "steady", program)
+            for _ in range(ROUNDS):
+                program.iterate()
+            assert planned.plan is not None
 
 
 def a_half_leaves() -> None:

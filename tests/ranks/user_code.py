@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl import _C, BackendError, CollectiveTimeoutError
@@ -271,6 +272,27 @@ def never_joined(chain_of: str, ends: str) -> None:
 
 def _started(group: Any, number: int) -> Any:
     return mcr_dl.all_reduce(torch.ones(5 + number), group=group, backend="mpi", async_op=True, timeout=LIMIT)
+
+
+# ---- a backward pass
+
+
+def _undecodable(call: PassedCall) -> Any:
+    if switch.raises:
+        raise UnicodeDecodeError("utf-8", b"x", 0, 1, TEXT)
+    return call.proceed()
+
+
+def in_backward() -> None:
+    """torch makes exceptions from their class and text; one that cannot be made so becomes a RuntimeError."""
+    group = _torch_group(None)
+    model = DistributedDataParallel(torch.nn.Linear(3, 3), process_group=group)
+    mcr_dl.register_pass(Handler(_undecodable), "undecodable")
+    mcr_dl.set_passes(["undecodable"], group)
+    switch.raises = True
+    expect(RuntimeError, lambda: model(torch.ones(2, 3)).sum().backward(), "can't decode byte 0x78", TEXT)
+    switch.raises = False
+    dist.destroy_process_group(group)
 
 
 # ---- completion hooks and futures

@@ -24,7 +24,7 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable(
         "MCR_DL_BACKENDS",
-        "the backends if the program names none, or `mcr`: `mpi,gloo`, or in a shell with quotes "
+        "the backends of a program that names none, or names `mcr`: `mpi,gloo`, or, quoted for the shell, "
         "`'mpi,gloo,stripe(gloo,mpi)'`; default `auto`: those of `mpi`, `nccl`, `gloo` and `shm` that all ranks can "
         "use",
         "integrations.md#which-backends-start",

@@ -209,7 +209,8 @@ def save_trace(trace: Path, console: Console) -> None:
     folder = trace.with_suffix("")
     if dist.get_rank() == 0:
         for old in folder.glob("rank*.json"):  # of a job that may have had more ranks
-            old.unlink()
+            if old.stem.removeprefix("rank").isdecimal():
+                old.unlink()
     dist.barrier()
     dist.trace.save(folder)
     dist.barrier()

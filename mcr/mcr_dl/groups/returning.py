@@ -28,7 +28,7 @@ _ALIVE = 2.0  # seconds for a process that waits to say that it still does
 _AGAIN = 60.0  # seconds after which a process that was found and not taken applies again
 _DISMISSED = "-"  # in the place of the name of an attempt
 # The parts of State that the ranks have agreed on, in JSON's types.
-_AGREED = ("backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
+_AGREED = ("job", "backends", "asked", "candidates", "staging", "topology", "groups_made", "counters")
 
 
 class Applicant(NamedTuple):
@@ -197,6 +197,7 @@ def begin(
     current = state.begin(launch, store, limit, [], device, answer.life)
     for key in _AGREED:
         setattr(current, key, answer.agreed[key])
+    watch.set_job(current.job)
     current.passes = passes
     current.grid = dimensions.grid_of(current.topology, launch.size)
     current.knowledge = choice.knowledge_of(answer.knowledge, registry.known_names())

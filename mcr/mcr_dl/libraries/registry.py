@@ -322,7 +322,8 @@ def _nameable(backend: object) -> str:
 def use(backend: str) -> Iterator[None]:
     """Set the backend of calls in the block that name none: mcr_dl's, torch.distributed's, DDP's in a backward pass.
 
-    It applies to this thread and to autograd's threads that work for it. ``"auto"`` undoes an outer block. Raises
+    It applies to this thread, to autograd's threads that work for it, and to callbacks of futures: get the future and
+    add its callbacks inside one block, as a callback may run at once. ``"auto"`` undoes an outer block. Raises
     InvalidArgumentError for an unknown name; a call raises NotInitializedError if its group lacks the backend.
     """
     before = _C.name_backend(_nameable(backend))

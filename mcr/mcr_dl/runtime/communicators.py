@@ -24,6 +24,7 @@ from mcr_dl.libraries import registry
 from mcr_dl.runtime import lines, rates, state
 from mcr_dl.runtime.rounds import Round, poll
 from mcr_dl.runtime.watched_store import WatchedStore, require_all_ranks
+from mcr_dl.watch import ranks_text
 
 _NOTICE = 0.1  # seconds between two looks at the group, and for an action to end by itself after a loss
 _LONGEST = 0.01  # seconds between two looks at the store
@@ -75,16 +76,26 @@ def connect(
 def _meet(group: _C.Group, store: torch_dist.Store) -> None:
     """Return when all members are here: a library that admits one thread at a time would keep other calls out.
 
-    A member may still wait for one of these calls before it comes.
+    A member may still wait for one of these calls before it comes. Raises CollectiveTimeoutError on all members if one
+    does not come within the group's timeout.
     """
     meeting = Round(torch_dist.PrefixStore("meet", store), "0", group.rank(), group.size())
-    if meeting.arrive(""):
-        meeting.answer("")
-        return
+    if meeting.arrive("here"):
+        return meeting.answer("")
     limit = group.timeout.total_seconds()
-    if not poll(meeting.answered, limit, _LONGEST, lambda: require_all_ranks(group._label)):
-        message = f"group {group.name()!r}: timed out: not all ranks came to connect it within {limit:.0f} s"
-        raise CollectiveTimeoutError(message)
+    check = partial(require_all_ranks, group._label)
+    there = poll(meeting.answered, limit, _LONGEST, check)
+    if not there and meeting.close():
+        absent = [rank for rank, value in zip(group.ranks, meeting.values(), strict=True) if value is None]
+        meeting.answer(f"{ranks_text(absent)} did not come within {limit:g} s")
+    elif not there and not poll(meeting.answered, PATIENCE, _LONGEST, check):
+        raise CollectiveTimeoutError(
+            f"group {group.name()!r}: connecting timed out: no answer of the last rank to come"
+        )
+    late = meeting.result().decode()
+    if late:
+        raise CollectiveTimeoutError(f"group {group.name()!r}: connecting timed out: {late}")
+    return None
 
 
 def _connect_patiently(group: _C.Group, name: str, connecting: Callable[[], None], patience: float) -> None:

@@ -36,23 +36,31 @@ class Layer:
 class Transfer:
     """What a partition costs: it occupies the communicator, and completes some time after that.
 
-    ``points``: (bytes, time of occupation), by ascending bytes; between them the time is interpolated, beyond the last
-    one it grows in proportion.
+    ``points``: (bytes, time of occupation), by ascending bytes; ``latencies``: (bytes, time after that). Between the
+    points the times are interpolated, beyond the last one they grow in proportion.
     """
 
     points: tuple[tuple[int, int], ...]
-    latency: int = 0
+    latencies: tuple[tuple[int, int], ...] = ((1 << 62, 0),)
 
     def occupation(self, nbytes: int) -> int:
         """The time for which a partition keeps the communicator busy."""
-        place = bisect_right(self.points, (nbytes, 1 << 62))
-        if place == len(self.points):
-            last, time = self.points[-1]
-            return time * nbytes // last
-        if place == 0:
-            return self.points[0][1]
-        (low, least), (high, most) = self.points[place - 1], self.points[place]
-        return least + (most - least) * (nbytes - low) // (high - low)
+        return _at(self.points, nbytes)
+
+    def latency(self, nbytes: int) -> int:
+        """The time from then until the partition is complete."""
+        return _at(self.latencies, nbytes)
+
+
+def _at(points: Sequence[tuple[int, int]], nbytes: int) -> int:
+    place = bisect_right(points, (nbytes, 1 << 62))
+    if place == len(points):
+        last, time = points[-1]
+        return time * nbytes // last
+    if place == 0:
+        return points[0][1]
+    (low, least), (high, most) = points[place - 1], points[place]
+    return least + (most - least) * (nbytes - low) // (high - low)
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def simulate(
     order: list[Partition] = []
     spans: list[tuple[int, int]] = []
     complete = [layer.ready for layer in layers]
-    now = free = used = 0
+    now = free = last = used = 0  # last: the end of the last partition
     while arrivals or waiting:
         while arrivals and layers[arrivals[0]].ready <= now:
             layer = arrivals.popleft()
@@ -111,11 +119,12 @@ def simulate(
                 break
             heapq.heappop(waiting)
             free = max(free, now) + transfer.occupation(nbytes)
-            complete[layer] = max(complete[layer], free + transfer.latency)
-            flying.append((free + transfer.latency, nbytes))
+            last = max(last, free + transfer.latency(nbytes))
+            complete[layer] = max(complete[layer], last)
+            flying.append((last, nbytes))
             used += nbytes
             order.append((layer, index))
-            spans.append((now, free + transfer.latency))
+            spans.append((now, last))
         events = [flying[0][0]] if waiting and flying else []
         events += [layers[arrivals[0]].ready] if arrivals else []
         now = min(events, default=now)

@@ -61,13 +61,13 @@ class Iteration:
         return None if self.seen[index].fixed else capture.call_of(self.calls[index])
 
     def terms(self) -> list[Row]:
-        """What must be equal on all ranks."""
-        rows = []
+        """What must be equal on all ranks: the ranks and candidates of each group, and the calls."""
+        rows = [[len(group.ranks), *group.candidates] for group in self.groups]
         for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
             sizes = [] if record.vectored else [record.in_count, record.out_count]
             asynchronous = record.asynchronous and not self.groups[group]._any_form
-            ranks = len(record.group.ranks)
-            rows.append([group, ranks, record.op, record.vectored, record.dtype, asynchronous, seen.fixed, *sizes])
+            traits = [asynchronous, seen.fixed, seen.named]
+            rows.append([group, record.op, record.vectored, record.dtype, *traits, *sizes])
         return rows
 
     def at(self) -> dict[str, int]:

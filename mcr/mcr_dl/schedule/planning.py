@@ -27,6 +27,7 @@ GAIN = 0.01  # a plan takes the place of program order, or of a measured one, if
 _MOST_PARTITIONS = 1024  # of a model
 _REPETITIONS = 3
 _IN_FLIGHT = 4
+_NAP = 2e-4  # seconds
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,10 @@ def _duration(issuer: Issuer, memory: list[torch.Tensor], limit: int | None) -> 
     issuer.begin(partitions, limit)
     for partition, each in zip(partitions, memory, strict=True):
         issuer.ready(partition, each)
+    issuer.advance()
+    while limit is not None and not issuer.idle:  # a step's operations run while this thread computes
+        issuer.check()
+        time.sleep(_NAP)
     for partition in partitions:
         issuer.wait(partition)
     return (time.perf_counter_ns() - begin) // len(memory)
@@ -147,9 +152,9 @@ def _transfer(rows: Sequence[Sequence[int]]) -> credit.Transfer:
     for size, one, several in rows:
         occupied = max(several, before)  # never less than a smaller size's
         points.append((size, occupied))
-        latencies.append(max(one - occupied, 0))
+        latencies.append((size, max(one - occupied, 0)))
         before = occupied
-    return credit.Transfer(tuple(points), statistics.median_low(latencies))
+    return credit.Transfer(tuple(points), tuple(latencies))
 
 
 def _medians(values: list[Any]) -> dict[str, Any]:

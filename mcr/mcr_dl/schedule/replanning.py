@@ -12,7 +12,7 @@ import logging
 import statistics
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -27,6 +27,7 @@ from mcr_dl.planner import capture
 from mcr_dl.planner.graph import Graph, hash_of
 from mcr_dl.planner.plans import Plan, Planner
 from mcr_dl.records import log as records
+from mcr_dl.records.log import Record
 from mcr_dl.runtime import state
 from mcr_dl.schedule import execution, measured
 from mcr_dl.schedule.meetings import Meetings
@@ -99,6 +100,17 @@ class Settings:
     seed: int
 
 
+def _logged(names: Sequence[str], most: int) -> list[Record]:
+    """The newest collectives of these groups in the log, oldest first, without the one that begins."""
+    window, before = 2 * most + 64, -1
+    while True:
+        found = records.records(since=max(_C.log_made() - window, 0))
+        mine = [each for each in found if not each.peer and each.group.name in names][:-1][-most:]
+        if len(mine) == most or len(found) == before:
+            return mine
+        window, before = 2 * window, len(found)
+
+
 @dataclass
 class Replanner:
     """The plans of this process. Its public fields are for reading."""
@@ -144,7 +156,7 @@ class Replanner:
         """Begin, on all ranks, without a plan; ``store`` has keys of its own for this object and this start."""
         self._rank, self._size = rank, size
         self._meetings = Meetings(store, "schedule", rank, size)
-        self.phase, self.plan, self._failures = Phase.WATCHING, None, 0
+        self.phase, self.plan, self._failures, self._phases = Phase.WATCHING, None, 0, 0
         self._begin_count()
         self.control.set_plan({}, [], 0)
         self.control.watch()
@@ -217,7 +229,7 @@ class Replanner:
         if agreed is None or iteration is None:
             return None
         key = hash_of({"calls": agreed["calls"]})
-        known = None if again else self._known.get(key)
+        known = self._known[key] if key in agreed["known"] and not again else None
         known = known or self._make(iteration, agreed["times"])
         return None if known is None else (key, known)
 
@@ -228,9 +240,7 @@ class Replanner:
         groups = [state.find(name) for name in names]
         deadline = time.monotonic() + _COMPLETE.total_seconds()
         while True:
-            since = _C.log_made() - 2 * KEPT * period - 64
-            made = [each for each in records.records(since=max(since, 0)) if not each.peer]
-            mine = [each for each in made if each.group.name in names][:-1][-KEPT * period :]
+            mine = _logged(names, KEPT * period)
             if all(each.end is not None for each in mine) or time.monotonic() > deadline:
                 break
             time.sleep(0.0005)
@@ -246,6 +256,7 @@ class Replanner:
         mine: Any = None
         if iteration is not None:
             mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}
+            mine["known"] = list(self._known)
 
         def decide(values: list[Any]) -> Any:
             if None in values:
@@ -257,7 +268,8 @@ class Replanner:
                         raise InvalidArgumentError(f"rank {rank} is at another call of group {group!r} than others")
             agreement.require_equal("calls of an iteration", [value["calls"] for value in values])
             times = zip(*(value["times"] for value in values), strict=True)
-            return {"calls": values[0]["calls"], "times": [min(column) for column in times]}
+            known = set.intersection(*(set(value["known"]) for value in values))
+            return {"calls": values[0]["calls"], "times": [min(column) for column in times], "known": sorted(known)}
 
         return self._meet("the calls of an iteration", mine, decide)
 

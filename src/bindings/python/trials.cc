@@ -34,6 +34,7 @@ std::vector<Row> results(Group& group) {
   std::vector<Row> rows;
   const auto& trials = group.selector().trials();
   for (const auto& found : trials == nullptr ? std::vector<Trials::Result>{} : trials->results()) {
+    if (found.remembered) continue;
     if (row(found.call.op).is(kReduces) && found.call.red != RedOp::SUM) continue;  // tables have no others
     const auto operation = std::string(row(found.call.op).name) + (found.call.vectored ? "v" : "");
     std::vector<std::pair<std::string, int64_t>> costs;

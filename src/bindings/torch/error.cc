@@ -20,6 +20,16 @@ void set_error_of(const Error& error) {
   }
 }
 
+// torch raises `type(text)`, which classes of users may not support.
+PyObject* raisable(const py::object& type, const std::string& text) {
+  try {
+    type(text);
+    return type.ptr();
+  } catch (const py::error_already_set&) {
+    return PyExc_RuntimeError;
+  }
+}
+
 }  // namespace
 
 // The GIL may be released meanwhile, so that another thread may have done the same.
@@ -27,7 +37,8 @@ void TorchError::explain() const {
   set_error_of(error_);
   const py::error_already_set error;
   auto text = py::str(error.value()).cast<std::string>();
-  if (!raised_) raised_ = Raised{py::object(error.type()).release().ptr(), std::move(text)};
+  auto* const type = raisable(error.type(), text);
+  if (!raised_) raised_ = Raised{Py_NewRef(type), std::move(text)};
 }
 
 const char* TorchError::what() const noexcept {

@@ -257,12 +257,17 @@ void Enforcer::remove(const Shared& call) {
   if (found != by_place_.end() && found->second == call) by_place_.erase(found);
 }
 
+void Enforcer::hurry() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : calls_) one->call.run->hurry();
+}
+
 bool Enforcer::synchronize(std::chrono::nanoseconds limit) {
   {
     const std::lock_guard lock(mutex_);
     ++synchronizing_;
-    for (const auto& one : calls_) one->call.run->hurry();
   }
+  hurry();
   const bool none = repeat(limit, [this] {
     drive();
     return !pending();

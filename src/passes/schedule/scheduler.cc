@@ -153,7 +153,10 @@ Scheduler::Scheduler(std::shared_ptr<PlanControl> control, const Group& group,
 }
 
 Outcome Scheduler::handle(Passage& passage, const Next& next) {
-  if (row(passage.call.op).is(kPeer)) return next(passage);  // which the group's other ranks do not see
+  if (row(passage.call.op).is(kPeer)) {  // which the group's other ranks do not see
+    if (!passage.asynchronous && control_->enforcer()->pending()) control_->enforcer()->hurry();
+    return next(passage);
+  }
   const auto* named = passage.slot == nullptr ? nullptr : &passage.slot->name;
   const auto turn = control_->enter(name_, {signature_of(passage, all_ranks_), named, fixed(passage.call)});
   if (turn.form != nullptr && !turn.form->channels.empty()) return run_planned(passage, turn);
