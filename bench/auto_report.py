@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import script
 from markdown_text import size_text, table
 
 AIM = 0.97
@@ -76,12 +77,10 @@ def markdown(document: dict[str, Any]) -> str:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """all_reduce: time over size, for `auto`, the other libraries and the candidates of `auto`."""
-    from matplotlib import pyplot
-
     rows = {int(nbytes): row for nbytes, row in document["points"]["all_reduce"].items()}
     peers = {int(nbytes): row for nbytes, row in document["peers"].items()}
     sizes = sorted(rows)
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
+    figure, (left, right) = script.pyplot().subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     colours = {"mpi": "#0072b2", "mpi:p2p": "#56b4e9", "gloo": "#009e73", "shm": "#cc3311"}
     for name, colour in colours.items():
         if name not in rows[sizes[0]]:

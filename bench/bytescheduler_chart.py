@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import script
 from mcr_dl.examples import bytescheduler as example
 from mcr_dl.examples import bytescheduler_models as models
 
@@ -24,11 +25,7 @@ DPI = 130
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A group of bars for each cluster and model; a line at the speed that no schedule can exceed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = script.pyplot()
     rows = [(steps, row) for steps in document["steps"] for row in steps["models"]]
     figure, axes = pyplot.subplots(figsize=(11, 4.4), layout="constrained")
     width = 0.84 / len(WAYS)

@@ -83,11 +83,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Predicted speedup of a large all_reduce over the bandwidth of a link."""
-    from matplotlib import pyplot
-
     ranks = 8
     bandwidths = [10 ** (7.5 + step / 20) for step in range(60)]
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(7, 4), layout="constrained")
     for name, row in report["codecs"].items():
         sent = 2 * (ranks - 1) / ranks
         cost = (1 + 1 / ranks) * row["encode"] + 2 * row["decode"]

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 import script
 from markdown_text import table
+from mcr_dl.bench.ranks import free_port
 
 WHO = ("gloo", "mpi", "auto")
 AIM = 2.0
@@ -39,11 +39,8 @@ class Ranks:
     """Two ranks that communicate in one way, and sleep between orders."""
 
     def __init__(self, who: str, folder: Path, warm_up: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         rank = str(Path(__file__).with_name("deepspeed_rank.py"))
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
         self.who, self.folder, self.orders = who, folder, 0
         self.log = folder / f"{who}.txt"
         with self.log.open("w") as output:

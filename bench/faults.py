@@ -178,8 +178,6 @@ def spread(seconds: list[float]) -> str:
 
 def chart(results: Mapping[tuple[str, str, str], list[Outcome]], path: Path) -> None:
     """A histogram of the times from the fault to the exception, by fault."""
-    from matplotlib import pyplot
-
     colours = {"kill": "#cc3311", "exit": "#0072b2", "raise": "#e69f00", "stop": "#999999"}
     names = {"kill": "is killed", "exit": "ends its process", "raise": "raises an exception", "stop": "is stopped"}
     times = {
@@ -187,7 +185,7 @@ def chart(results: Mapping[tuple[str, str, str], list[Outcome]], path: Path) -> 
         for fault in colours
     }
     times = {fault: found for fault, found in times.items() if found}
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(8, 3.6), layout="constrained")
     bins = [0.1 * edge for edge in range(int(10 * max(map(max, times.values()))) + 2)]
     shown = {"color": [colours[fault] for fault in times], "label": [f"rank 1 {names[fault]}" for fault in times]}
     axes.hist(list(times.values()), bins, stacked=True, **shown)

@@ -67,12 +67,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Speedup by tensor size."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axes = script.pyplot().subplots(figsize=(7, 4), layout="constrained")
     for backend, colour in zip(fusion_rank.BACKENDS, ("tab:blue", "tab:orange"), strict=True):
         sweep = found[backend]["sweep"]
         sizes = [point["nbytes"] for point in sweep]

@@ -13,7 +13,6 @@ import ctypes
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -59,13 +58,6 @@ def compile_loop(folder: str) -> str:
 def timed(call: Callable[[], object], calls: int) -> float:
     """Seconds per call of a function without arguments."""
     return timeit.Timer(call).timeit(calls) / calls
-
-
-def timed_statement(statement: str, names: dict[str, Any]) -> Callable[[int], float]:
-    """A loop around a statement whose names are local variables: the cost of a user's own loop, and no more."""
-    setup = "\n".join(f"{name} = _{name}" for name in names)
-    timer = timeit.Timer(statement, setup, globals={f"_{name}": value for name, value in names.items()})
-    return lambda calls: timer.timeit(calls) / calls
 
 
 class Pair:
@@ -114,8 +106,8 @@ class Pair:
         peer = {"f": getattr(comm, theirs_name), "a": a, "b": b, "place": mpi.IN_PLACE, "op": mpi.MAX}
         return {
             "C": in_c,
-            "mcr_dl": timed_statement(ours, {"f": function, "out": target, "source": source, "op": largest}),
-            "mpi4py": timed_statement(theirs, peer),
+            "mcr_dl": script.timed_statement(ours, {"f": function, "out": target, "source": source, "op": largest}),
+            "mpi4py": script.timed_statement(theirs, peer),
         }
 
     def agreed(self, value: float) -> float:
@@ -195,11 +187,6 @@ def measure_overlap(pair: Pair, nbytes: int, rounds: int) -> dict[str, dict[str,
     return result
 
 
-def resident() -> int:
-    """Bytes of memory in use now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
     """Growth of resident memory over many calls, and the memory of pending operations."""
     torch, mcr = pair.torch, pair.mcr
@@ -207,18 +194,18 @@ def measure_memory(pair: Pair, calls: int) -> dict[str, int]:
     warm_up = min(calls, 10_000)
     timed(lambda: mcr.all_reduce("mpi", tensor), warm_up)
     timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), warm_up)
-    before = resident()
+    before = script.resident()
     timed(lambda: mcr.all_reduce("mpi", tensor), calls)
-    blocking = resident() - before
-    before = resident()
+    blocking = script.resident() - before
+    before = script.resident()
     timed(lambda: mcr.all_reduce("mpi", tensor, async_op=True).wait(), calls // 10)
-    asynchronous = resident() - before
+    asynchronous = script.resident() - before
     tensors = [torch.ones(1) for _ in range(warm_up)]
     # The peer comes late, so that none of them can end.
     mcr.barrier()
-    before = resident()
+    before = script.resident()
     works = [mcr.irecv(one, 1 - pair.rank, tag=tag, backend="mpi") for tag, one in enumerate(tensors)]
-    outstanding = resident() - before
+    outstanding = script.resident() - before
     mcr.barrier("mpi")
     for tag, one in enumerate(tensors):
         mcr.send(one, 1 - pair.rank, tag=tag, backend="mpi")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common parts of the scripts in this folder: their command line, their ranks under torchrun, their reports."""
+"""The common parts of the scripts in this folder: command line, ranks under torchrun, times, reports, pictures."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
+import timeit
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -74,6 +76,31 @@ def samples(entry: Callable[..., Any], *arguments: Any, ranks: int = 2) -> dict[
                 raise SystemExit(f"rank {running.first_failure[0]} ended with {running.first_failure[1]}")
         found: dict[str, Any] = json.loads(output.read_text())
         return found
+
+
+def timed_statement(statement: str, names: dict[str, Any]) -> Callable[[int], float]:
+    """A loop around a statement whose names are local variables: the cost of a user's own loop, and no more.
+
+    The loop takes a number of rounds, and returns the seconds of one.
+    """
+    setup = "\n".join(f"{name} = _{name}" for name in names)
+    timer = timeit.Timer(statement, setup, globals={f"_{name}": value for name, value in names.items()})
+    return lambda calls: timer.timeit(calls) / calls
+
+
+def resident() -> int:
+    """Bytes of memory that this process uses now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def pyplot() -> Any:
+    """The module of that name in matplotlib, which some machines lack, to draw into files."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as module
+
+    return module
 
 
 def publish(

@@ -114,17 +114,13 @@ def markdown(found: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """The ratios by size, for each operation, in the first job."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
+    pyplot = script.pyplot()
     job = found["jobs"][0]
     series = {"the faster of MPICH and gloo": (_points(job["mpich"]), ["mpi", "mpi:p2p", "gloo"])}
     if job["openmpi"] is not None:
         series["Open MPI"] = (_points(job["openmpi"]), ["mpi"])
     operations = [op for op in dict.fromkeys(op for op, _ in _points(job["mpich"])) if op != "barrier"]
-    figure, grid = plt.subplots(1, max(len(operations), 1), figsize=(12, 3.4), layout="constrained", sharey=True)
+    figure, grid = pyplot.subplots(1, max(len(operations), 1), figsize=(12, 3.4), layout="constrained", sharey=True)
     for axes, operation in zip(grid if len(operations) > 1 else [grid], operations, strict=False):
         for label, (points, names) in series.items():
             mine = {size: times for (op, size), times in points.items() if op == operation}
@@ -142,7 +138,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     if operations:
         (grid[0] if len(operations) > 1 else grid).legend(fontsize=8)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
+    pyplot.close(figure)
 
 
 def _job(given: Namespace, ranks: int) -> dict[str, Any]:

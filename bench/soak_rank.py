@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import mcr_dl
+import script
 from mcr_dl import _C, passes
 from mcr_dl.testing import checks, position, session
 from mcr_dl.testing.calls import OPS, SIGNATURES, Case, layouts, spell
@@ -38,11 +38,6 @@ class Settings(NamedTuple):
     gloo: float
     backend: str = "mpi"  # of the calls that gloo does not get
     patience: float = 90.0
-
-
-def rss() -> int:
-    """Bytes of memory that this process uses now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @dataclass
@@ -202,7 +197,7 @@ def soak(settings: Settings, folder: str) -> int:
         elapsed = time.monotonic() - begin
         share = max(number / settings.calls, elapsed / settings.seconds)
         while len(memory) < share * 10 - 0.5:  # at 5 %, 15 %, ... of the run
-            memory.append(rss())
+            memory.append(script.resident())
         if run.rank == 0 and elapsed - said > 10:
             said = elapsed
             rate = number / elapsed
@@ -219,7 +214,7 @@ def soak(settings: Settings, folder: str) -> int:
     names = ("calls", "checked", "asynchronous")
     by = {name: number for name, number in run.counts.items() if name not in names}
     result = {**{name: run.counts[name] for name in names}, "by": by, "cases": run.drawn}
-    result |= {"seconds": seconds, "rss": [*memory, rss()]}
+    result |= {"seconds": seconds, "rss": [*memory, script.resident()]}
     (Path(folder) / f"{run.rank}.json").write_text(json.dumps(result))
     mcr_dl.finalize()
     return 0

@@ -211,12 +211,8 @@ def reaction(found: dict[str, Any]) -> int | None:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """Speeds over auto: ByteScheduler's order, and the plan that stays."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     clusters = list(dict.fromkeys(row["text"] for row in document["rows"]))
+    pyplot = script.pyplot()
     figure, all_axes = pyplot.subplots(1, len(clusters), figsize=(4.2 * len(clusters), 3.4), squeeze=False, sharey=True)
     for axes, text in zip(all_axes[0], clusters, strict=True):
         rows = [row for row in document["rows"] if row["text"] == text]

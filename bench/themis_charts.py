@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import script
 from mcr_dl.networks import timeline
 from mcr_dl.schedule.themis import plan
 from themis_networks import FIGURE_5, MB, PAPER
@@ -25,12 +26,11 @@ def _bars(axes: Any, groups: list[str], values: dict[str, list[float]]) -> None:
 
 def _sizes(rows: list[dict[str, Any]], path: Path) -> None:
     """Figures 8 and 11."""
-    import matplotlib.pyplot as plt
-
+    pyplot = script.pyplot()
     rows = [row for row in rows if row["in_flight"] == 8]
     names = list(dict.fromkeys(row["topology"] for row in rows))
     sizes = list(dict.fromkeys(row["mb"] for row in rows))
-    figure, panels = plt.subplots(2, 4, figsize=(13, 6), layout="constrained")
+    figure, panels = pyplot.subplots(2, 4, figsize=(13, 6), layout="constrained")
     for axes, name in zip(panels.flat, names, strict=False):
         own = [row for row in rows if row["topology"] == name]
         times = {policy: [row["us"][policy] / 1000 for row in own] for policy in POLICIES}
@@ -48,14 +48,13 @@ def _sizes(rows: list[dict[str, Any]], path: Path) -> None:
     panels.flat[7].axis("off")
     figure.supxlabel("MB; all_reduce, 64 chunks, 8 in flight, Table 2's latencies")
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    pyplot.close(figure)
 
 
 def _activity(found: dict[str, list[list[float]]], path: Path) -> None:
     """Figure 9."""
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(3, 3, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
+    pyplot = script.pyplot()
+    figure, panels = pyplot.subplots(3, 3, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
     for column, policy in enumerate(POLICIES):
         for k, shares in enumerate(found[policy]):
             axes = panels[k, column]
@@ -67,14 +66,13 @@ def _activity(found: dict[str, list[list[float]]], path: Path) -> None:
                 axes.set_ylabel(f"dimension {k + 1}", fontsize=8)
     figure.supxlabel("ms; share of each 100 µs in which a dimension has a chunk: 1000 MB, 3D-SW_SW_SW_homo")
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    pyplot.close(figure)
 
 
 def _chunks(rows: list[dict[str, Any]], path: Path) -> None:
     """Figure 10."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    pyplot = script.pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for way, line in (("bandwidth only", "o-"), ("latencies", "s--")):
         own = [row for row in rows if row["network"] == way]
         for policy in POLICIES:
@@ -86,16 +84,15 @@ def _chunks(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="chunks; 100 MB, mean of two topologies", ylabel="utilization, %", ylim=(0, 105))
     axes.legend(fontsize=7, ncols=2)
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    pyplot.close(figure)
 
 
 def _workloads(rows: list[dict[str, Any]], path: Path) -> None:
     """The communication of figure 12, by the baseline's."""
-    import matplotlib.pyplot as plt
-
+    pyplot = script.pyplot()
     works = list(dict.fromkeys(row["workload"] for row in rows))
     shown = ("baseline", "themis-scf", "auto", "ideal")
-    figure, panels = plt.subplots(2, 2, figsize=(12, 6), sharey=True, layout="constrained")
+    figure, panels = pyplot.subplots(2, 2, figsize=(12, 6), sharey=True, layout="constrained")
     for axes, work in zip(panels.flat, works, strict=True):
         own = [row for row in rows if row["workload"] == work]
         values = {name: [row["us"][name] / row["us"]["baseline"] for row in own] for name in shown}
@@ -106,14 +103,11 @@ def _workloads(rows: list[dict[str, Any]], path: Path) -> None:
     panels[0, 0].set_ylim(0, 1.3)
     panels[0, 0].legend(fontsize=8, ncols=4, loc="upper center")
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+    pyplot.close(figure)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """All charts, in the folder of ``path``."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     named = [
         (title, plan(FIGURE_5, "all_reduce", 256 * MB, policy=policy, chunks=4))
         for title, policy in (("baseline", "baseline"), ("Themis, smallest chunk first", "themis-scf"))

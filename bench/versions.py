@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 import script
+from mcr_dl.bench.ranks import free_port
 from mcr_dl.commands.console import Console
 
 RANK = Path(__file__).with_name("versions_rank.py")
@@ -25,10 +25,7 @@ LIMIT = 300  # seconds for one run
 
 def run(python: str, seconds: float) -> dict[str, float]:
     """The medians of one run with both ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    base = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [python, str(RANK), str(seconds)], env={**base, "RANK": rank}, stdout=subprocess.PIPE, text=True, cwd="/"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,8 +66,6 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @st.composite
 def edited(draw: st.DrawFn, document: Any, junk: Sequence[Any] = JUNK, most: int = 3) -> Any:
     """A copy of a JSON document in which some values are changed, removed, duplicated or new."""
-    import copy
-
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, most))):
         path = draw(st.sampled_from(_places(document)))

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness import Pools, launchers
 from mcr_dl import _C
@@ -242,8 +243,6 @@ def test_versions() -> None:
 
 def test_without_a_library() -> None:
     """No library named, and a torch without CUDA: the reason, and the import of mcr_dl works."""
-    import torch
-
     if torch.version.cuda is not None:
         pytest.skip("this torch is built with CUDA")
     (state,) = states("MCR_DL_NCCL_LIB=")

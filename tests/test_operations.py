@@ -6,6 +6,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 from harness import Pools
 from mcr_dl import _C
@@ -139,8 +140,6 @@ def test_variants_of_open_mpi(pools: Pools, world: int, variant: str, function: 
 
 def test_reference_against_hand_made_values() -> None:
     """The reference itself, on values that can be checked by hand."""
-    import torch
-
     inputs = [torch.tensor([1, 2, 3, -7]), torch.tensor([10, 20, 30, -4])]
     want = {
         "SUM": [11, 22, 33, -11],

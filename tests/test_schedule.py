@@ -451,6 +451,11 @@ def test_mistakes(pools: Pools) -> None:
     pools.get("processes", 2).run(schedule_defects.mistakes, limit=120)
 
 
+def test_sparse_gradients(pools: Pools) -> None:
+    """Are refused when the first one comes."""
+    pools.get("processes", 2).run(schedule_defects.sparse_gradients, limit=60)
+
+
 def test_exception_in_the_backward_pass(pools: Pools) -> None:
     """No rank hangs."""
     pools.get("processes", 2).run(schedule_defects.exception_in_the_backward_pass, limit=120)

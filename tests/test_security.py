@@ -76,10 +76,10 @@ def test_path_of_the_current_directory(here: Path, monkeypatch: pytest.MonkeyPat
 def test_relative_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The named variables take an absolute path, or a name for the loader."""
     monkeypatch.setenv("MCR_DL_MPI_LIB", name)
-    with pytest.raises(mpi.MpiLibraryError, match="expected an absolute path"):
+    with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
         mpi.find()
     monkeypatch.setenv("MCR_DL_NCCL_LIB", name)
-    with pytest.raises(nccl.NcclLibraryError, match="expected an absolute path"):
+    with pytest.raises(BackendUnavailableError, match="expected an absolute path"):
         nccl.find()
 
 
@@ -89,7 +89,7 @@ def test_names_for_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCR_DL_MPI_LIB", "libmpi.so.12")
     try:
         found = mpi.find().path
-    except mpi.MpiLibraryError as error:
+    except BackendUnavailableError as error:
         assert "no such file" in str(error)  # noqa: PT017
     else:
         assert os.path.isabs(found)

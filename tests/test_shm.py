@@ -20,6 +20,12 @@ def test_several_sizes(pools: Pools, world: int) -> None:
     pools.get("processes", world).run(shm.several_sizes, limit=120)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_without_direct_reads(pools: Pools, world: int) -> None:
+    """The ranks agree on how they read."""
+    pools.get("processes", world).run(shm.several_sizes, False, limit=120)
+
+
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_shared_tensors(pools: Pools, world: int) -> None:
     """Each rank decides for itself whether its tensors are shared."""

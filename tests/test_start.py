@@ -41,7 +41,7 @@ def start(nursery: Nursery, arguments: list[str], size: int, **variables: str) -
 
 def test_some_ranks_alone_do_not_connect() -> None:
     """All ranks of a group raise if one comes too late: a library would wait for it, and let no other call in."""
-    store, limit = torch_dist.HashStore(), timedelta(seconds=0.3)
+    store, limit = torch_dist.HashStore(), timedelta(seconds=1)
 
     def meet(rank: int) -> str:
         group: Any = SimpleNamespace(
@@ -53,7 +53,7 @@ def test_some_ranks_alone_do_not_connect() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         found = [*pool.map(meet, (0, 1)), meet(2)]
-    assert set(found) == {"group 'a': connecting timed out: rank 6 did not come within 0.3 s"}
+    assert set(found) == {"group 'a': connecting timed out: rank 6 did not come within 1 s"}
 
 
 # ---- which backends start
@@ -344,6 +344,5 @@ def test_every_documented_exception_is_exported() -> None:
         for names in re.findall(r"`(?:mcr_dl\.)?([A-Z]\w+Error)`|Raises ([A-Z]\w+Error)", file.read_text()):
             documented.update(filter(None, names))
     assert {"DesyncError", "CollectiveTimeoutError"} <= documented
-    internal = {"NcclLibraryError", "MpiLibraryError"}  # become BackendUnavailableError
-    internal |= {"StoreError", "WorkloadError", "UnrecoverableError"}  # caught in mcr_dl.watch, raised by examples
+    internal = {"WorkloadError", "UnrecoverableError"}  # raised by examples
     assert {name for name in documented - internal if not hasattr(mcr_dl, name)} <= set(dir(builtins))

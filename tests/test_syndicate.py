@@ -15,7 +15,7 @@ from harness import Pools
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.planner import lanes
 from mcr_dl.planner.plans import Planner
-from mcr_dl.schedule import Syndicate, measured, plan_trace
+from mcr_dl.schedule import Syndicate, measured, plan_trace, replanning
 from mcr_dl.testing import plan_graphs
 from ranks import syndicate, syndicate_groups
 
@@ -119,6 +119,26 @@ def test_different_programs(pools: Pools) -> None:
 def test_search(pools: Pools, world: int) -> None:
     """A real search on measured costs."""
     pools.get("processes", world).run(syndicate.without_gain, limit=120)
+
+
+def test_promise(pools: Pools) -> None:
+    """A real search, whose plans are not tried."""
+    pools.get("processes", 2).run(syndicate.without_promise, limit=120)
+
+
+@pytest.mark.parametrize(
+    ("turns", "kept"),
+    [
+        ((1000, 980, 1001, 1003, 985, 999), 1),  # two plans and program order, twice
+        ((980, 1000, 1001, 985, 1003, 999), 0),
+        ((1000, 991, 1001, 1003, 992, 999), None),  # less than 1 %
+        ((1000, 989, 1001, 1003, 989, 999), 1),
+        ((1200, 1100, 1001, 1210, 1090, 999), None),
+    ],
+)
+def test_the_plan_that_stays(turns: tuple[int, ...], kept: int | None) -> None:
+    """The fastest, if it gains 1 %."""
+    assert replanning.chosen(turns, 3, 0.01)[0] == kept
 
 
 @worlds

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[int, ...]] = {
     "torch_state.save_asynchronously": (2,),
     "torch_state.full_state": (2, 3),
     "torch_state.objects": (2, 3),
+    "torch_state.whole_tensors": (2, 3),
     "torch_functions.eager": (2, 3),
     "torch_functions.gradients": (2, 3),
     "torch_functions.compiled_graph": (2,),

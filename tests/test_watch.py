@@ -438,14 +438,8 @@ def test_a_difference_comes_first() -> None:
 
 def test_positions_of_this_process() -> None:
     """The core's data on a group."""
-    group = _C.Group("alone", [0], 0, _report_timeout())
+    group = _C.Group("alone", [0], 0, timedelta(seconds=1))
     found = next(each for each in _C.positions() if each["label"] == group._label)
     assert (found["group"], found["ranks"], found["collectives"], found["calls"]) == ("alone", [0], 0, [])
     group._close()
     assert all(each["label"] != group._label for each in _C.positions())
-
-
-def _report_timeout() -> Any:
-    from datetime import timedelta
-
-    return timedelta(seconds=1)

@@ -20,7 +20,6 @@ import random
 import statistics
 import sys
 import time
-import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
+import script
 from gpu import jobs, raw
 from gpu.device import Device
 
@@ -43,13 +43,6 @@ _MOST_CALLS = 64  # below the number of launches at which a stream blocks the ho
 _MOST_ROUNDS, _LEAST_ROUNDS = 21, 3
 _TOO_LONG_MS = 150.0  # a size whose call takes longer is left out, and with it all larger ones
 Way = Callable[[int], float]
-
-
-def _statement(text: str, names: dict[str, Any]) -> Way:
-    """A loop around a statement whose names are local variables: the cost of a user's own loop, and no more."""
-    setup = "\n".join(f"{name} = _{name}" for name in names)
-    timer = timeit.Timer(text, setup, globals={f"_{name}": value for name, value in names.items()})
-    return lambda calls: timer.timeit(calls) / calls
 
 
 class Ways:
@@ -74,8 +67,8 @@ class Ways:
         if self.yardstick is not None:
             loop = self.yardstick.loop
             ways["raw"] = lambda calls: loop(op, calls, source, target, asynchronous=asynchronous)
-        ways["mcr_dl"] = _statement(f"f({arguments}{end}", {**names, "f": ours})
-        ways["torch"] = _statement(f"f({arguments}, group=g{end}", {**names, "f": theirs, "g": self.peer})
+        ways["mcr_dl"] = script.timed_statement(f"f({arguments}{end}", {**names, "f": ours})
+        ways["torch"] = script.timed_statement(f"f({arguments}, group=g{end}", {**names, "f": theirs, "g": self.peer})
         return ways
 
 

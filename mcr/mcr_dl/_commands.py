@@ -23,6 +23,7 @@ def _run(program: str, command: Callable[[], int]) -> int:
         return _LACKS_PACKAGE
 
 
+# Each function imports its command, so that ``_run`` reports a package that is missing.
 def _bench() -> int:
     from mcr_dl.bench.cli import main
 

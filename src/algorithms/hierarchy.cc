@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -452,8 +451,7 @@ std::vector<int> Lines::members(int rank, Part part) const {
 
 bool has_hierarchy(const Call& call) {
   if (call.vectored || !row(call.op).is(kHierarchical)) return false;
-  const bool reduces = row(call.op).is(kReduces);
-  return !reduces || (defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM);
+  return !row(call.op).is(kReduces) || reduces_in_steps(call);
 }
 
 void hierarchy(const Call& call, int rank, const Lines& lines, Schedule& schedule) {

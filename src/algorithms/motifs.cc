@@ -19,20 +19,6 @@ namespace {
 
 using Kind = MotifForm::Kind;
 
-// The elements of the tensor, or of each rank's block.
-int64_t block_of(const Call& call, int size) {
-  switch (row(call.op).extent) {
-    case Extent::Gather:
-      return call.in.count;
-    case Extent::Scatter:
-      return call.out.count;
-    case Extent::Exchange:
-      return call.in.count / size;
-    default:
-      return call.out.count;
-  }
-}
-
 struct Segment {
   int64_t index, parts;
 };
@@ -160,7 +146,7 @@ void spline(const Call& call, int rank, int size, int parts, Schedule& schedule)
   struct Lists {
     std::vector<int64_t> in_counts, out_counts, displs;
   };
-  const int64_t block = block_of(call, size);
+  const int64_t block = block_elements(call, size);
   for (int first = 0; first < size; first += parts) {
     auto& lists = schedule.make_object<Lists>();
     lists.in_counts.resize(static_cast<std::size_t>(size));
@@ -208,7 +194,7 @@ bool has_motifs(const Call& call) {
 int motif_count(const MotifForm& form, const Call& call, int size) {
   if (form.kind == Kind::Whole) return 1;
   if (!has_motifs(call)) return 0;
-  const auto parts = static_cast<int>(std::min<int64_t>(form.parts, block_of(call, size)));
+  const auto parts = static_cast<int>(std::min<int64_t>(form.parts, block_elements(call, size)));
   const bool reduces = call.op == Op::all_reduce && size > 1;
   switch (form.kind) {
     case Kind::Segment:

@@ -2,7 +2,6 @@
 #include "algorithms/ordered.h"
 
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -177,8 +176,7 @@ bool has_ordered(Op op) {
 
 bool has_ordered(const Call& call) {
   if (call.vectored || !has_ordered(call.op)) return false;
-  if (!row(call.op).is(kReduces)) return true;
-  return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
+  return !row(call.op).is(kReduces) || reduces_in_steps(call);
 }
 
 void ordered(const Call& call, const Grid& grid, const ChunkOrders& chunks, Schedule& schedule) {

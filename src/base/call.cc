@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/call.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace mcr {
@@ -11,27 +12,55 @@ int64_t sum(std::span<const int64_t> counts) { return std::accumulate(counts.beg
 
 }  // namespace
 
-int64_t message_bytes(const Call& call, int ranks) {
-  if (call.size_hint >= 0) return call.size_hint;
-  const int64_t element = size_of(call.dtype);
+std::string operation_name(Op op, bool vectored) { return std::string(row(op).name) + (vectored ? "v" : ""); }
+
+int64_t message_elements(const Call& call, int ranks) {
   if (call.vectored) {
-    if (call.op == Op::all_gather) return sum(call.out_counts) * element;
-    if (call.op == Op::reduce_scatter) return sum(call.in_counts) * element;
-    return -1;
+    if (call.op == Op::all_gather) return sum(call.out_counts);
+    return call.op == Op::reduce_scatter ? sum(call.in_counts) : -1;
   }
   switch (row(call.op).extent) {
     case Extent::Same:
-      return call.out.count * element;
+      return call.out.count;
     case Extent::Gather:
-      return call.in.count * ranks * element;
+      return call.in.count * ranks;
     case Extent::Scatter:
-      return call.out.count * ranks * element;
+      return call.out.count * ranks;
     case Extent::Exchange:
-      return call.in.count * element;
+      return call.in.count;
     case Extent::None:
       break;
   }
   return 0;
+}
+
+int64_t message_bytes(const Call& call, int ranks) {
+  if (call.size_hint >= 0) return call.size_hint;
+  const auto elements = message_elements(call, ranks);
+  return elements < 0 ? elements : elements * size_of(call.dtype);
+}
+
+int64_t block_elements(const Call& call, int ranks) {
+  switch (row(call.op).extent) {
+    case Extent::Gather:
+      return call.in.count;
+    case Extent::Exchange:
+      return call.in.count / ranks;
+    default:
+      return call.out.count;
+  }
+}
+
+bool reduces_in_steps(const Call& call) {
+  return defined(call.dtype, call.red) && call.red != RedOp::AVG && call.red != RedOp::PREMUL_SUM;
+}
+
+int64_t sent_elements(const Call& call) { return call.in_counts.empty() ? call.in.count : sum(call.in_counts); }
+
+int64_t received_elements(const Call& call) { return call.out_counts.empty() ? call.out.count : sum(call.out_counts); }
+
+int64_t larger_side_bytes(const Call& call) {
+  return std::max(sent_elements(call), received_elements(call)) * size_of(call.dtype);
 }
 
 }  // namespace mcr

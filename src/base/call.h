@@ -71,9 +71,25 @@ inline Call step_of(const Call& whole, Op op, Buffer in, Buffer out, int root = 
   return call;
 }
 
-/// The size, in bytes, by which tables are indexed: the tensor's; for gathers, scatters and their reducing forms the
-/// size of all ranks' data; for exchanges the size of one rank's data. -1 where ranks may see different counts:
-/// vectored calls other than all_gather and reduce_scatter, unless the caller gives a hint.
+/// The name of an operation's equal or vectored form: "all_gather", "all_gatherv".
+std::string operation_name(Op op, bool vectored);
+
+/// The size of a call, in elements, as all ranks see it: the tensor's; for gathers, scatters and their reducing forms
+/// that of all ranks' data; for exchanges that of one rank's data. -1 where ranks may see different counts: vectored
+/// calls other than all_gather and reduce_scatter.
+int64_t message_elements(const Call& call, int ranks);
+/// The same in bytes, by which tables are indexed; the caller's hint counts first.
 int64_t message_bytes(const Call& call, int ranks);
+
+/// The elements of the tensor, or of each rank's block; of calls with equal counts.
+int64_t block_elements(const Call& call, int ranks);
+/// Whether the call's reduction is one of partial results, too.
+bool reduces_in_steps(const Call& call);
+
+/// Elements on one side of this rank's call, without the gaps between blocks.
+int64_t sent_elements(const Call& call);
+int64_t received_elements(const Call& call);
+/// The larger of the two, in bytes.
+int64_t larger_side_bytes(const Call& call);
 
 }  // namespace mcr

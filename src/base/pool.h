@@ -8,6 +8,8 @@
 #include <new>
 #include <utility>
 
+#include "base/immortal.h"
+
 namespace mcr {
 
 /// Memory for objects of one type that are made and destroyed often: freed memory serves the next object. The pool
@@ -50,7 +52,7 @@ struct PoolAllocator {
   };
   // Never destroyed: operations may still end during process exit.
   static Idle& idle() {
-    static auto& made = *std::make_unique<Idle>().release();
+    static auto& made = immortal<Idle>();
     return made;
   }
 };

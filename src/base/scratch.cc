@@ -5,6 +5,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/immortal.h"
+
 namespace mcr {
 
 namespace {
@@ -21,7 +23,7 @@ struct Pool {
 
 // Never destroyed: operations may still end during process exit.
 Pool& pool() {
-  static auto& made = *std::make_unique<Pool>().release();
+  static auto& made = immortal<Pool>();
   return made;
 }
 

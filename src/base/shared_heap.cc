@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/immortal.h"
 #include "base/process.h"
 
 namespace mcr {
@@ -28,7 +29,7 @@ int64_t bound() { return bytes_of_variable(SharedHeap::kVariable, std::max(sysco
 }  // namespace
 
 SharedHeap& SharedHeap::instance() {
-  static auto& heap = *std::make_unique<SharedHeap>(bound()).release();
+  static auto& heap = immortal<SharedHeap>(bound());
   return heap;
 }
 

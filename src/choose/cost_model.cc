@@ -2,7 +2,6 @@
 #include "choose/cost_model.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -20,13 +19,6 @@ void check_range(const std::string& what, int64_t value, int64_t least, int64_t 
   if (value >= least && value <= most) return;
   refuse(what + ": expected " + std::to_string(least) + " to " + std::to_string(most) + ", got " +
          std::to_string(value));
-}
-
-int64_t larger_side(const Call& call) {
-  const auto sum = [](std::span<const int64_t> counts, const Buffer& whole) {
-    return counts.empty() ? whole.count : std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  };
-  return std::max(sum(call.in_counts, call.in), sum(call.out_counts, call.out)) * size_of(call.dtype);
 }
 
 // The lower median of one value over all models.
@@ -95,7 +87,7 @@ int64_t Cost::at(int64_t bytes) const {
 
 std::string CostModel::Subject::text() const {
   std::string text(kKinds[static_cast<std::size_t>(kind)]);
-  if (kind == Task::Kind::Issue) text += " of " + std::string(row(op).name) + (vectored ? "v" : "");
+  if (kind == Task::Kind::Issue) text += " of " + operation_name(op, vectored);
   if (types != DTypeClass::Any) text += ", " + std::string(kDTypeClasses[static_cast<std::size_t>(types)]);
   return name.empty() ? text : text + " on " + name;
 }
@@ -159,7 +151,7 @@ int64_t CostModel::bytes(const Task& task, int ranks) {
   switch (task.kind) {
     case Task::Kind::Issue: {
       const int64_t known = message_bytes(call, ranks);
-      return known >= 0 ? known : larger_side(call);
+      return known >= 0 ? known : larger_side_bytes(call);
     }
     case Task::Kind::Decode:
       return call.out.count * element;

@@ -125,7 +125,7 @@ void ListScheduler::set_sequence(const ExecutionPlan& plan, uint32_t iterations)
   constexpr uint32_t kNone = ~uint32_t{0};
   uint32_t most = 0;
   for (const auto& place : plan.sequence) most = std::max(most, place.ahead);
-  if (most > PlanPlace::kMostAhead) refuse("expected places at most 2 iterations ahead");
+  if (most > SequencePlace::kMostAhead) refuse("expected places at most 2 iterations ahead");
   std::vector<uint32_t> places(tasks_.size(), kNone);
   for (uint32_t round = 0; round < iterations + most; ++round) {  // the first round is that of iteration -most
     for (const auto& place : plan.sequence) {

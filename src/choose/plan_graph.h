@@ -51,7 +51,7 @@ enum class PlanOrder : uint8_t {
 inline constexpr std::array<std::string_view, 3> kPlanOrders = {"ready", "critical", "sequence"};
 
 /// A place in a plan's order of one iteration. In the p-th round it stands for a motif of iteration p + ahead.
-struct PlanPlace {
+struct SequencePlace {
   uint32_t node = 0, motif = 0, ahead = 0;
   static constexpr uint32_t kMostAhead = 2;
 };
@@ -61,7 +61,7 @@ struct ExecutionPlan {
   std::vector<uint32_t> options = {};
   std::vector<int8_t> levels = {};  // of each node: -1 last, 0, 1 first; empty: all 0. For PlanOrder::Critical
   PlanOrder order = PlanOrder::Critical;
-  std::vector<PlanPlace> sequence = {};  // for PlanOrder::Sequence: each motif of the calls once
+  std::vector<SequencePlace> sequence = {};  // for PlanOrder::Sequence: each motif of the calls once
 };
 
 }  // namespace mcr

@@ -2,7 +2,6 @@
 #include "choose/reduction_form.h"
 
 #include <cstring>
-#include <utility>
 
 #include "base/reduce.h"
 

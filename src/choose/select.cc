@@ -2,7 +2,6 @@
 #include "choose/select.h"
 
 #include <algorithm>
-#include <array>
 #include <climits>
 #include <map>
 #include <set>
@@ -10,6 +9,7 @@
 
 #include "base/candidate.h"
 #include "choose/decision.h"
+#include "choose/kinds.h"
 
 namespace mcr {
 
@@ -47,7 +47,7 @@ void Selector::reset(std::list<Slot>& slots, Tuning tuning) {
   if (refinement_) refinement_ = std::make_unique<Refinement>(refinement_->period(), slots.size());
   covered_.clear();
   for (const auto& cost : tuning_.costs) {
-    if (cost.curve.known()) covered_.emplace_back(subject_of(cost), cost.curve.points().back().bytes);
+    if (cost.curve.known()) covered_.emplace_back(cost.subject, cost.curve.points().back().bytes);
   }
   start_trials();
 }
@@ -149,7 +149,7 @@ bool Selector::Field::known() const { return any_known(curves); }
 std::vector<const CostCurve*> Selector::curves_of(const std::vector<Slot*>& slots, const Subject& subject) const {
   std::vector<const CostCurve*> curves(slots.size(), &kUnknown);
   for (const auto& cost : tuning_.costs) {
-    if (!(subject_of(cost) == subject)) continue;
+    if (cost.subject != subject) continue;
     for (std::size_t i = 0; i < slots.size(); ++i) {
       if (slots[i]->name == cost.candidate) curves[i] = &cost.curve;
     }
@@ -170,9 +170,8 @@ Selector::Field Selector::field(const Call& call) const {
       if (slot.variant == 0 || slot.communicator->varies(call, slot.variant)) result.slots.push_back(&slot);
     }
   }
-  const bool reduces = row(call.op).is(kReduces);
-  const auto own = reduces ? class_of(call.dtype) : DTypeClass::Any;
-  const auto near = reduces ? DTypeClass::Float : DTypeClass::Any;
+  const auto own = types_of(call);
+  const auto near = row(call.op).is(kReduces) ? DTypeClass::Float : DTypeClass::Any;
   result.own = {measured_as(call.op), call.vectored, call.asynchronous, call.device.type, own};
   for (const bool asynchronous : {call.asynchronous, false}) {
     for (const auto& [vectored, types] :
@@ -227,7 +226,7 @@ std::vector<Selector::Pair> Selector::pairs_of(const Field& compared) const {
     if (slot.striped == nullptr || slot.variant != 0) continue;
     Pair pair{slot.striped, {&kUnknown, &kUnknown}};
     for (const auto& cost : tuning_.costs) {
-      if (!(subject_of(cost) == compared.measured)) continue;
+      if (cost.subject != compared.measured) continue;
       for (std::size_t i = 0; i < pair.curves.size(); ++i) {
         if (cost.candidate == slot.striped->parts()[i].name) pair.curves[i] = &cost.curve;
       }
@@ -273,9 +272,7 @@ std::optional<Stripes> Selector::cut(const Slot& slot, const Call& call) {
     stripes.packed[i] = slot.striped->parts()[i].communicator->packed();
   }
   if (call.vectored) return stripes;
-  const auto extent = row(call.op).extent;
-  const int64_t block =
-      extent == Extent::Gather ? call.in.count : call.out.count / (extent == Extent::Exchange ? ranks_ : 1);
+  const int64_t block = block_elements(call, ranks_);
   const int64_t first = first_piece(block, stripes);
   return first == 0 || first == block ? std::nullopt : std::optional(stripes);
 }
@@ -373,11 +370,9 @@ void Selector::update(const Call& kind, std::span<const int64_t> agreed) {
   const Field compared = field(kind);
   if (compared.guessed()) {  // gives the class its own curves, starting as copies of those used so far
     auto copies = tuning_.costs;
-    std::erase_if(copies, [&](const auto& cost) { return !(subject_of(cost) == compared.measured); });
+    std::erase_if(copies, [&](const auto& cost) { return cost.subject != compared.measured; });
     for (auto& copy : copies) {
-      copy.vectored = compared.own.vectored;
-      copy.asynchronous = compared.own.asynchronous;
-      copy.types = compared.own.types;
+      copy.subject = compared.own;
       tuning_.costs.push_back(std::move(copy));
     }
   }
@@ -398,10 +393,9 @@ void Selector::update(const Call& kind, std::span<const int64_t> agreed) {
 
 Tuning::Cost& Selector::cost_of(const Subject& subject, const std::string& candidate) {
   for (auto& cost : tuning_.costs) {
-    if (subject_of(cost) == subject && cost.candidate == candidate) return cost;
+    if (cost.subject == subject && cost.candidate == candidate) return cost;
   }
-  return tuning_.costs.emplace_back(Tuning::Cost{
-      subject.op, subject.vectored, subject.asynchronous, subject.device, subject.types, candidate, {}, false});
+  return tuning_.costs.emplace_back(Tuning::Cost{subject, candidate, {}});
 }
 
 // ---- trials
@@ -485,10 +479,11 @@ CostModel Selector::cost_model(DeviceType device) const {
   }
   for (const auto& cost : tuning_.costs) {
     const auto slot = std::ranges::find_if(*slots_, [&](const Slot& one) { return one.name == cost.candidate; });
-    if (slot == slots_->end() || cost.device != device || cost.asynchronous || !cost.curve.known()) continue;
+    const auto& subject = cost.subject;
+    if (slot == slots_->end() || subject.device != device || subject.asynchronous || !cost.curve.known()) continue;
     std::vector<Demand> demands;
     for (const auto& name : libraries_of(slot->backend.name)) demands.push_back({.resource = resources.at(name)});
-    model.add({Task::Kind::Issue, cost.op, cost.vectored, cost.types, cost.candidate},
+    model.add({Task::Kind::Issue, subject.op, subject.vectored, subject.types, cost.candidate},
               {.curve = cost.curve, .demands = std::move(demands)});
   }
   return model;

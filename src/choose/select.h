@@ -38,11 +38,16 @@ struct Slot {
 
 /// The measurements of one group. Equal on all ranks of the group, so that the choices are equal too.
 struct Tuning {
-  struct Cost {
+  /// The calls for which a set of curves was measured.
+  struct Subject {
     Op op;
     bool vectored, asynchronous;
     DeviceType device;
     DTypeClass types;
+    bool operator==(const Subject&) const = default;
+  };
+  struct Cost {
+    Subject subject;
     std::string candidate;
     CostCurve curve;
     bool refined = false;  // has points measured while the program ran
@@ -159,14 +164,7 @@ class Selector {
     std::unique_ptr<Decided> decided;  // of these calls; null if there are none
     std::vector<Pair> pairs;
   };
-  // The calls for which a set of curves was measured.
-  struct Subject {
-    Op op;
-    bool vectored, asynchronous;
-    DeviceType device;
-    DTypeClass types;
-    bool operator==(const Subject&) const = default;
-  };
+  using Subject = Tuning::Subject;
   struct Field {
     std::vector<Slot*> slots;
     std::vector<const CostCurve*> curves;  // one per slot; empty if there is none
@@ -181,9 +179,6 @@ class Selector {
   const Choice& remembered(const Call& call);
   const Choice& decide(const Call& call);
   Field field(const Call& call) const;
-  static Subject subject_of(const Tuning::Cost& cost) {
-    return {cost.op, cost.vectored, cost.asynchronous, cost.device, cost.types};
-  }
   std::vector<const CostCurve*> curves_of(const std::vector<Slot*>& slots, const Subject& subject) const;
   std::optional<Stripes> cut(const Slot& slot, const Call& call);
   std::vector<Pair> pairs_of(const Field& compared) const;

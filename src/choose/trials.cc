@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/immortal.h"
 #include "choose/curve.h"
 #include "choose/kinds.h"
 
@@ -50,8 +51,10 @@ int64_t cost_of(std::vector<int64_t> samples) {
   return fixed_log2(*place);
 }
 
-// A thread that naps sees the end of a call that its caller does not wait for, and may have to wait for a core.
+// A thread that naps sees the end of a call that its caller does not wait for, and may have to wait for a core. The
+// time until the end of a smaller call would tell about that thread alone.
 constexpr std::chrono::milliseconds kSeenLate{1};
+constexpr int64_t kLeastHidden = 256 << 10;
 
 // The reports of all groups. Never destroyed: a thread may wait in it until the process ends.
 struct Queue {
@@ -62,7 +65,7 @@ struct Queue {
 };
 
 Queue& queue() {
-  static auto& instance = *std::make_unique<Queue>().release();
+  static auto& instance = immortal<Queue>();
   return instance;
 }
 
@@ -193,7 +196,8 @@ void Trials::add(const Trial::Place& place, std::chrono::nanoseconds spent, std:
   auto& known = bucket.tried[place.candidate].times[place.turn];
   known = std::max(known, spent.count());
   // With a root the ranks do not wait for each other: a call runs as long as the root takes to come.
-  if (!rooted(bucket)) known = std::max<int64_t>(known, (ran - kSeenLate).count());
+  if (!rooted(bucket) && bucket.call.size_hint >= kLeastHidden)
+    known = std::max<int64_t>(known, (ran - kSeenLate).count());
 }
 
 Trials::Result Trials::result_of(const Bucket& bucket) {
@@ -237,7 +241,7 @@ std::string Trials::Report::key() const {
 std::string Trials::Report::what() const {
   const std::lock_guard lock(owner_->mutex_);
   const auto& bucket = *owner_->buckets_[bucket_];
-  auto text = std::string(row(bucket.call.op).name) + (bucket.call.vectored ? "v" : "") +
+  auto text = operation_name(bucket.call.op, bucket.call.vectored) +
               (bucket.call.asynchronous ? ", asynchronous" : "") + ", " +
               std::string(kDTypeClasses[static_cast<std::size_t>(types_of(bucket.call))]) + ", " +
               std::to_string(int64_t{1} << octave(bucket.call.size_hint)) + " bytes:";

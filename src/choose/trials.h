@@ -13,7 +13,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,9 +25,9 @@ namespace mcr {
 
 class Trials;
 
-/// One timed call. The time counts that the caller spends in the call and in waiting for it; of a collective without a
-/// root that the caller's own work hides, the time until it is complete, as later calls wait for the network and the
-/// cores that it uses.
+/// One timed call. The time counts that the caller spends in the call and in waiting for it; of a large collective
+/// without a root that the caller's own work hides, the time until it is complete, as later calls wait for the network
+/// and the cores that it uses.
 class Trial final : public WaitTime {
  public:
   using Clock = std::chrono::steady_clock;

@@ -59,7 +59,7 @@ int64_t Codec::encode_failure(const std::string& text, int64_t, DType, std::byte
 
 Codecs& Codecs::instance() {
   // Never destroyed: Works and logs name codecs until the process ends.
-  static auto& codecs = *std::unique_ptr<Codecs>(new Codecs).release();
+  static auto& codecs = immortal<Codecs>();
   return codecs;
 }
 

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/immortal.h"
 #include "base/types.h"
 
 namespace mcr {
@@ -82,6 +83,8 @@ class Codecs {
   std::vector<std::string> names() const;
 
  private:
+  template <class T, class... Arguments>
+  friend T& immortal(Arguments&&... arguments);
   Codecs();
   Coding parse(std::string_view text);
   const CodecFamily& family(std::string_view name, std::string_view text) const;

@@ -2,7 +2,6 @@
 // int8: blocks of whole numbers from -127 to 127, with one scale per block. Encoded: the scales of all blocks in the
 // tensor's type, then one byte per element.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>

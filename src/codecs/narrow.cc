@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bf16 and fp16: rounds each element to a 16-bit floating-point type. Also widens all short types.
 #include <cstring>
-#include <utility>
 
 #include "base/elements.h"
 #include "base/error.h"

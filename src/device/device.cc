@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -46,7 +47,7 @@ class HostRuntime final : public DeviceRuntime {
 // Never destroyed: threads may still use them during process exit.
 auto& runtimes() {
   using Table = std::array<std::unique_ptr<DeviceRuntime>, 2>;
-  static auto& table = *std::make_unique<Table>(Table{std::make_unique<HostRuntime>(), nullptr}).release();
+  static auto& table = immortal<Table>(Table{std::make_unique<HostRuntime>(), nullptr});
   return table;
 }
 

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/immortal.h"
+
 namespace mcr {
 
 /// One moment on both clocks.
@@ -39,7 +41,7 @@ std::shared_ptr<Reference> reference_of(Device device) {
     std::mutex mutex;
     std::map<std::pair<int, int>, std::shared_ptr<Reference>> all;
   };
-  static auto& references = *std::make_unique<References>().release();  // never destroyed: see the event pool
+  static auto& references = immortal<References>();
   const std::lock_guard lock(references.mutex);
   auto& found = references.all[{static_cast<int>(device.type), device.index}];
   if (found == nullptr) {

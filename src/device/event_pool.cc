@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/immortal.h"
+
 namespace mcr {
 
 namespace {
@@ -50,7 +52,7 @@ class EventPool {
 
 // Never destroyed: during process exit the devices' libraries may end first.
 EventPool& pool() {
-  static auto& events = *std::make_unique<EventPool>().release();
+  static auto& events = immortal<EventPool>();
   return events;
 }
 

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
+#include "base/error.h"
 #include "device/device.h"
 
 namespace mcr {
@@ -30,10 +32,17 @@ class StreamPoint {
         caller_(caller),
         captured_(DeviceRuntime::of(caller.device.type).capturing(caller)) {}
 
-  /// Makes a stream wait for the work that the caller's stream has so far. Before record(), with the device current.
-  void follow(const Stream& stream) {
-    event_->record(caller_);
+  /// Makes a stream wait for the work that another one of the device has so far. Before record(), with the device
+  /// current.
+  void follow(const Stream& stream, const Stream& before) {
+    event_->record(before);
     event_->join(stream);
+  }
+  /// The operation has failed on the host. Before record().
+  void fail(const Error& error) { failure_ = error; }
+  /// Throws that error. After record().
+  void rethrow() const {
+    if (failure_) throw Error(*failure_);
   }
   /// With the stream's device current.
   void record(const Stream& stream) {
@@ -64,6 +73,7 @@ class StreamPoint {
   PooledEvent event_;
   Stream caller_, stream_;
   bool captured_;
+  std::optional<Error> failure_;
   std::atomic<bool> recorded_{false};
   std::atomic<bool> foreign_{false};
 };

@@ -2,7 +2,9 @@
 #include "device/stream_pool.h"
 
 #include <atomic>
-#include <memory>
+#include <utility>
+
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -10,14 +12,23 @@ namespace {
 
 std::atomic<bool> high_priority{false};
 
+// torch has so many streams of each priority; later lanes share these.
+constexpr int kMost = 32;
+
 std::pair<int, int> key(Device device) { return {static_cast<int>(device.type), device.index}; }
 
 }  // namespace
 
 void StreamPool::prefer_high_priority(bool high) noexcept { high_priority = high; }
 
+int StreamPool::reserve(int count) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reserved_, reserved_ + count);
+}
+
 Stream StreamPool::lane(Device device, int index) {
   const std::lock_guard lock(mutex_);
+  index %= kMost;
   auto& lanes = lanes_[key(device)];
   while (std::cmp_less_equal(lanes.size(), index)) {
     lanes.push_back(DeviceRuntime::of(device.type).make_stream(device, high_priority));
@@ -30,7 +41,7 @@ LaunchOrder& LaunchOrder::of(Device device) {
     std::mutex mutex;
     std::map<std::pair<int, int>, LaunchOrder> all;
   };
-  static auto& orders = *std::make_unique<Orders>().release();  // never destroyed: see the event pool
+  static auto& orders = immortal<Orders>();
   const std::lock_guard lock(orders.mutex);
   return orders.all[key(device)];
 }

@@ -10,16 +10,20 @@
 
 namespace mcr {
 
-/// The streams of one backend: a few per device, made on first use, so that its operations overlap with the work of
-/// other backends and of the program. Thread-safe.
+/// The streams of one backend, made on first use, so that its operations overlap with the work of other backends and of
+/// the program. Each communicator has its own, so that an operation waits only for those of its group, as long as the
+/// device has enough of them. Thread-safe.
 class StreamPool {
  public:
   /// Whether streams made from now on, in the whole process, have high priority on their device.
   static void prefer_high_priority(bool high) noexcept;
+  /// The first of so many lanes for a new communicator.
+  int reserve(int count);
   Stream lane(Device device, int index);
 
  private:
   std::mutex mutex_;
+  int reserved_ = 0;                                          // guarded by mutex_
   std::map<std::pair<int, int>, std::vector<Stream>> lanes_;  // by device; guarded by mutex_
 };
 

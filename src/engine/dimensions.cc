@@ -6,6 +6,7 @@
 #include "base/candidate.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
+#include "engine/stages.h"
 
 namespace mcr {
 
@@ -42,11 +43,7 @@ void DimensionsCommunicator::issue(const Call& call, Lane& lane) {
   // The schedule outlives the run that calls this.
   const Start start = [targets = targets_, memory = std::weak_ptr(schedule)](const Task& task, Requests& requests) {
     auto& target = (*targets)[task.part];
-    Slot slot = target.slot.value();
-    Call one = task.call;
-    Plan plan;
-    plan.owned.push_back(memory.lock());
-    requests.push_back(request_of(mcr::start(*target.group, &slot, one, plan)));
+    requests.push_back(request_of(start_on(*target.group, target.slot.value(), task.call, memory.lock())));
   };
   const auto run = make_pooled<Run>(schedule, start);
   for (auto& request : requests_of(executor_, run)) lane.track(std::move(request));

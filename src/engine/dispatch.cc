@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/dispatch.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "algorithms/emulate.h"

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/immortal.h"
 #include "engine/wait.h"
 #include "observe/position.h"
 #include "runtime/progress.h"
@@ -50,7 +51,7 @@ class RunRequest : public Request {
   std::shared_ptr<Run> run_;
 };
 
-class Outcome final : public RunRequest {
+class Completion final : public RunRequest {
  public:
   using RunRequest::RunRequest;
   bool poll() override { return issued() && run().poll(); }
@@ -273,7 +274,7 @@ struct List {
 
 // Never destroyed: threads may still use it during process exit.
 List& list() {
-  static auto& made = *std::make_unique<List>().release();
+  static auto& made = immortal<List>();
   return made;
 }
 
@@ -401,7 +402,7 @@ void Executor::finish(const Position& position, std::chrono::milliseconds limit,
 
 Requests requests_of(std::shared_ptr<Driver> driver, std::shared_ptr<Run> run) {
   Requests requests;
-  requests.push_back(std::make_unique<Outcome>(driver, run));
+  requests.push_back(std::make_unique<Completion>(driver, run));
   requests.push_back(std::make_unique<Rest>(std::move(driver), std::move(run)));
   return requests;
 }

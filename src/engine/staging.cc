@@ -112,7 +112,7 @@ class Staged {
     auto& runtime = DeviceRuntime::of(call_.device.type);
     const auto host_copy = [&](Buffer& buffer, bool copied) {
       if (buffer.data == nullptr || buffer.count == 0) return;
-      auto* host = memory_->emplace_back(runtime.allocate_pinned(call_.device, bytes(buffer.count))).get();
+      auto* host = memory_.emplace_back(runtime.allocate_pinned(call_.device, bytes(buffer.count))).get();
       if (copied) runtime.copy(host, buffer.data, bytes(buffer.count), CopyKind::ToHost, place_.outward);
       buffer.data = host;
     };
@@ -144,8 +144,7 @@ class Staged {
   const Call call_;  // its spans point into the plan, which the Work keeps
   const Direction output_;
   std::vector<Piece> pieces_;
-  const std::shared_ptr<std::vector<std::shared_ptr<void>>> memory_ =
-      std::make_shared<std::vector<std::shared_ptr<void>>>();
+  std::vector<std::shared_ptr<void>> memory_;
 };
 
 // The device's work after an error of a staged call. Only requests of its Work use it, one at a time.
@@ -153,10 +152,10 @@ using AfterError = std::shared_ptr<PooledEvent>;
 
 // The end of a staged call: the stream's work after the last copy. After an error the call has no point, as a thread
 // that meets a point does not look for an error that is not kept yet.
-class Behind final : public Request {
+class StagedEnd final : public Request {
  public:
-  Behind(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
-         std::shared_ptr<StreamPoint> point, AfterError after_error, const Stream& inward)
+  StagedEnd(std::unique_ptr<Request> staged, std::vector<std::function<void(const Stream&)>> copies,
+            std::shared_ptr<StreamPoint> point, AfterError after_error, const Stream& inward)
       : staged_(std::move(staged)),
         copies_(std::move(copies)),
         point_(std::move(point)),
@@ -221,7 +220,7 @@ std::shared_ptr<Work> Staging::start(Passage& passage) {
   auto requests = stages_->submit(passage, schedule, nullptr, Stages::LateFor::Device);
   auto after_error = std::make_shared<PooledEvent>();
   requests.front() =
-      std::make_unique<Behind>(std::move(requests.front()), passage.plan.behind.take(), point, after_error, inward);
+      std::make_unique<StagedEnd>(std::move(requests.front()), passage.plan.behind.take(), point, after_error, inward);
   requests.push_back(std::make_unique<Released>(point, std::move(after_error)));
   return hold(passage, std::move(requests), std::move(point));
 }

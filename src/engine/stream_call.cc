@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/stream_call.h"
 
-#include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +22,9 @@ using Clock = std::chrono::steady_clock;
 
 // Several lanes only help small messages, which do not fill the links.
 constexpr int64_t kSmall = int64_t{256} << 10;
+
+// Between two looks of a waiting thread for Ctrl-C and lost ranks, for which it takes the caller's lock.
+constexpr std::chrono::milliseconds kLook{100};
 
 thread_local Batch* batch = nullptr;
 
@@ -49,7 +52,10 @@ class Watch final : public Request, public Pooled<Watch> {
         deadline_(Clock::now() + limit) {}
 
   bool poll() override {
-    if (point_->passed()) return true;
+    if (point_->passed()) {
+      point_->rethrow();
+      return true;
+    }
     communicator_->check();
     if (Clock::now() < deadline_) return false;
     overdue(*communicator_, limit_);
@@ -119,7 +125,8 @@ std::vector<std::unique_ptr<Request>> requests_of(const Passage& passage, const 
 }
 
 Stream stream_of(const Passage& passage, int lane) {
-  return passage.slot->backend.streams.lane(passage.call.device, lane);
+  const auto& slot = *passage.slot;
+  return slot.backend.streams.lane(passage.call.device, slot.communicator->first_stream() + lane);
 }
 
 }  // namespace
@@ -130,6 +137,10 @@ std::unique_ptr<Request> passed(std::shared_ptr<StreamPoint> point) {
 
 void run_on_stream(Passage& passage) {
   auto& call = passage.call;
+  if (batch != nullptr && !batch->empty()) {
+    throw Error(ErrorCode::InvalidArgument,
+                "expected asynchronous calls in a batch, which starts them when it ends, got a blocking one");
+  }
   const Stream stream = DeviceRuntime::of(call.device.type).current(call.device);
   {
     const DeviceGuard guard(call.device);
@@ -146,11 +157,16 @@ void run_on_stream(Passage& passage) {
     const DeviceGuard guard(call.device);
     met.record(stream);
   }
-  const auto deadline = Clock::now() + call.timeout;
+  const auto begin = Clock::now();
+  auto look = begin;
   while (!met.passed()) {
     passage.slot->communicator->check();
-    if (Clock::now() >= deadline) overdue(*passage.slot->communicator, call.timeout);
-    check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
+    const auto now = Clock::now();
+    if (now - begin >= call.timeout) overdue(*passage.slot->communicator, call.timeout);
+    if (now >= look) {
+      check_wait(passage.group.position().lost(), passage.interrupt, peer_lost);
+      look = now + kLook;
+    }
     std::this_thread::yield();
   }
 }
@@ -165,13 +181,16 @@ class Batch::Member {
         lane_(stream_of(passage, 0)),
         launch_(passage, caller_, lane_.stream()),
         point_(make_pooled<StreamPoint>(caller_)) {
-    point_->follow(lane_.stream());
     communicator_->begin_batch();
   }
 
+  // The work before this call may be on another stream than that before the first one.
   Enqueued add(Passage& passage) {
     auto& plan = passage.plan;
+    const Stream before = DeviceRuntime::of(passage.call.device.type).current(passage.call.device);
+    if (!(before == caller_)) plan.release = nullptr;  // which the caller's stream protects
     const StreamGuard guard(lane_.stream());
+    point_->follow(lane_.stream(), before);
     if (auto times = timing(passage, lane_.stream())) times_.push_back(std::move(times));
     for (const auto& copy : plan.before) copy(lane_.stream());
     communicator_->issue(passage.call, lane_);
@@ -183,10 +202,12 @@ class Batch::Member {
   void start() { communicator_->end_batch(); }
 
   // After a failure too: Works wait for the event.
-  void conclude(bool started) {
+  void conclude(const std::optional<Error>& failure) {
     const StreamGuard guard(lane_.stream());
-    for (const auto& copy : behind_) {
-      if (started) copy(lane_.stream());
+    if (failure) {
+      point_->fail(*failure);
+    } else {
+      for (const auto& copy : behind_) copy(lane_.stream());
     }
     for (const auto& times : times_) times->finish(lane_.stream());
     launch_.done(lane_.stream());
@@ -233,17 +254,17 @@ Batch::Member& Batch::member(const Passage& passage) {
 // that.
 void Batch::end() {
   batch = nullptr;
-  std::exception_ptr failure;
+  std::optional<Error> failure;
   for (auto member = members_.rbegin(); member != members_.rend(); ++member) {
     try {
       (*member)->start();
     } catch (...) {
-      failure = std::current_exception();
+      failure = current_error();
     }
   }
-  for (auto& member : members_) member->conclude(!failure);
+  for (auto& member : members_) member->conclude(failure);
   while (!members_.empty()) members_.pop_back();
-  if (failure) std::rethrow_exception(failure);
+  if (failure) throw Error(*failure);
 }
 
 Enqueued start_on_stream(Passage& passage) {
@@ -255,7 +276,7 @@ Enqueued start_on_stream(Passage& passage) {
   Lane lane(stream_of(passage, index), index);
   const StreamGuard guard(lane.stream());
   Launch launch(passage, caller, lane.stream());
-  point->follow(lane.stream());
+  point->follow(lane.stream(), caller);
   try {
     enqueue(passage, lane);
   } catch (...) {

@@ -21,7 +21,7 @@ struct Enqueued {
 };
 
 /// Enqueues on the caller's current stream, without an event: the caller's next work comes after it. `passage` has its
-/// slot. Blocking calls are not part of this thread's batch.
+/// slot. Throws InvalidArgument inside this thread's batch once that has calls: the library would start it with these.
 void run_on_stream(Passage& passage);
 
 /// Enqueues on one of the backend's own lanes, after the work already on the caller's current stream.
@@ -40,6 +40,7 @@ class Batch {
 
   class Member;  // one communicator's calls in the batch
   Member& member(const Passage& passage);
+  bool empty() const { return members_.empty(); }
 
   static Batch* current();
 

@@ -110,7 +110,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
   const LoggedWait logged(work);
   if (work.context().brief && lock != nullptr) {
     for (int poll = 0; poll < kPollsWithLock; ++poll) {
-      if (work.poll()) return work.rethrow();
+      if (work.poll()) return leave(work);
     }
   }
   if (lock != nullptr) lock->release();

@@ -71,6 +71,7 @@ void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> commun
 void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
                 const StripedCommunicator* cut) {
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
+  if (communicator->streams()) communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));
@@ -125,6 +126,10 @@ std::vector<std::shared_ptr<Communicator>> Group::communicators() {
   std::vector<std::shared_ptr<Communicator>> found;
   for (const auto& slot : slots_) found.push_back(slot.communicator);
   return found;
+}
+
+void Group::give_up() noexcept {
+  for (const auto& communicator : communicators()) communicator->give_up();
 }
 
 void Group::tune(Tuning tuning) {

@@ -88,6 +88,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::list<Slot>& slots() { return slots_; }
   /// Those of all slots. Unlike the slots, they may be used while another thread closes the group.
   std::vector<std::shared_ptr<Communicator>> communicators();
+  /// Ends waits that poll, and calls that the libraries can abort. From any thread.
+  void give_up() noexcept;
   const GroupSpec& spec() const { return spec_; }
   /// The device of this process that the group uses, by kind.
   Device device(DeviceType type) const { return type == DeviceType::CPU ? Device{} : spec_.device; }

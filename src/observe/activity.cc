@@ -4,11 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <memory>
 #include <mutex>
 #include <optional>
+
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -20,7 +20,7 @@ class Activity::List {
  public:
   // Never destroyed: threads end at any time.
   static List& instance() {
-    static auto& list = *std::make_unique<List>().release();
+    static auto& list = immortal<List>();
     return list;
   }
 

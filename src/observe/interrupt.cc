@@ -9,9 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
-#include <memory>
 #include <utility>
 #include <vector>
+
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -74,7 +75,7 @@ Chain extended(const struct sigaction& action) {
 
 // A permanent copy of the chain, for the handler: an earlier one is reused if the same handlers come back.
 const Chain* published(Chain chain) {
-  static auto& all = *std::make_unique<std::list<Chain>>().release();
+  static auto& all = immortal<std::list<Chain>>();
   const auto equal = [&](const Chain& other) {
     return std::equal(chain.begin(), chain.end(), other.begin(), other.end(), same_handler);
   };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -27,7 +28,7 @@ struct Living {
 
 // Never destroyed: groups may be destroyed during process exit.
 Living& living() {
-  static auto& list = *std::make_unique<Living>().release();
+  static auto& list = immortal<Living>();
   return list;
 }
 

@@ -118,7 +118,7 @@ const std::string*& Recorder::caller() {
 Recorder::Recorder() { resize(kCapacity); }
 
 Recorder& Recorder::instance() {
-  static auto& recorder = *std::unique_ptr<Recorder>(new Recorder).release();
+  static auto& recorder = immortal<Recorder>();
   return recorder;
 }
 

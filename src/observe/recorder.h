@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -14,11 +13,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/call.h"
+#include "base/immortal.h"
 #include "device/device_times.h"
 #include "plugin/backend.h"
 
@@ -174,6 +173,8 @@ class Recorder {
   static const std::string*& caller();
 
  private:
+  template <class T, class... Arguments>
+  friend T& immortal(Arguments&&... arguments);
   Recorder();
   static std::atomic<bool> callers_wanted_;  // not inline: the bindings, with hidden symbols, would get a copy
   std::atomic<int64_t> next_{1};

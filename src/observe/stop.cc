@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "observe/stop.h"
 
-#include <memory>
 #include <mutex>
+
+#include "base/immortal.h"
 
 namespace mcr {
 
@@ -17,7 +18,7 @@ struct Reason {
 
 // Never destroyed: threads may still communicate during process exit.
 Reason& reason() {
-  static auto& kept = *std::make_unique<Reason>().release();
+  static auto& kept = immortal<Reason>();
   return kept;
 }
 

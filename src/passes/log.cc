@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
-#include <utility>
 
 #include "choose/select.h"
 
@@ -17,11 +15,6 @@ namespace {
 uint32_t this_thread() {
   thread_local const auto number = static_cast<uint32_t>(::syscall(SYS_gettid));
   return number;
-}
-
-// Elements on one side, without the gaps between blocks.
-int64_t elements(const Buffer& whole, std::span<const int64_t> counts) {
-  return counts.empty() ? whole.count : std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
 // Sets the fields that are known after the rest of the chain has handled the call.
@@ -43,22 +36,7 @@ void finish(int64_t number, const Passage& passage, CallState state, int source)
   });
 }
 
-void follow(int64_t number, const Passage& passage, Work& work) {
-  if (work.completed()) {
-    return finish(number, passage, work.failed() ? CallState::Failed : CallState::Completed, work.source());
-  }
-  work.set_record(number);
-  const auto start = Recorder::now();
-  Recorder::instance().change(number, [&](Record& record) {
-    hand_over(record, passage);
-    record.start = start;
-    record.state = CallState::Started;
-  });
-  // The Work runs the callback, so it is alive then.
-  work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
-}
-
-// A blocking call on a device's stream: the host has enqueued it, and the device has not done it yet.
+// The library has got the call, which is not complete yet.
 void handed_over(int64_t number, const Passage& passage) {
   const auto start = Recorder::now();
   Recorder::instance().change(number, [&](Record& record) {
@@ -66,6 +44,16 @@ void handed_over(int64_t number, const Passage& passage) {
     record.start = start;
     record.state = CallState::Started;
   });
+}
+
+void follow(int64_t number, const Passage& passage, Work& work) {
+  if (work.completed()) {
+    return finish(number, passage, work.failed() ? CallState::Failed : CallState::Completed, work.source());
+  }
+  work.set_record(number);
+  handed_over(number, passage);
+  // The Work runs the callback, so it is alive then.
+  work.on_done([&work, number] { Recorder::instance().completed(number, work.failed(), work.source()); });
 }
 
 }  // namespace
@@ -81,8 +69,8 @@ int64_t Log::record(const Passage& passage, int64_t seq) const {
   record.group = &group_;
   if (passage.slot != nullptr) record.backend = &passage.slot->name;
   record.caller = Recorder::callers_wanted() ? Recorder::caller() : nullptr;
-  record.in_count = elements(call.in, call.in_counts);
-  record.out_count = elements(call.out, call.out_counts);
+  record.in_count = sent_elements(call);
+  record.out_count = received_elements(call);
   record.bytes = call.vectored ? std::max(record.in_count, record.out_count) * size_of(call.dtype)
                                : message_bytes(call, passage.group.size());
   record.root = call.root;

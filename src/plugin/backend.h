@@ -48,12 +48,17 @@ struct GroupSpec {
 };
 
 /// One per (group, backend). issue() may be called from any thread; calls on one communicator are issued in one order
-/// on all ranks. supports() is a function of op, vectored, dtype, reduction, device and counts that all ranks know, so
-/// that all ranks get equal answers; the core caches them.
+/// on all ranks.
 class Communicator {
  public:
   virtual ~Communicator() = default;
+  /// A function of op, vectored, dtype, reduction, device and counts that all ranks know, so that all ranks get equal
+  /// answers; the core caches them.
   virtual bool supports(const Call& call) const = 0;
+  /// Does the call on a blocking lane, else starts it and tracks its requests. The buffers stay until the requests are
+  /// complete; the call and what it points to only until issue() returns. May throw after it has tracked requests: the
+  /// core keeps the buffers until these end. InvalidArgument, InvalidType and Unsupported mean that nothing was sent,
+  /// so that the call does not count; any other error counts as a call that has failed on this rank.
   virtual void issue(const Call& call, Lane& lane) = 0;
   /// Other ways to do these calls (algorithms, settings), each a candidate in addition to the library's own choice:
   /// `mpi` with a variant "p2p" gives the candidate "mpi:p2p". Call::variant is 1 + the index in this list.
@@ -108,6 +113,9 @@ class Communicator {
     abort();
   }
   bool given_up() const noexcept { return given_up_.load(std::memory_order_relaxed); }
+  /// The first of its streams among those of its backend. Set before any call.
+  int first_stream() const noexcept { return first_stream_; }
+  void set_first_stream(int index) noexcept { first_stream_ = index; }
   /// A word of the cache of decisions (choose/decision.h); 0 at first, and after forget_decisions().
   std::atomic<uint64_t>& remembered(std::size_t index) const noexcept { return decisions_[index % kRemembered]; }
   void forget_decisions() noexcept {
@@ -119,6 +127,7 @@ class Communicator {
   mutable std::array<std::atomic<uint64_t>, kRemembered> decisions_{};
   std::atomic<unsigned> turns_{0};
   std::atomic<bool> given_up_{false};
+  int first_stream_ = 0;
 };
 
 /// Routes issue() to the method with the op's name. The backend lacks an op if it has no such method.
@@ -157,13 +166,14 @@ class Backend {
   virtual ~Backend() = default;
   /// The library's name and version, for people: "MPICH 5.0.2".
   virtual std::string library() const = 0;
-  /// Collective over the members of the group.
+  /// Collective over the members of the group. Throws Error if the library fails, and what `spec.check` and the store
+  /// throw: a wait in the store ends at the group's timeout, or when the group loses a rank.
   virtual std::unique_ptr<Communicator> connect(const GroupSpec& spec) = 0;
   /// Ends the library if this backend started it. No call is issued afterwards.
   virtual void shutdown() {}
 };
 
-inline constexpr int kPluginVersion = 11;
+inline constexpr int kPluginVersion = 12;
 
 /// The type of the symbol `mcr_dl_plugin` in a backend's module.
 struct Plugin {

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 
 #include "base/candidate.h"
@@ -28,8 +27,7 @@ std::unique_ptr<Backend> create_from(const std::string& path, const std::string&
 }  // namespace
 
 Registry& Registry::instance() {
-  // Never destroyed: see the class comment.
-  static auto& registry = *std::unique_ptr<Registry>(new Registry).release();
+  static auto& registry = immortal<Registry>();
   return registry;
 }
 

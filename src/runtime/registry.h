@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/immortal.h"
 #include "device/stream_pool.h"
 #include "plugin/backend.h"
 #include "runtime/progress.h"
@@ -49,6 +50,8 @@ class Registry {
   void shutdown();
 
  private:
+  template <class T, class... Arguments>
+  friend T& immortal(Arguments&&... arguments);
   Registry() = default;
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;  // entries never move

@@ -2,7 +2,6 @@
 #include "runtime/striped.h"
 
 #include <charconv>
-#include <utility>
 
 #include "base/candidate.h"
 

@@ -162,6 +162,7 @@ bool Work::join() {
   auto* point = this->point();
   if (point == nullptr) return false;
   rethrow();
+  point->rethrow();
   if (completed() && !point->captured()) return true;
   const DeviceGuard guard(point->caller().device);
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);

@@ -240,6 +240,48 @@ TEST(products_with_a_factor) {
   CHECK(refuses([] { multiply(nullptr, 0, DType::Bool, 1, nullptr); }));
 }
 
+namespace {
+
+float wide(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+// To the nearest bfloat16, ties to even; of finite values.
+uint16_t narrow(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+}  // namespace
+
+TEST(combine_all_rounds_small_types_once) {
+  std::mt19937 random(2);
+  std::uniform_real_distribution<float> values(-3.0F, 3.0F);
+  int differ = 0;
+  for (const std::size_t ranks : {2, 3, 5}) {
+    constexpr std::size_t kCount = 1'001;
+    std::vector<std::vector<uint16_t>> data(ranks, std::vector<uint16_t>(kCount));
+    std::vector<const void*> pointers;
+    for (auto& one : data) {
+      std::ranges::generate(one, [&] { return narrow(values(random)); });
+      pointers.push_back(one.data());
+    }
+    std::vector<uint16_t> out(kCount);
+    for (const bool average : {false, true}) {
+      combine_all(out.data(), pointers, kCount, DType::BFloat16, average ? RedOp::AVG : RedOp::SUM);
+      for (std::size_t i = 0; i < kCount; ++i) {
+        float sum = 0;
+        uint16_t rounded = 0;
+        for (const auto& one : data) {
+          sum += wide(one[i]);
+          rounded = narrow(wide(rounded) + wide(one[i]));
+        }
+        CHECK(out[i] == narrow(average ? sum / static_cast<float>(ranks) : sum));
+        if (!average && rounded != out[i]) ++differ;
+      }
+    }
+  }
+  CHECK(differ > 100);  // else the values tell nothing
+}
+
 TEST(combine_all_is_combine_in_rank_order) {
   std::mt19937 random(1);
   for (std::size_t type = 0; type < kDTypes.size(); ++type) {

@@ -82,7 +82,7 @@ class Trio {
 
 Tuning::Cost flat(Op op, const std::string& candidate, int32_t cost, DTypeClass types = DTypeClass::Float) {
   const CostCurve curve({{4, cost * 65536}, {1 << 20, cost * 65536}});
-  return {op, false, false, DeviceType::CPU, types, candidate, curve};
+  return {{op, false, false, DeviceType::CPU, types}, candidate, curve};
 }
 
 // a takes 2 units of log2, b 3, c 4.

@@ -68,7 +68,7 @@ Call call(Op op, int64_t count, DType dtype = DType::Float) {
 Tuning::Cost line(Op op, const std::string& candidate, int32_t small, int32_t large,
                   DTypeClass types = DTypeClass::Float, bool vectored = false) {
   const CostCurve curve({{4, small * 65536}, {1 << 20, large * 65536}});
-  return {op, vectored, false, DeviceType::CPU, types, candidate, curve};
+  return {{op, vectored, false, DeviceType::CPU, types}, candidate, curve};
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ TEST(the_cheapest_by_size_among_those_that_have_it) {
 
 TEST(asynchronous_calls_have_their_own_curves) {
   const auto asynchronous = [](Tuning::Cost cost) {
-    cost.asynchronous = true;
+    cost.subject.asynchronous = true;
     return cost;
   };
   Tuning tuning;

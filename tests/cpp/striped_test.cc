@@ -229,8 +229,9 @@ TEST(the_parts_costs_decide_about_the_shares) {
     return made;
   };
   Tuning tuning;
-  tuning.costs.push_back({Op::all_reduce, false, false, DeviceType::CPU, DTypeClass::Float, "left", curve(1)});
-  tuning.costs.push_back({Op::all_reduce, false, false, DeviceType::CPU, DTypeClass::Float, "right", curve(3)});
+  const Tuning::Subject subject{Op::all_reduce, false, false, DeviceType::CPU, DTypeClass::Float};
+  tuning.costs.push_back({subject, "left", curve(1)});
+  tuning.costs.push_back({subject, "right", curve(3)});
   two.group.tune(tuning);
   CHECK(ends(two.start(all_reduce(data))));
   const auto first = two.left.calls.at(0).out.count;

@@ -120,12 +120,15 @@ TEST(new_groups_can_have_a_rank_whose_place_another_process_has_taken) {
 TEST(positions_may_be_read_while_threads_enter) {
   const auto position = Position::make(kGroup, kLabel, {0, 1}, 0);
   std::atomic<bool> stop{false};
+  std::atomic<int> reads{0};
   std::thread reader([&] {
     while (!stop) {
       const auto reading = position->read();
+      ++reads;
       CHECK(reading.newest.empty() || reading.newest.back().seq == reading.collectives);
     }
   });
+  while (reads == 0) std::this_thread::yield();
   std::vector<std::thread> writers;
   for (int i = 0; i < 3; ++i) {
     writers.emplace_back([&] {

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mcr_dl.bench.ranks import free_port
 from mcr_dl.testing.pool import without_launcher
 
 TESTS = Path(__file__).resolve().parent.parent
-LAUNCHERS = ("processes", "mpiexec-mpich", "mpiexec-openmpi")
 
 # The tests' stand-in for NCCL, and one with only the functions of NCCL 2.18.
 STAND_IN = TESTS.parent / "build" / "standin" / "libnccl.so"
@@ -47,13 +46,6 @@ def openmpi_library() -> Path:
 def mpich_mpiexec() -> Path:
     """MPICH's mpiexec, which is installed next to this Python."""
     return Path(sysconfig.get_path("scripts")) / "mpiexec"
-
-
-def free_port() -> int:
-    """A port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(**extra: str) -> dict[str, str]:

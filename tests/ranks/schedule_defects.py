@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import mcr_dl
 from mcr_dl.base.errors import InvalidArgumentError, McrError, UnsupportedError
@@ -226,6 +227,7 @@ def mistakes() -> None:
         rank, model = dist.get_rank(), nn.Linear(4, 4)
         compiled = nn.Sequential(nn.Linear(4, 4))
         compiled[0].compile()
+        inside = nn.Sequential(DistributedDataParallel(nn.Linear(4, 4)))
         refused: list[tuple[Any, Any, dict[str, Any], str]] = [
             (model, _sgd(model), {"partition": 10}, "partition: expected at least 1024 bytes"),
             (model, _sgd(model), {"credit": "big"}, "credit: expected at least 1024 bytes"),
@@ -236,6 +238,7 @@ def mistakes() -> None:
             (model, None, {}, "got Linear and NoneType"),
             (model.requires_grad_(False), _sgd(model), {}, "expected a model with parameters that need gradients"),
             (compiled, _sgd(compiled), {}, "0 is compiled"),
+            (inside, _sgd(inside), {}, "without DistributedDataParallel, got one at 0"),
             (nn.Linear(4, 4 + rank), None, {}, "expected"),
         ]
         for module, optimizer, given, text in refused:
@@ -250,6 +253,16 @@ def mistakes() -> None:
         with pytest.raises(McrError, match=r"got one of others|rank 1: "):
             ByteScheduler(model, _sgd(nn.Linear(4, 4) if rank else model))
         _misuse(model)
+        dist.barrier()
+
+
+def sparse_gradients() -> None:
+    """The first backward pass raises, on all ranks."""
+    with life("mcr"):
+        table = nn.EmbeddingBag(8, 4, sparse=True)
+        scheduler = ByteScheduler(table, torch.optim.SGD(table.parameters(), lr=0.1))
+        with pytest.raises(UnsupportedError, match="expected dense gradients, got a sparse one of weight; use DDP"):
+            scheduler(torch.arange(8).view(2, 4)).sum().backward()
         dist.barrier()
 
 

@@ -15,24 +15,33 @@ from mcr_dl.testing.expect import expect
 from ranks import session
 
 
-def several_sizes() -> None:
-    """Reductions, exchanges and messages of sizes around the bounds of slots, pieces and packets."""
+def several_sizes(direct: bool = True) -> None:
+    """Reductions, exchanges and messages of sizes around the bounds of slots, pieces and packets.
+
+    Not ``direct``: in a group in which rank 0 lets no rank read its tensors.
+    """
     session.start("shm")
     rank, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    if not direct:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MCR_DL_SHM_DIRECT", "0" if rank == 0 else "1")
+            group = mcr_dl.new_group(backend="shm")
+    else:
+        group = mcr_dl.group.WORLD
     for count in (1, 7, 8, 512, 513, 2048, 9001, 70_001):
         x = torch.arange(count) + rank
-        mcr_dl.all_reduce(x)
+        mcr_dl.all_reduce(x, group=group)
         assert torch.equal(x, torch.arange(count) * size + sum(range(size)))
         given = torch.arange(count * size) * size + rank
         taken = torch.empty_like(given)
-        work = mcr_dl.all_to_all_single(taken, given, async_op=rank % 2 == 0)
+        work = mcr_dl.all_to_all_single(taken, given, group=group, async_op=rank % 2 == 0)
         if work is not None:
             work.wait()
         want = [torch.arange(rank * count, (rank + 1) * count) * size + peer for peer in range(size)]
         assert torch.equal(taken, torch.cat(want))
         y = torch.empty(count, dtype=torch.int64)
-        sent = mcr_dl.isend(x + rank, (rank + 1) % size)
-        assert mcr_dl.recv(y, (rank - 1) % size) == (rank - 1) % size
+        sent = mcr_dl.isend(x + rank, (rank + 1) % size, group=group)
+        assert mcr_dl.recv(y, (rank - 1) % size, group=group) == (rank - 1) % size
         assert torch.equal(y, x + (rank - 1) % size)
         sent.wait()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreement of the ranks through the store while they start. ``_changes`` handles later changes."""
+"""Agreement of the ranks through the store, mostly while they start. ``runtime/changes.py`` handles later changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mcr_dl.base import documents
 from mcr_dl.base.errors import CollectiveTimeoutError, InvalidArgumentError
 
 _LARGEST = 64 * documents.MIB  # bytes of one rank's value; a log's records, for stragglers, are the largest
-
+STORE_ERRORS = (RuntimeError, ValueError, OSError)
+"""What an action on a store raises: the store's own errors, those of a value, and those of the connection."""
 
 _locate: Callable[[str, list[int]], str] | None = None
 
@@ -39,25 +40,33 @@ def _value(text: bytes, key: str, rank: int) -> Any:
 
 
 def agree(
-    store: torch_dist.Store, rank: int, size: int, key: str, value: Any, decide: Callable[[list[Any]], Any]
+    store: torch_dist.Store,
+    rank: int,
+    size: int,
+    key: str,
+    value: Any,
+    decide: Callable[[list[Any]], Any],
+    *,
+    what: str = "init_process_group",
 ) -> Any:
     """Run ``decide`` on rank 0 over all ranks' values (JSON's types, in rank order) and give every rank the result.
 
     If ``decide`` raises, every rank raises InvalidArgumentError with the text of that error. Raises
-    CollectiveTimeoutError, which names the missing ranks, after the store's timeout.
+    CollectiveTimeoutError, which names the missing ranks, after the store's timeout. ``what``: the function that the
+    user called.
     """
     store.set(f"{key}/{rank}", encode(value))
     try:
         return _agreed(store, rank, size, key, decide)
     except torch_dist.DistStoreError as error:
-        raise CollectiveTimeoutError(_late(store, rank, size, key)) from error
+        raise CollectiveTimeoutError(_late(store, rank, size, key, what)) from error
 
 
-def _late(store: torch_dist.Store, rank: int, size: int, key: str) -> str:
+def _late(store: torch_dist.Store, rank: int, size: int, key: str, what: str) -> str:
     """Who has not come. Of those that wait, rank 0 knows it first."""
     limit: timedelta = cast(Any, store).timeout  # torch's types lack it
     seconds = limit / timedelta(seconds=1)
-    text = f"init_process_group: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
+    text = f"{what}: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
     try:
         missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
     except torch_dist.DistError as error:

@@ -23,7 +23,7 @@ from mcr_dl.base import launcher
 from mcr_dl.base.errors import InvalidArgumentError
 from mcr_dl.bench._rank import die_with
 
-__all__ = ["LocalRanks", "bind", "die_with", "environments", "launched", "orderly_end", "run_local"]
+__all__ = ["LocalRanks", "bind", "die_with", "environments", "free_port", "launched", "orderly_end", "run_local"]
 
 _GRACE_SECONDS = 5.0  # for the other ranks after one has failed
 _POLL_SECONDS = 0.05
@@ -48,7 +48,8 @@ def bind() -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -62,7 +63,7 @@ def environments(ranks: int, extra: Mapping[str, str]) -> dict[int, dict[str, st
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
     }
     return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
 

@@ -36,7 +36,7 @@ def install(backends: str | Iterable[str] | None = None) -> None:
         found = _deepspeed.deepspeed_version()
         message = f"deepspeed: expected {_deepspeed.MODULE} of DeepSpeed {found} to be importable: {error}"
         raise BackendUnavailableError(message) from error
-    from mcr_dl.deepspeed.backend import McrBackend
+    from mcr_dl.deepspeed.backend import McrBackend  # needs DeepSpeed
 
     if comm.cdb is not None and comm.cdb.is_initialized() and not isinstance(comm.cdb, McrBackend):
         message = f"install: expected deepspeed.comm not to run yet, but it runs on {comm.cdb.name!r}; install first"

@@ -22,7 +22,6 @@ from mcr_dl.runtime import dimensions, state
 from mcr_dl.runtime.rounds import poll
 from mcr_dl.tables import choice
 
-STORE_ERRORS = (RuntimeError, OSError)
 _LONGEST = 0.02  # seconds between two looks at the store
 _ALIVE = 2.0  # seconds for a process that waits to say that it still does
 _AGAIN = 60.0  # seconds after which a process that was found and not taken applies again
@@ -182,7 +181,7 @@ def apply(store: torch_dist.Store, rank: int, limit: timedelta) -> Answer:
             )
             raise CollectiveTimeoutError(message)
     except BaseException:
-        with contextlib.suppress(*STORE_ERRORS):
+        with contextlib.suppress(*agreement.STORE_ERRORS):
             desk.set(f"taken/{words[-1]}", _DISMISSED)  # a later process may wait under the same rank's key
         raise
     answered = next(key for key in (f"answer/{word}" for word in words) if desk.check([key]))

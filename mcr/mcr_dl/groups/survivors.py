@@ -90,7 +90,7 @@ class _Meeting:
                 time.sleep(_PAUSE)
             outcome = agreement.decode(self._store.get(f"{step}/outcome"), step)
             self._store.delete_key(mine)  # calls of grow() may be many
-        except returning.STORE_ERRORS as error:
+        except agreement.STORE_ERRORS as error:
             _raise(self._what, error)
         if isinstance(outcome, str):
             raise CollectiveTimeoutError(outcome)
@@ -125,7 +125,7 @@ class _Meeting:
         try:
             key = f"{step}/outcome"
             return self._store.check([key]) and isinstance(agreement.decode(self._store.get(key), step), str)
-        except returning.STORE_ERRORS:  # which the step itself reports
+        except agreement.STORE_ERRORS:  # which the step itself reports
             return False
 
 
@@ -229,7 +229,7 @@ class Forming:
             for each in invited:
                 returning.answer(state.current(), each, name, self._told(), self.limit)
             return self.join(name, "", meeting)
-        except (McrError, *returning.STORE_ERRORS) as error:
+        except (McrError, *agreement.STORE_ERRORS) as error:
             for each in invited:
                 text = f"lost rank {each.rank}: the process that was to take its place does not: {error}"
                 watch.give_up(each.rank, text)
@@ -249,7 +249,7 @@ class Forming:
             invited = [] if self._are_mixed(outcome) else outcome.invited
             return outcome
         finally:
-            with contextlib.suppress(*returning.STORE_ERRORS):
+            with contextlib.suppress(*agreement.STORE_ERRORS):
                 returning.dismiss(state.current(), [each for each in found if each not in invited])
 
     @staticmethod

@@ -17,6 +17,7 @@ from mcr_dl.runtime import state, trials
 from mcr_dl.tables import table as files
 from mcr_dl.tables.host import host
 from mcr_dl.tables.table import Curve, Sample, Scale
+from mcr_dl.tables.winners import microseconds_of
 
 _log = logging.getLogger("mcr_dl")
 
@@ -63,7 +64,7 @@ def _with(scale: Scale, rows: Iterable[tuple[Any, ...]]) -> Scale:
     for operation, async_op, dtype, nbytes, costs in rows:
         for candidate, cost in costs:
             found = samples.setdefault((operation, async_op, dtype_class(operation, dtype), dtype, candidate), {})
-            time = 2 ** (cost / 65536) / 1000
+            time = microseconds_of(cost)
             found[nbytes.bit_length()] = Sample(nbytes, 1, time, time, time)
     curves = tuple(
         Curve(operation, types, dtype, candidate, tuple(found[octave] for octave in sorted(found)), async_op=async_op)

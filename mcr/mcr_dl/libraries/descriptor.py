@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +31,16 @@ def module_path(stem: str) -> str:
     if not path.exists():
         raise BackendUnavailableError(f"expected {path}, which every build of mcr_dl has: reinstall mcr_dl")
     return str(path)
+
+
+def mapped_files(pattern: re.Pattern[str]) -> list[str]:
+    """The files of this name in the process's memory."""
+    try:
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return []
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
+    return [path for path in paths if pattern.fullmatch(Path(path).name)]
 
 
 class Library:

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store
 from mcr_dl.base import launcher as launchers
 from mcr_dl.base.errors import BackendUnavailableError
 from mcr_dl.libraries import pmix
-from mcr_dl.libraries.descriptor import FusionLimits, Library, module_path
+from mcr_dl.libraries.descriptor import FusionLimits, Library, mapped_files, module_path
 from mcr_dl.libraries.pmi import PmiResponder
 from mcr_dl.libraries.pmix import PmixError, PmixResponder
 
@@ -46,14 +46,6 @@ _STANDARD_ABI = re.compile(r"libmpi_abi\.so(\.\d+)*")
 _chosen: dict[Family | None, MpiLibrary] = {}
 
 
-class MpiLibraryError(RuntimeError):
-    """There is no MPI library (``absent``), or none that works under this program's launcher."""
-
-    def __init__(self, text: str, *, absent: bool = False) -> None:
-        super().__init__(text)
-        self.absent = absent
-
-
 class MpiLibrary(NamedTuple):
     """An MPI library on this machine."""
 
@@ -70,7 +62,7 @@ class _Launcher(NamedTuple):
 
 def find(family: Family | None = None) -> MpiLibrary:
     """Choose the library, of the given family if any: the named one, else the one already loaded, else the launcher's,
-    else the first one found."""
+    else the first one found. Raises BackendUnavailableError if there is none, or none that works under the launcher."""
     launcher = _launcher()
     return _check(_pick(family, launcher), launcher, family)
 
@@ -90,7 +82,7 @@ def load(family: Family | None = None) -> MpiLibrary:
     try:
         ctypes.CDLL(library.path, mode=mode)
     except OSError as error:
-        raise MpiLibraryError(f"{library.path} ({library.how}) cannot be loaded: {error}") from error
+        raise BackendUnavailableError(f"{library.path} ({library.how}) cannot be loaded: {error}") from error
     _chosen[family] = library
     return library
 
@@ -129,30 +121,20 @@ class Mpi(Library):
 
     def locate(self) -> tuple[str, str]:
         """The module for the library's ABI. Loads the library."""
-        try:
-            library = load(self.family)
-        except MpiLibraryError as error:
-            raise BackendUnavailableError(str(error), absent=error.absent) from error
+        library = load(self.family)
         # By two numbers that every rank of a host knows: mpiexec's ranks cannot communicate before MPI has started.
         if launchers.local_size() > (os.cpu_count() or 1):
             self.share_cores()
         return module_path(module(library)), library.path
 
-    def _find(self) -> MpiLibrary:
-        """The library, not loaded. Raises BackendUnavailableError if there is none that works here."""
-        try:
-            return find(self.family)
-        except MpiLibraryError as error:
-            raise BackendUnavailableError(str(error), absent=error.absent) from error
-
     def require_named(self) -> None:
         """The named library must exist and fit the launcher. It is not loaded."""
         if os.environ.get(self.variable):
-            self._find()
+            find(self.family)
 
     def require_launcher(self, size: int) -> None:
         """Open MPI without a PMIx server starts under its own launcher only."""
-        library = self._find()
+        library = find(self.family)
         if size > 1 and not _is_served(library) and not _starts_alone(library):
             message = (
                 "this Open MPI needs its own launcher, as it has no libpmix with a server's interface; run "
@@ -175,7 +157,7 @@ class Mpi(Library):
         """Make sure that MPI_Init finds a process manager: the launcher's, or a responder on torch's store."""
         if self._responder is not None or size == 1:
             return
-        library, store = self._find(), PrefixStore(f"{self.name}/start", store)
+        library, store = find(self.family), PrefixStore(f"{self.name}/start", store)
         if _is_served(library):
             return
         if library.family == "mpich":
@@ -206,7 +188,7 @@ class Mpi(Library):
         del state
         try:
             library = find(self.family)
-        except MpiLibraryError as error:
+        except BackendUnavailableError as error:
             return f"none: {error}"
         return f"{library.family}, {library.path} ({library.how})"
 
@@ -289,7 +271,7 @@ def _check(library: MpiLibrary, launcher: _Launcher, family: Family | None) -> M
             f"start it with {mine}'s mpiexec, or `pip install {package}` and, if {mine} is still chosen, set "
             f"{_VARIABLE}={package}"
         )
-    raise MpiLibraryError(
+    raise BackendUnavailableError(
         f"this program was started by {launcher.name}, which cannot start the MPI library that it uses: {mine} at "
         f"{library.path} ({library.how}); {fix}"
     )
@@ -306,11 +288,11 @@ def _is_served(library: MpiLibrary) -> bool:
     return launchers.has_mpi_launcher() and (launcher.family == library.family or not launcher.exclusive)
 
 
-def _not_found(wanted: Family | None) -> MpiLibraryError:
+def _not_found(wanted: Family | None) -> BackendUnavailableError:
     package = wanted or "mpich"
     what = _NAMES[wanted] if wanted else "MPI (libmpi.so.12, libmpi.so.40 or libmpich.so.12)"
     places = ", ".join(str(place) for place, _ in _places())
-    return MpiLibraryError(
+    return BackendUnavailableError(
         f"no {what} library found; looked at {_VARIABLE}, the libraries loaded already, {places} and the system's. "
         f"`pip install {package}` installs one",
         absent=True,
@@ -319,12 +301,12 @@ def _not_found(wanted: Family | None) -> MpiLibraryError:
 
 def _named(path: str) -> MpiLibrary:
     if os.sep in path and not os.path.isabs(path):
-        raise MpiLibraryError(
+        raise BackendUnavailableError(
             f"{_VARIABLE}={path}: expected an absolute path, or 'mpich' or 'openmpi', got a relative one"
         )
     resolved = path if os.path.isabs(path) and os.path.isfile(path) else _of_the_system(path)
     if resolved is None:
-        raise MpiLibraryError(
+        raise BackendUnavailableError(
             f"{_VARIABLE}={path}: no such file; it takes the path of a libmpi, or 'mpich' or 'openmpi'. "
             "`pip install mpich` installs an MPI library"
         )
@@ -334,25 +316,15 @@ def _named(path: str) -> MpiLibrary:
 def _loaded(family: Family | None) -> MpiLibrary | None:
     """The library of the family that the program has loaded; of any family: none that a named family has."""
     named = {library.path for of, library in _chosen.items() if of is not None}
-    for path in _mapped(_FILE):
+    for path in mapped_files(_FILE):
         if family == _family(path) or (family is None and path not in named):
             return MpiLibrary(path, _family(path), "already loaded")
-    for path in _mapped(_STANDARD_ABI):
-        raise MpiLibraryError(
+    for path in mapped_files(_STANDARD_ABI):
+        raise BackendUnavailableError(
             f"this process has loaded {path}, MPI's standard ABI, which is not supported yet; load MPICH's or Open "
             "MPI's own library first (with mpi4py: set MPI4PY_LIBMPI to its path)"
         )
     return None
-
-
-def _mapped(pattern: re.Pattern[str]) -> list[str]:
-    """The files of this name in the process's memory."""
-    try:
-        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
-    except OSError:
-        return []
-    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
-    return [path for path in paths if pattern.fullmatch(Path(path).name)]
 
 
 def _candidates() -> Iterator[MpiLibrary]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from mcr_dl.base.errors import BackendUnavailableError
-from mcr_dl.libraries.descriptor import Library, module_path
+from mcr_dl.libraries.descriptor import Library, mapped_files, module_path
 
 _VARIABLE = "MCR_DL_NCCL_LIB"
 _FILE = re.compile(r"libnccl\.so(\.\d+)*")
@@ -24,14 +24,6 @@ _STAND_IN = "mcr_dl_stand_in"  # the symbol that marks the tests' library
 _NO_DEVICE = "no CUDA device"  # also the core's text where there is none (src/backends/nccl/library.cc)
 _SHARING = (2, 30)  # the first version that lets ranks share a device on request
 _SHARE, _HOST = "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_HOSTID"
-
-
-class NcclLibraryError(RuntimeError):
-    """There is no NCCL library or no device for it (``absent``), or none that can be used here."""
-
-    def __init__(self, text: str, *, absent: bool = False) -> None:
-        super().__init__(text)
-        self.absent = absent
 
 
 class NcclLibrary(NamedTuple):
@@ -45,18 +37,18 @@ class NcclLibrary(NamedTuple):
 def find() -> NcclLibrary:
     """Choose the library: the named one, else the one already loaded (torch's), else a wheel's, else the loader's.
 
-    Raises NcclLibraryError with the reason and advice. Checking the library loads it.
+    Raises BackendUnavailableError with the reason and advice. Checking the library loads it.
     """
     named = os.environ.get(_VARIABLE, "")
     if os.sep in named and not os.path.isabs(named):
-        raise NcclLibraryError(
+        raise BackendUnavailableError(
             f"{_VARIABLE}={named}: expected an absolute path, or a name for the loader, got a relative path"
         )
     if named:
         return _loadable(named, f"named by {_VARIABLE}")
     if torch.version.cuda is None:
         message = f"{_NO_DEVICE}: torch {torch.__version__} is built without CUDA"
-        raise NcclLibraryError(message, absent=True)
+        raise BackendUnavailableError(message, absent=True)
     for path, how in _candidates():
         library = _loadable(path, how)
         if not library.stand_in:
@@ -66,7 +58,7 @@ def find() -> NcclLibrary:
         f"no NCCL library found; looked at {_VARIABLE}, the libraries loaded already, the nvidia-nccl packages and the "
         f"system's {_SONAME}. `pip install {package}` (the extra mcr-dl[{package[-4:]}]) installs one"
     )
-    raise NcclLibraryError(message, absent=True)
+    raise BackendUnavailableError(message, absent=True)
 
 
 def _loadable(path: str, how: str) -> NcclLibrary:
@@ -74,12 +66,12 @@ def _loadable(path: str, how: str) -> NcclLibrary:
         library = ctypes.CDLL(path)
     except OSError as error:
         message = f"{path} ({how}) cannot be loaded: {error}"
-        raise NcclLibraryError(message) from error
+        raise BackendUnavailableError(message) from error
     return NcclLibrary(path, how, hasattr(library, _STAND_IN))
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    for path in _loaded():
+    for path in mapped_files(_FILE):
         yield path, "already loaded"
     for path in _installed():
         yield path, "of an nvidia-nccl package"
@@ -88,15 +80,6 @@ def _candidates() -> Iterator[tuple[str, str]]:
     except OSError:
         return
     yield _SONAME, "the system's"
-
-
-def _loaded() -> list[str]:
-    try:
-        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
-    except OSError:
-        return []
-    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/" in line)
-    return [path for path in paths if _FILE.fullmatch(Path(path).name)]
 
 
 def _packages() -> list[str]:
@@ -138,10 +121,7 @@ class Nccl(Library):
 
     def locate(self) -> tuple[str, str]:
         """The module, and the library that it binds."""
-        try:
-            return module_path(self.name), find().path
-        except NcclLibraryError as error:
-            raise BackendUnavailableError(str(error), absent=error.absent) from error
+        return module_path(self.name), find().path
 
     def require_named(self) -> None:
         """The loader must find the named library, which it loads."""
@@ -156,7 +136,7 @@ class Nccl(Library):
         """The tests' library works on host memory."""
         try:
             return find().stand_in
-        except NcclLibraryError:
+        except BackendUnavailableError:
             return False
 
     def needs_own_device(self) -> bool:
@@ -174,7 +154,7 @@ class Nccl(Library):
         """The library, its version and the functions that it lacks, from the backend's state."""
         try:
             library = find()
-        except NcclLibraryError as error:
+        except BackendUnavailableError as error:
             return f"none: {error}"
         return f"{library.path} ({library.how}); {state.partition(': ')[2]}"
 

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from mcr_dl import _C
+from mcr_dl.tables.winners import microseconds_of
 
 _SIZES = (4 << 10, 1 << 20)
 _BATCHES = 10
@@ -55,7 +56,7 @@ def deviations(world: _C.Group, group: _C.Group) -> list[Deviation]:
         if cost is None:
             continue
         compared += 1
-        expected = 2 ** (cost / 65536) / 1000
+        expected = microseconds_of(cost)
         calls = min(int(_BATCH_SECONDS * 1e6 / expected) + 1, _MOST_CALLS)
         slowest = torch.tensor([_least(group, name, nbytes, calls)], dtype=torch.float64)
         _C.all_reduce(slowest, op=ReduceOp.MAX, group=group, backend=name)

@@ -145,7 +145,7 @@ def _shadow(group: _C.Group, after: list[Specification], suffix: str, *, rest: b
     made = current.groups.get(name)
     if made is None:
         made = core_groups.make(name, list(group.ranks), group.backends, group.timeout)
-        current.shadows.setdefault(group.name(), []).append(name)
+        current.add_shadow(group.name(), made)
     synchronize(made)
     _put(made, after if rest else [])
     return made

@@ -199,7 +199,8 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
         return [rates.agreed(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
 
-    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide)
+    what = "init_process_group" if _C.world() is None else "new_group"
+    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide, what=what)
     network = [rates.Row(*row) for row, _ in answer]
     group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
     current.networks[group.name(), name] = network
@@ -212,8 +213,7 @@ def _part(group: _C.Group, title: str, members: list[int], names: Iterable[str],
     name = f"{group.name()}/{title}-{ranks[0]}"
     made = _C.Group(name, ranks, ranks.index(current.launch.rank), group.timeout)
     connect(made, dict.fromkeys(names), patience=patience)
-    current.groups[name] = made
-    current.shadows.setdefault(group.name(), []).append(name)
+    current.add_shadow(group.name(), made)
     return made
 
 

@@ -9,7 +9,6 @@ from datetime import timedelta
 from mcr_dl import _C, watch
 from mcr_dl.libraries import registry
 from mcr_dl.runtime import communicators, devices, state, trials
-from mcr_dl.tables import choice
 
 
 def make(
@@ -38,10 +37,7 @@ def equip(group: _C.Group, names: list[str]) -> None:
     current = state.current()
     if current.staging is not None:
         devices.stage(group, names, current.staging)
-    if current.candidates is not None:
-        choice.keep_candidates(group, current.candidates)
-    if current.knowledge is not None:
-        choice.tune(group, current.knowledge)
+    current.tune(group)
     current.groups[group.name()] = group
 
 

@@ -18,7 +18,7 @@ from mcr_dl.libraries import registry
 from mcr_dl.runtime import changes, stages
 from mcr_dl.runtime.state import State
 
-# Not measured on a GPU yet: bench/gpu_check.sh compares sizes.
+# bench/gpu_check.sh compares sizes (docs/results/gpu.md).
 _CHUNK = 4 << 20
 
 
@@ -33,7 +33,9 @@ def own(device_id: torch.device | int | None = None) -> int:
     device = torch.device("cuda", device_id) if isinstance(device_id, int) else torch.device(device_id)
     if device.type == "cpu":
         return -1
-    index = 0 if device.index is None else device.index
+    index: int | None = device.index  # torch declares an int
+    if index is None:
+        index = torch.cuda.current_device() if count else 0
     if device.type != "cuda" or index >= count:
         message = f"device_id: expected cpu or one of {count} CUDA devices, got {device}"
         raise InvalidArgumentError(message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from mcr_dl import _C
 from mcr_dl.runtime import communicators, state
-from mcr_dl.tables import choice
 
 
 def make(group: _C.Group) -> None:
@@ -20,10 +19,6 @@ def make(group: _C.Group) -> None:
     hosts = [backend for backend in group.backends if group._streams(backend) is None]
     stage = _C.Group(name, list(group.ranks), group.rank(), group.timeout)
     communicators.connect(stage, hosts)
-    if current.candidates is not None:
-        choice.keep_candidates(stage, current.candidates)
-    if current.knowledge is not None:
-        choice.tune(stage, current.knowledge)
-    current.groups[name] = stage
-    current.shadows.setdefault(group.name(), []).append(name)
+    current.tune(stage)
+    current.add_shadow(group.name(), stage)
     group._set_stages([stage])

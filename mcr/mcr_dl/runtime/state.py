@@ -32,7 +32,7 @@ class State:
     asked: list[str] = field(default_factory=list)  # backends without which init fails
     groups: dict[str, _C.Group] = field(default_factory=dict)
     groups_made: int = 0
-    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that its passes use
+    shadows: dict[str, list[str]] = field(default_factory=dict)  # by group: the groups that belong to it
     passes: list[Any] = field(default_factory=list)  # specifications for every new group
     counters: dict[str, int] = field(default_factory=dict)
     topology: dict[str, Any] | None = None  # the document that the user gave
@@ -45,6 +45,18 @@ class State:
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
     job: str = ""  # an identity of this life of the job, equal on its ranks; empty where a rank has come later
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
+
+    def add_shadow(self, owner: str, group: _C.Group) -> None:
+        """Add a group that belongs to another group, and ends with it."""
+        self.groups[group.name()] = group
+        self.shadows.setdefault(owner, []).append(group.name())
+
+    def tune(self, group: _C.Group) -> None:
+        """Give a connected group its candidates and its costs, as far as the job's are known."""
+        if self.candidates is not None:
+            choice.keep_candidates(group, self.candidates)
+        if self.knowledge is not None:
+            choice.tune(group, self.knowledge)
 
     def before_end(self, group: str, function: Callable[[], None]) -> None:
         """Run the function when the group is about to end, while its operations still work; it must not raise."""

@@ -20,7 +20,6 @@ import torch.distributed as torch_dist
 
 from mcr_dl import _C
 from mcr_dl.base import agreement
-from mcr_dl.base.errors import McrError
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.runtime import state
 from mcr_dl.runtime.rounds import Round
@@ -30,7 +29,6 @@ _SHORTEST, _LONGEST = 0.0002, 0.02  # seconds between two checks for answers: a 
 _IDLE = 3600.0  # seconds; the thread is woken by reports
 _LIMIT = 1.0  # seconds that a call waits for an agreement
 _PATIENCE = 15.0  # seconds for the answer of the last rank
-_StoreError = (RuntimeError, torch_dist.DistStoreError, McrError)
 
 
 @dataclass
@@ -83,7 +81,7 @@ class _Agreements:
         value = agreement.encode({"what": report.what, "times": report.times()})
         try:
             last = one.round.arrive(value)
-        except _StoreError as error:
+        except agreement.STORE_ERRORS as error:
             # No rank can have an answer without this rank's value.
             _log.info("trials (group %r): the ranks cannot agree: %s", report.group, error)
             report.abandon()
@@ -92,7 +90,7 @@ class _Agreements:
             if last:
                 answer = _answer(one.round.values(), max if report.largest_counts else min)
                 one.round.answer(agreement.encode(answer))
-        except _StoreError as error:
+        except agreement.STORE_ERRORS as error:
             report.fail(_lost(report, error))
             return
         self._open.append(one)
@@ -111,7 +109,7 @@ class _Agreements:
             if one.closed and now - one.closed > _PATIENCE:
                 report.fail(_lost(report, "the last rank to come has not answered"))
                 return True
-        except _StoreError as error:
+        except agreement.STORE_ERRORS as error:
             report.fail(_lost(report, error))
             return True
         return False

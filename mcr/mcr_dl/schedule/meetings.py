@@ -128,7 +128,7 @@ def _explained() -> Iterator[None]:
     """Errors of the store become mcr_dl's: most often the process that holds it has ended."""
     try:
         yield
-    except (RuntimeError, OSError) as error:
+    except agreement.STORE_ERRORS as error:
         if isinstance(error, McrError):
             raise
         poll(lambda: bool(watch.lost()), _NOTICE, _LONGEST)

@@ -111,6 +111,17 @@ def _logged(names: Sequence[str], most: int) -> list[Record]:
         window, before = 2 * window, len(found)
 
 
+def chosen(turns: Sequence[int], tried: int, gain: float) -> tuple[int | None, int, int]:
+    """The index of the plan that stays, and the times of program order and of the fastest plan.
+
+    ``turns``: times of the plans and then of program order, ``tried`` in all, repeatedly. None stays if the fastest one
+    does not gain so much.
+    """
+    *planned, plain = [statistics.median_low(turns[place::tried]) for place in range(tried)]
+    fastest = min(planned)
+    return (planned.index(fastest) if fastest <= plain * (1 - gain) else None), plain, fastest
+
+
 @dataclass
 class Replanner:
     """The plans of this process. Its public fields are for reading."""
@@ -413,12 +424,10 @@ class Replanner:
         if len(self._turns) < self.settings.rounds * len(tried):
             self._next_turn()
             return
-        *planned, plain = [statistics.median_low(self._turns[place :: len(tried)]) for place in range(len(tried))]
-        fastest = min(planned)
-        kept = fastest <= plain * (1 - self.settings.gain)
-        self._note("kept" if kept else "dropped", plain, fastest)
+        index, plain, fastest = chosen(self._turns, len(tried), self.settings.gain)
+        self._note("dropped" if index is None else "kept", plain, fastest)
         plans = self._known[self._key].plans
-        self._follow(self._key, _Known([plans[planned.index(fastest)]] if kept else [], chosen=True))
+        self._follow(self._key, _Known([] if index is None else [plans[index]], chosen=True))
 
     def _check(self) -> None:
         """Rank 0 decides for the next check, so that each rank finds the decision when it comes there."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mcr_dl import _C
+from mcr_dl.tables.winners import microseconds_of
 
 if TYPE_CHECKING:
     from mcr_dl.tables.choice import Knowledge
@@ -88,5 +89,5 @@ def predicted(
     coded = [points for _, points in _coded(costs, operation, candidate, [codec])]
     if not plain or not coded:
         return None
-    without, within = (2 ** (_C.cost_at(each[0], nbytes) / 65536) / 1000 for each in (plain, coded))
+    without, within = (microseconds_of(_C.cost_at(each[0], nbytes)) for each in (plain, coded))
     return without, within

@@ -20,6 +20,11 @@ def cost_of(microseconds: float) -> int:
     return round(math.log2(max(microseconds, 0.001) * 1000) * _UNIT)
 
 
+def microseconds_of(cost: int) -> float:
+    """The time of ``cost_of`` in microseconds."""
+    return 2 ** (cost / _UNIT) / 1000
+
+
 def _points(scale: Scale, curve: Curve) -> list[tuple[int, int]]:
     return [(sample.bytes, cost_of(scale.time_of(sample))) for sample in curve.samples]
 

@@ -295,6 +295,12 @@ def run(case: Case) -> bool:
     return True
 
 
+def run_supported(case: Case) -> None:
+    """Like run(), of a backend that does or emulates every call."""
+    alone = OPS[case.op]["peer"] and len(session.members(case.group, mcr_dl.get_world_size())) == 1
+    assert run(case) or alone, f"{case}: expected a backend that supports it, got {support(case)!r}"
+
+
 def _run(case: Case, ranks: list[int]) -> None:
     me = mcr_dl.get_rank()
     meeting = None if _has_data(case) else session.Meeting(case.group)

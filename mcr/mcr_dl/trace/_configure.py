@@ -97,9 +97,8 @@ def _no_shadow(suffix: str, *, rest: bool = False) -> _C.Group:
 def put(specification: Log | None) -> None:
     """Make it the first pass of every group, replacing an existing log; None: no log."""
     current = state.current()
-    shadows = {name for names in current.shadows.values() for name in names}
     for name, group in current.groups.items():
-        if name in shadows:
+        if state.is_shadow(name):
             continue
         kept = [station for station in _C.passes(group) if station.name != Log.name]
         _C.set_passes(group, kept if specification is None else [specification.make(group, _no_shadow), *kept])

@@ -50,8 +50,9 @@ def exchange(records: Iterable[Record]) -> Match:
     """Match this rank's records with those of all other ranks: every rank of the job calls this."""
     current = state.current()
     store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
-    rows = agreement.agree(store, current.launch.rank, current.launch.size, "records", mine(records), match)
-    return {(group, instance, seq): (least, rank) for group, instance, seq, least, rank in rows}
+    rank, size = current.launch.rank, current.launch.size
+    rows = agreement.agree(store, rank, size, "records", mine(records), match, what="log_summary")
+    return {(group, instance, seq): (least, first) for group, instance, seq, least, first in rows}
 
 
 def analysis(records: Iterable[Record], matched: Match) -> dict[str, dict[int, dict[str, Any]]]:

@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from mcr_dl import _C
 from mcr_dl.base import launcher
 from mcr_dl.base.errors import BackendUnavailableError, InvalidArgumentError
-from mcr_dl.base.operations import frequent
+from mcr_dl.base.operations import frequent, operation_of
 from mcr_dl.bench.ranks import launched
 from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console, bars
@@ -59,12 +59,11 @@ class _Settings:
 
     def plan(self, ranks: int, backends: list[str]) -> Plan:
         """The plan of the measurements with this number of ranks."""
-        reduces = {row["name"] for row in _C.ops() if row["reduces"]}
         units = []
         for operation in self.operations:
-            several = operation in reduces or operation.removesuffix("v") in reduces
             sizes = (0,) if operation == "barrier" else self.sizes
-            units += [Unit(operation, dtype, sizes) for dtype in (self.dtypes if several else self.dtypes[:1])]
+            dtypes = self.dtypes if operation_of(operation).reduces else self.dtypes[:1]
+            units += [Unit(operation, dtype, sizes) for dtype in dtypes]
             if self.async_op and operation in frequent():
                 units.append(Unit(operation, self.dtypes[0], sizes, async_op=True))
         given = (self.budget_seconds, self.confidence, self.device, self.codecs)

@@ -11,8 +11,10 @@ import torch
 
 from mcr_dl import _C
 from mcr_dl.base.errors import InvalidArgumentError
+from mcr_dl.base.operations import operation_of
 from mcr_dl.runtime import handles, state
 from mcr_dl.tables import codecs, rules
+from mcr_dl.tables.winners import microseconds_of
 
 ReduceOp = torch.distributed.ReduceOp
 
@@ -61,7 +63,7 @@ class Explanation:
 
 def _times(found: dict[str, Any]) -> dict[str, float | None]:
     costs = found["candidates"]
-    return {name: None if cost is None else 2 ** (cost / 65536) / 1000 for name, cost in costs.items()}
+    return {name: None if cost is None else microseconds_of(cost) for name, cost in costs.items()}
 
 
 def _rule(operation: str, nbytes: int | None) -> rules.Rule:
@@ -99,7 +101,7 @@ def _row(operation: str, dtype: str, group: _C.Group, found: dict[str, Any], dev
     assert knowledge is not None
     shape = knowledge.shape(group.ranks)
     scale = knowledge.scale_for(shape, device)
-    reduces = next(row["reduces"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
+    reduces = operation_of(operation).reduces
     form = ", asynchronous" if async_op else ""
     stands_in = " (the nearest that was measured)" if found["guessed"] else ""
     refined = " (refined while running)" if found["refined"] else ""
@@ -118,7 +120,7 @@ def _codec(
     found = [each for each in _C.passes(group) if isinstance(each, _C.CompressPass) and each.automatic]
     if not found:
         return "", None
-    op = next(row["name"] for row in _C.ops() if operation in (row["name"], row["name"] + "v"))
+    op = operation_of(operation).op
     codec = "none"
     if nbytes is not None and device == "cpu":
         codec = found[0]._standing(op, dtype, candidate, nbytes)
@@ -130,8 +132,7 @@ def _codec(
 def _plans(operation: str, nbytes: int | None, group: _C.Group) -> dict[str, str]:
     """The plans of a call on the group's candidates over planned dimensions."""
     networks = state.current().networks
-    vectored = operation not in {row["name"] for row in _C.ops()}
-    if nbytes is None or vectored:
+    if nbytes is None or operation_of(operation).vectored:
         return {}
     found = {}
     for name in group.candidates:
@@ -176,8 +177,7 @@ def explain(
     if name is None:
         message = f"operation: expected one of {', '.join(_C.operations())}, got {operation!r}"
         raise InvalidArgumentError(message)
-    vectored = name not in {row["name"] for row in _C.ops()}
-    if (nbytes is None and not vectored) or (nbytes is not None and nbytes < 0):
+    if (nbytes is None and not operation_of(name).vectored) or (nbytes is not None and nbytes < 0):
         message = f"nbytes: expected 0 or more bytes for {name}, got {nbytes}"
         raise InvalidArgumentError(message)
     element = str(dtype).removeprefix("torch.")

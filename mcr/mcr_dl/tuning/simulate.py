@@ -11,7 +11,7 @@ from mcr_dl.commands import arguments
 from mcr_dl.commands.console import Console
 from mcr_dl.commands.sizes import parse_size, size_text
 from mcr_dl.commands.text import time_text
-from mcr_dl.networks import plans
+from mcr_dl.networks import plans, timeline
 from mcr_dl.networks.network import Network
 from mcr_dl.networks.plans import Plan
 
@@ -111,8 +111,6 @@ def run(given: argparse.Namespace) -> int:
         for nbytes in sizes
     ]
     if given.plot:
-        from mcr_dl.networks import timeline
-
         timeline.save([("baseline", found[0][1]), (found[0][0].policy, found[0][0])], given.plot)
     documents = [document(plan) for plan, _ in found]
     if not arguments.write_json(given.json, lambda: documents if given.sizes else documents[0]):

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
+from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.libraries.pmi import own_connection
 from mcr_dl.watch._report import Report
 
@@ -38,7 +39,6 @@ _PREFIX = "watch"  # of the keys in the store
 MEMBER, ENDED, ADDRESS = "member", "ended", "address"
 _SLOW = "it does not answer"
 _LARGEST = 64 * documents.MIB  # bytes of a value that is read
-StoreError = (RuntimeError, ValueError, OSError)
 T = TypeVar("T")
 
 
@@ -71,14 +71,14 @@ def decode(value: bytes) -> Any:
 
 
 def member(store: torch_dist.Store, rank: int) -> dict[str, Any] | None:
-    """The identity of the process that has a rank, from the job's store; None if it has not started. StoreError."""
+    """The identity of the process that has a rank, from the job's store; None if it has not started. STORE_ERRORS."""
     key, left = f"{MEMBER}/{rank}", torch_dist.PrefixStore(_PREFIX, store)
     found: dict[str, Any] | None = decode(left.get(key)) if left.check([key]) else None
     return found
 
 
 def leave_member(store: torch_dist.Store, rank: int, identity: dict[str, Any]) -> None:
-    """Leave the identity of the process that takes the place of a lost rank. Raises StoreError."""
+    """Leave the identity of the process that takes the place of a lost rank. Raises STORE_ERRORS."""
     torch_dist.PrefixStore(_PREFIX, store).set(f"{MEMBER}/{rank}", documents.dumps(identity))
 
 
@@ -127,7 +127,7 @@ class Exchange:
     def stop(self) -> None:
         """End the listener."""
         self._ending.set()
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             if self._listener.is_alive():
                 self.ask(lambda: self._mine.set(f"ring/{self._number}/{self._rank}", ""))
         self._listener.join(1.0)
@@ -143,7 +143,7 @@ class Exchange:
         self._requests.put(None)
 
     def ask(self, action: Callable[[], T], limit: float = INQUIRY, *, anyhow: bool = False) -> T:
-        """Run an action that uses the store; raises StoreError, also if it takes longer than the limit.
+        """Run an action that uses the store; raises STORE_ERRORS, also if it takes longer than the limit.
 
         ``anyhow``: also if the store has not answered the last time.
         """
@@ -188,9 +188,9 @@ class Exchange:
                 self._listening.set(f"report/{number}/{self._rank}", documents.dumps(self._answer(alarm)))
                 self._heard(number, alarm)  # before this process can raise another one, which it may make needless
                 self._number += 1
-                with contextlib.suppress(*StoreError):  # a store of another kind may not delete
+                with contextlib.suppress(*STORE_ERRORS):  # a store of another kind may not delete
                     self._forget(number)
-            except StoreError as error:
+            except STORE_ERRORS as error:
                 self.lost = str(error).partition("\n")[0]
                 return
 
@@ -220,7 +220,7 @@ class Exchange:
     # ---- raising an alarm
 
     def raise_alarm(self, alarm: Alarm, limit: float = INQUIRY) -> tuple[int, bool]:
-        """Ring at all ranks; returns the alarm's number, and whether this rank was its first. Raises StoreError."""
+        """Ring at all ranks; returns the alarm's number, and whether this rank was its first. Raises STORE_ERRORS."""
         return self.ask(partial(self._ring, alarm), limit)
 
     def _ring(self, alarm: Alarm) -> tuple[int, bool]:
@@ -235,7 +235,7 @@ class Exchange:
         self._mine.multi_set([f"ring/{number}/{rank}" for rank in range(self._size)], [value] * self._size)
 
     def ring_again(self, number: int, alarm: Alarm, deadline: float) -> None:
-        """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises StoreError."""
+        """Ring an alarm that its first rank may have counted, but not rung, as it ended. Raises STORE_ERRORS."""
 
         def ring() -> None:
             if number == self._number and not self._mine.check([f"ring/{number}/{self._rank}"]):
@@ -246,7 +246,7 @@ class Exchange:
     def gather(
         self, number: int, deadline: float, gone: Callable[[], Container[int]], limit: float = ANSWERS
     ) -> Answers:
-        """The reports on an alarm that come within ``limit`` seconds. Raises StoreError.
+        """The reports on an alarm that come within ``limit`` seconds. Raises STORE_ERRORS.
 
         ``deadline``: for the whole inquiry, a time of time.monotonic(); ``gone``: the lost ranks, which send none.
         """
@@ -277,12 +277,12 @@ class Exchange:
         return self.ask(action, max(deadline - time.monotonic(), _PAUSE), anyhow=True)
 
     def publish(self, number: int, group: str, diagnosis: str, deadline: float) -> None:
-        """Publish the first rank's diagnosis. Raises StoreError."""
+        """Publish the first rank's diagnosis. Raises STORE_ERRORS."""
         value = documents.dumps({"group": group, "text": diagnosis})
         self.proceed(lambda: self._mine.set(f"diagnosis/{number}", value), deadline)
 
     def diagnosis(self, number: int, group: str, deadline: float) -> str | None:
-        """The first rank's diagnosis, if it concerns the group; None if none comes. Raises StoreError."""
+        """The first rank's diagnosis, if it concerns the group; None if none comes. Raises STORE_ERRORS."""
         key = f"diagnosis/{number}"
         if not self._until(lambda: bool(self._mine.check([key])), INQUIRY - 0.1, deadline):
             return None
@@ -300,7 +300,7 @@ class Exchange:
             self.ask(lambda: self._leaving(well))
             self._until(lambda: complete() or self._mine.check(["failed"]), limit, deadline)
             return self.proceed(lambda: complete() and not self._mine.check(["failed"]), deadline)
-        except StoreError:
+        except STORE_ERRORS:
             return False
 
     def _leaving(self, well: bool) -> None:
@@ -312,7 +312,7 @@ class Exchange:
         """Notify the other listeners that the store closes with this process. (A client that waits at a store when it
         closes prints a long error to stderr.)
         """
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             listening = self.ask(lambda: self._close(reason, well=well))
             deadline = time.monotonic() + INQUIRY
             self._until(lambda: bool(self._mine.add("closed", 0) >= listening), _FAREWELL, deadline)
@@ -328,7 +328,7 @@ class Exchange:
 
     def fail(self) -> None:
         """Let ranks that are about to leave together not wait for this one."""
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             self.ask(lambda: self._mine.set("failed", ""), anyhow=True)
 
     # ---- values that stay at the store
@@ -336,7 +336,7 @@ class Exchange:
     def take_over(self) -> None:
         """Before start(): remove what the process that had this rank before has left at its end."""
         ring = f"ring/{self._number}/{self._rank}"
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             self._mine.delete_key(f"ended/{self._rank}")
             if self._mine.check([ring]) and not self._mine.get(ring):
                 self._mine.delete_key(ring)
@@ -348,17 +348,17 @@ class Exchange:
         """
         try:
             self.ask(lambda: self._mine.set(f"{key}/{self._rank}", documents.dumps(value)), limit, anyhow=anyhow)
-        except StoreError:
+        except STORE_ERRORS:
             return False
         return True
 
     def left(self, key: str, rank: int) -> Any | None:
-        """The value that a rank has left there, or None. Raises StoreError."""
+        """The value that a rank has left there, or None. Raises STORE_ERRORS."""
         name = f"{key}/{rank}"
         return decode(self._mine.get(name)) if self._mine.check([name]) else None
 
     def all_left(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """The values that these ranks have left there. Raises StoreError."""
+        """The values that these ranks have left there. Raises STORE_ERRORS."""
         names = {rank: f"{key}/{rank}" for rank in ranks}
         here = list(names)
         if names and not self._mine.check(list(names.values())):

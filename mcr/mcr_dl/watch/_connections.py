@@ -27,8 +27,9 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as torch_dist
 
 from mcr_dl.base import documents
+from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.base.errors import InvalidArgumentError
-from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, StoreError, decode
+from mcr_dl.watch._alarm import ADDRESS, MEMBER, Exchange, decode
 
 VARIABLE = "MCR_DL_HOST_TIMEOUT"
 _DEFAULT, _LEAST, _MOST = 5.0, 3.0, 1e5  # seconds
@@ -347,7 +348,7 @@ class Connections:
     def _connect(self, target: int) -> None:
         address: dict[str, Any] | None = None
         try:
-            with contextlib.suppress(*StoreError):
+            with contextlib.suppress(*STORE_ERRORS):
                 address = self._exchange.ask(lambda: self._address(target))
             if address is None:
                 raise OSError(errno.ENOENT, f"rank {target} has left no address at the store")

@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from mcr_dl.watch._alarm import ENDED, INQUIRY, MEMBER, STEPS, Alarm, Answers, Exchange, StoreError
+from mcr_dl.base.agreement import STORE_ERRORS
+from mcr_dl.watch._alarm import ENDED, INQUIRY, MEMBER, STEPS, Alarm, Answers, Exchange
 from mcr_dl.watch._diagnosis import absent, diagnose, whereabouts
 from mcr_dl.watch._losses import Losses
 
@@ -21,7 +22,7 @@ class Found(NamedTuple):
 
 
 def find_out(exchange: Exchange, losses: Losses, alarm: Alarm, ranks: list[int], patience: float) -> Found:
-    """Raise an alarm for a call of a group, and diagnose it. Raises StoreError.
+    """Raise an alarm for a call of a group, and diagnose it. Raises STORE_ERRORS.
 
     ``ranks``: the group's global ranks; ``patience``: seconds for everything.
     """
@@ -69,5 +70,5 @@ def locate(exchange: Exchange, losses: Losses, alarm: Alarm, ranks: list[int]) -
         number, _ = exchange.raise_alarm(alarm)
         answers = exchange.gather(number, deadline, lambda: losses.texts)
         return exchange.proceed(lambda: "; ".join(f"rank {rank}: {where(rank, answers)}" for rank in ranks), deadline)
-    except StoreError:
+    except STORE_ERRORS:
         return ""

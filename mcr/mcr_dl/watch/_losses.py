@@ -11,8 +11,9 @@ from typing import Any
 
 from mcr_dl import _C
 from mcr_dl.base import launcher
+from mcr_dl.base.agreement import STORE_ERRORS
 from mcr_dl.watch import _connections
-from mcr_dl.watch._alarm import ENDED, MEMBER, Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ENDED, MEMBER, Alarm, Exchange
 from mcr_dl.watch._connections import Broken, Connections
 from mcr_dl.watch._peers import Peers, ending_text
 from mcr_dl.watch._report import identity, pid_namespace
@@ -69,7 +70,7 @@ class Losses:
         here = [rank for rank in self._of(nodes[self._rank]) if rank != self._rank]
         try:
             members = self._exchange.ask(lambda: self._exchange.all_left(MEMBER, here), _START)
-        except StoreError as error:
+        except STORE_ERRORS as error:
             text = (
                 "rank %d notices the end of the other processes of its host only by time limits: their identities: %s"
             )
@@ -219,7 +220,7 @@ class Losses:
         for _ in range(1 if failed else _READS):
             try:
                 report, readable = self._exchange.ask(lambda: self._exchange.left(ENDED, rank), _NOTE), True
-            except StoreError:
+            except STORE_ERRORS:
                 if not self._exchange.slow or self._stopping:
                     break
                 time.sleep(_NOTE)
@@ -251,7 +252,7 @@ class Losses:
     def _process(self, rank: int) -> str:
         """The process of a rank, as far as the store says."""
         member = None
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             member = self._exchange.ask(lambda: self._exchange.left(MEMBER, rank), _NOTE)
         return process_of(member) if member else ""
 
@@ -311,7 +312,7 @@ class Losses:
 
     def _told(self, alarm: Alarm) -> bool:
         deadline = time.monotonic() + _TELLING
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*STORE_ERRORS):
             while (left := deadline - time.monotonic()) > 0:
                 if self._rank in self._texts:  # it was this process that the network had cut off
                     return True

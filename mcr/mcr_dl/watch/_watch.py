@@ -18,7 +18,7 @@ from mcr_dl import _C
 from mcr_dl.base import agreement
 from mcr_dl.base.launcher import store_outlives
 from mcr_dl.watch import _fork, _inquiry, _report, dump
-from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange, StoreError
+from mcr_dl.watch._alarm import ANSWERS, ENDED, INQUIRY, MEMBER, PARTING, Alarm, Exchange
 from mcr_dl.watch._compare import Comparison
 from mcr_dl.watch._diagnosis import ARRIVED, complete, name_of, number_of, ranks_text
 from mcr_dl.watch._losses import Losses
@@ -220,7 +220,7 @@ class Watch:
             return
         try:
             found = self._exchange.ask(self._comparison.step, _COMPARISON)
-        except StoreError:
+        except agreement.STORE_ERRORS:
             return
         if found is not None:
             self._stop_desync(*found)
@@ -228,7 +228,7 @@ class Watch:
     def _stop_desync(self, group: str, text: str) -> None:
         self.broken = True
         _C.stop_desync(text)
-        with contextlib.suppress(*StoreError):
+        with contextlib.suppress(*agreement.STORE_ERRORS):
             self._exchange.raise_alarm(Alarm(self.rank, "desync", group, text))
 
     def compare_last(self) -> None:
@@ -240,7 +240,7 @@ class Watch:
         while verdict is None and not self.broken and time.monotonic() < deadline:
             try:
                 verdict = self._exchange.ask(self._comparison.finish, _COMPARISON)
-            except StoreError as error:
+            except agreement.STORE_ERRORS as error:
                 reason = f"the store cannot be reached ({str(error).partition(chr(10))[0]})"
                 break
             if verdict is None:
@@ -334,7 +334,7 @@ class Watch:
     def _inquire(self, alarm: Alarm, ranks: list[int], patience: float) -> str:
         try:
             found = _inquiry.find_out(self._exchange, self._losses, alarm, ranks, patience)
-        except StoreError as error:
+        except agreement.STORE_ERRORS as error:
             self.broken = True
             reason = str(error).partition("\n")[0]
             return f"Which ranks have not arrived is not known, as the store cannot be reached ({reason})."

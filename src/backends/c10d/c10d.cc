@@ -5,7 +5,6 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -13,7 +12,6 @@
 #include <functional>
 #include <mutex>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>

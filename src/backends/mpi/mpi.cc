@@ -3,7 +3,6 @@
 // one that it wants, and the module binds its symbols.
 #include <algorithm>
 #include <atomic>
-#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -253,26 +252,7 @@ class MpiCommunicator : public OpMethods<MpiCommunicator> {
   /// The total number of elements that a collective handles on one rank, as far as every rank can know it: libraries
   /// with small counts compute with totals internally.
   int64_t largest_total(const Call& call) const {
-    const auto sum = [](std::span<const int64_t> counts) {
-      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    };
-    if (row(call.op).is(kPeer)) return 0;
-    if (call.vectored && call.op == Op::all_gather) return sum(call.out_counts);
-    if (call.vectored && call.op == Op::reduce_scatter) return sum(call.in_counts);
-    if (call.vectored) return 0;
-    switch (row(call.op).extent) {
-      case Extent::None:
-        return 0;
-      case Extent::Same:
-        return call.out.count;
-      case Extent::Gather:
-        return call.in.count * size_;
-      case Extent::Scatter:
-        return call.out.count * size_;
-      case Extent::Exchange:
-        return call.in.count;
-    }
-    return 0;
+    return row(call.op).is(kPeer) ? 0 : std::max(message_elements(call, size_), int64_t{0});
   }
 
   /// `args` are the arguments between the routine's name and the communicator; `vectors` holds what they point to.

@@ -2,13 +2,17 @@
 #include "backends/nccl/lanes.h"
 
 #include <chrono>
+#include <system_error>
+#include <thread>
 
 namespace mcr::nccl {
 
 namespace {
 
-// How long abort() waits for a call that another thread is just issuing.
+// How long an abort waits for a call that another thread is just issuing.
 constexpr std::chrono::milliseconds kPatience{500};
+
+std::atomic<int> aborting{0};
 
 }  // namespace
 
@@ -54,30 +58,55 @@ void Lanes::poll() noexcept {
     if (answer != Result::Success) error = answer;
     if (error == Result::Success || error == Result::InProgress) continue;
     fail(library_->describe(error, library_->async_error.name()));
-    return end(library_->abort);
+    return begin_abort();
   }
 }
 
 void Lanes::abort(const std::string& text) noexcept {
-  if (!fail(text)) return;
-  // If the thread inside the library does not return, it may be waiting for this abort.
+  if (fail(text)) begin_abort();
+}
+
+// NCCL's abort waits for the device, which an operation of another communicator may hold until that one is aborted too.
+void Lanes::begin_abort() noexcept {
+  if (ended_.exchange(true) || !library_->abort) return;
+  ++aborting;
+  const auto run = [lanes = shared_from_this()] {
+    DeviceRuntime::enter_background_everywhere();
+    lanes->abort_all();
+    --aborting;
+  };
+  try {
+    std::thread(run).detach();
+  } catch (const std::system_error&) {  // the system grants no thread
+    abort_all();
+    --aborting;
+  }
+}
+
+void Lanes::abort_all() noexcept {
+  // If the thread inside the library does not return, it may be waiting for this abort. One that collects calls is not
+  // inside.
   Lock lock(mutex_, std::defer_lock);
-  static_cast<void>(lock.try_lock_for(kPatience));
-  end(library_->abort);
+  while (!lock.try_lock_for(kPatience) && collecting_) {
+  }
+  const bool together = comms_.size() > 1;  // one by one, the first would wait for the second one's operation
+  if (together) library_->group_start.quietly();
+  for (const Comm comm : comms_) library_->abort.quietly(comm);
+  if (together) library_->group_end.quietly();
+}
+
+bool Lanes::wait_for_aborts(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (aborting > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return aborting == 0;
 }
 
 void Lanes::close() noexcept {
   const Lock lock(mutex_);
-  end(library_->destroy);
-}
-
-void Lanes::end(const Routine<Comm>& how) noexcept {
-  if (ended_.exchange(true) || !how) return;
-  // Aborted one by one, the first would wait for the device, which the second one's operation holds.
-  const bool together = &how == &library_->abort && comms_.size() > 1;
-  if (together) library_->group_start.quietly();
-  for (const Comm comm : comms_) how.quietly(comm);
-  if (together) library_->group_end.quietly();
+  if (ended_.exchange(true) || !library_->destroy) return;
+  for (const Comm comm : comms_) library_->destroy.quietly(comm);
 }
 
 }  // namespace mcr::nccl

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,7 +16,7 @@ namespace mcr::nccl {
 
 /// Thread-safe. An NCCL communicator may be used by one thread at a time, and not while another thread frees it: every
 /// use is under lock().
-class Lanes {
+class Lanes : public std::enable_shared_from_this<Lanes> {
  public:
   using Lock = std::unique_lock<std::recursive_timed_mutex>;
 
@@ -37,23 +38,29 @@ class Lanes {
     if (failed_.load(std::memory_order_acquire)) [[unlikely]]
       refuse();
   }
-  /// Asks NCCL for asynchronous errors; if there is one, keeps its text and aborts all lanes.
+  /// Asks NCCL for asynchronous errors; if there is one, keeps its text and aborts all lanes, as abort() does.
   void poll() noexcept;
-  /// Ends running operations. check() throws the text of the first failure.
+  /// Ends running operations soon, on a thread of its own. check() throws the text of the first failure from now on.
   void abort(const std::string& text) noexcept;
+  /// Waits until the aborts of all Lanes of this process are over; false if the time runs out first.
+  static bool wait_for_aborts(std::chrono::nanoseconds limit);
+  /// With the lock held: the thread that keeps it collects calls, and is not inside the library meanwhile.
+  void set_collecting(bool collecting) noexcept { collecting_ = collecting; }
   /// Frees the communicators in the regular way, unless they have been aborted. They are not used afterwards.
   void close() noexcept;
 
  private:
   [[noreturn]] void refuse() const;
   bool fail(const std::string& text);
-  void end(const Routine<Comm>& how) noexcept;
+  void begin_abort() noexcept;
+  void abort_all() noexcept;
 
   const std::shared_ptr<const Library> library_;
   std::vector<Comm> comms_;
   std::vector<std::unique_ptr<std::string>> names_;  // NCCL keeps pointers to them
   std::recursive_timed_mutex mutex_;
-  std::atomic<bool> ended_ = false;   // aborted or destroyed; happens once
+  std::atomic<bool> ended_ = false;  // aborted or destroyed; happens once
+  std::atomic<bool> collecting_ = false;
   std::atomic<bool> failed_ = false;  // once set, text_ does not change
   std::string text_;
   std::mutex text_mutex_;

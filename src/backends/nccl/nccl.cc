@@ -18,7 +18,8 @@ namespace mcr::nccl {
 namespace {
 
 constexpr int kMostLanes = 8;
-constexpr int64_t kBarrierStride = 256;  // bytes between the lanes' barrier elements
+constexpr std::chrono::seconds kAbortLimit{5};  // at the end of the process
+constexpr int64_t kBarrierStride = 256;         // bytes between the lanes' barrier elements
 
 std::byte* at(void* data, int64_t bytes) { return static_cast<std::byte*>(data) + bytes; }
 
@@ -130,10 +131,12 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   void begin_batch() override {
     auto lock = lanes_->lock();
     library_->group_start();
+    lanes_->set_collecting(true);
     batch_ = std::move(lock);
   }
   void end_batch() override {
     const auto lock = std::move(batch_);
+    lanes_->set_collecting(false);
     library_->group_end();
   }
 
@@ -409,7 +412,10 @@ class NcclBackend : public Backend {
     return std::make_unique<NcclCommunicator>(library_, std::move(lanes), std::move(flags), spec, ordered);
   }
 
-  void shutdown() override { watchdog_.stop(); }
+  void shutdown() override {
+    watchdog_.stop();
+    Lanes::wait_for_aborts(kAbortLimit);
+  }
 
  private:
   /// Makes NCCL start the operations of several communicators in the order in which they were issued, if it can. NCCL

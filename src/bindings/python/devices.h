@@ -5,9 +5,6 @@
 #include <Python.h>
 #include <c10/core/Stream.h>
 
-#include <memory>
-#include <optional>
-
 #include "device/device.h"
 
 namespace mcr::python {

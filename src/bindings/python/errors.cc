@@ -67,11 +67,7 @@ void explain(const Error& error, const Subject& subject) {
 class Raised final : public Cause {
  public:
   explicit Raised(PyObject* exception) : exception_(exception) {}
-  ~Raised() override {
-    if (Py_IsInitialized() == 0) return;
-    const Locked locked;
-    Py_DECREF(exception_);
-  }
+  ~Raised() override { let_go(exception_); }
 
   void raise() const { PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception_)), exception_); }
 
@@ -134,7 +130,8 @@ Error take_error(const std::string& where) {
 }
 
 void report_unraisable(const char* where) noexcept {
-  if (Py_IsInitialized() == 0) return;
+  const WhilePythonLives lives;
+  if (!lives || Py_IsInitialized() == 0) return;
   const Locked locked;
   set_error();
   PyObject* text = PyUnicode_FromString(where);

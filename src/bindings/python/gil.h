@@ -90,4 +90,12 @@ class WhilePythonLives {
   static inline std::atomic<bool> ending{false};
 };
 
+/// Releases a reference, which may be null, from any thread. Once the interpreter is about to end, the object is kept.
+inline void let_go(PyObject* object) {
+  const WhilePythonLives lives;
+  if (!lives || Py_IsInitialized() == 0) return;
+  const Locked locked;
+  Py_XDECREF(object);
+}
+
 }  // namespace mcr::python

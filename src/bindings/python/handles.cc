@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/immortal.h"
 #include "bindings/torch/backend.h"
 
 namespace py = pybind11;
@@ -18,7 +19,7 @@ namespace {
 
 // Guarded by the GIL. The keys are references: as long as an entry exists, no other object has its address.
 std::unordered_map<PyObject*, std::shared_ptr<Group>>& handles() {
-  static auto& map = *std::make_unique<std::unordered_map<PyObject*, std::shared_ptr<Group>>>().release();
+  static auto& map = immortal<std::unordered_map<PyObject*, std::shared_ptr<Group>>>();
   return map;
 }
 

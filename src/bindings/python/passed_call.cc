@@ -29,7 +29,7 @@ namespace {
 std::shared_ptr<py::function> shared(py::function function) {
   return {new py::function(std::move(function)), [](py::function* owned) {
             const std::unique_ptr<py::function> owner(owned);
-            let_go(*owned);
+            let_go(owned->release().ptr());
           }};
 }
 
@@ -37,13 +37,6 @@ std::shared_ptr<py::function> shared(py::function function) {
 
 std::string where(const std::string& pass, const Passage& passage) {
   return "pass '" + pass + "' in " + described(passage);
-}
-
-void let_go(py::object& object) {
-  const py::handle handle = object.release();
-  if (Py_IsInitialized() == 0) return;
-  const Locked locked;
-  handle.dec_ref();
 }
 
 PassedCall::PassedCall(std::shared_ptr<Group> group, const std::string& pass, Passage& passage, const Next& next)
@@ -72,7 +65,7 @@ py::object PassedCall::group() const { return py::reinterpret_steal<py::object>(
 int PassedCall::tag() const { return call().tag; }
 bool PassedCall::vectored() const { return call().vectored; }
 bool PassedCall::asynchronous() const { return passage_ == nullptr || passage_->asynchronous; }
-int64_t PassedCall::bytes() const { return std::max(call().in.count, call().out.count) * size_of(call().dtype); }
+int64_t PassedCall::bytes() const { return larger_side_bytes(call()); }
 
 py::object PassedCall::backend() const {
   const Slot* slot = passage_ != nullptr ? passage_->slot : slot_ ? &*slot_ : nullptr;

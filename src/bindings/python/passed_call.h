@@ -13,9 +13,6 @@
 
 namespace mcr::python {
 
-/// Releases a reference, on any thread; after the interpreter's end it is leaked.
-void let_go(pybind11::object& object);
-
 /// The name of a pass in exceptions: "pass 'mine' in mpi.all_reduce (group 'default', rank 1 of 4)".
 std::string where(const std::string& pass, const Passage& passage);
 

@@ -34,7 +34,7 @@ class PythonPass : public Pass {
       : object_(std::move(object)), name_(std::move(name)), group_(group) {}
   PythonPass(const PythonPass&) = delete;
   PythonPass& operator=(const PythonPass&) = delete;
-  ~PythonPass() override { let_go(object_); }
+  ~PythonPass() override { let_go(object_.release().ptr()); }
 
   std::string_view name() const override { return name_; }
 
@@ -149,7 +149,7 @@ std::pair<int64_t, std::string> newest_collective(Group& group) {
   const auto count = group.position().read(std::numeric_limits<int64_t>::max()).collectives;
   const auto newest = group.position().read(count).newest;
   if (newest.empty()) return {0, ""};
-  return {newest.back().seq, std::string(row(newest.back().op).name) + (newest.back().vectored ? "v" : "")};
+  return {newest.back().seq, operation_name(newest.back().op, newest.back().vectored)};
 }
 
 }  // namespace

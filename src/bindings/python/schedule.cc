@@ -31,7 +31,7 @@ class Handler {
   explicit Handler(py::object function) : function_(std::move(function)) {}
   Handler(const Handler&) = delete;
   Handler& operator=(const Handler&) = delete;
-  ~Handler() { let_go(function_); }
+  ~Handler() { let_go(function_.release().ptr()); }
 
   void operator()(PlanControl::Event event, int64_t value) const {
     const Locked locked;

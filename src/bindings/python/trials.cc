@@ -36,11 +36,10 @@ std::vector<Row> results(Group& group) {
   for (const auto& found : trials == nullptr ? std::vector<Trials::Result>{} : trials->results()) {
     if (found.remembered) continue;
     if (row(found.call.op).is(kReduces) && found.call.red != RedOp::SUM) continue;  // tables have no others
-    const auto operation = std::string(row(found.call.op).name) + (found.call.vectored ? "v" : "");
     std::vector<std::pair<std::string, int64_t>> costs;
     for (const auto& [candidate, cost] : found.costs) costs.emplace_back(names[candidate], cost);
-    rows.emplace_back(operation, found.call.asynchronous, std::string(row(found.call.dtype).name), found.call.size_hint,
-                      std::move(costs));
+    rows.emplace_back(operation_name(found.call.op, found.call.vectored), found.call.asynchronous,
+                      std::string(row(found.call.dtype).name), found.call.size_hint, std::move(costs));
   }
   return rows;
 }

@@ -29,10 +29,10 @@ using Rules = std::vector<std::tuple<std::string, int64_t, int64_t, std::string>
 std::vector<std::pair<std::string, std::pair<Op, bool>>> operations() {
   std::vector<std::pair<std::string, std::pair<Op, bool>>> result;
   for (std::size_t i = 0; i < kOps.size(); ++i) {
-    if (static_cast<Op>(i) == Op::recv) continue;
-    const std::string name(kOps[i].name);
-    result.push_back({name, {static_cast<Op>(i), false}});
-    if (kOps[i].is(kVectored)) result.push_back({name + "v", {static_cast<Op>(i), true}});
+    const auto op = static_cast<Op>(i);
+    if (op == Op::recv) continue;
+    result.push_back({operation_name(op, false), {op, false}});
+    if (kOps[i].is(kVectored)) result.push_back({operation_name(op, true), {op, true}});
   }
   return result;
 }
@@ -56,8 +56,9 @@ void tune(Group& group, const Costs& costs, const Rules& rules, const TriedRows&
   Tuning tuning;
   for (const auto& [operation, asynchronous, device, types, candidate, points] : costs) {
     const auto [op, vectored] = operation_of(operation);
-    tuning.costs.push_back({op, vectored, asynchronous, device_of(device), named<DTypeClass>(kDTypeClasses, types),
-                            candidate, curve_of(points)});
+    const Tuning::Subject subject{op, vectored, asynchronous, device_of(device),
+                                  named<DTypeClass>(kDTypeClasses, types)};
+    tuning.costs.push_back({subject, candidate, curve_of(points)});
   }
   for (const auto& [operation, from, to, candidate] : rules) {
     const auto [op, vectored] = operation_of(operation);

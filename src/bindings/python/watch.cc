@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/immortal.h"
 #include "bindings/python/arguments.h"
 #include "bindings/python/errors.h"
 #include "bindings/python/unlocked.h"
@@ -47,7 +48,7 @@ py::dict dict_of(const Entered& entered) {
   const auto& op = row(entered.op);
   py::dict call;
   call["seq"] = entered.seq;
-  call["op"] = std::string(op.name) + (entered.vectored ? "v" : "");
+  call["op"] = operation_name(entered.op, entered.vectored);
   call["dtype"] = op.extent == Extent::None ? py::object(py::none()) : py::str(std::string(row(entered.dtype).name));
   call["red"] = op.is(kReduces) ? py::object(py::str(std::string(name(entered.red)))) : py::none();
   call["root"] = op.is(kRooted) ? py::object(py::int_(entered.root)) : py::none();
@@ -159,11 +160,6 @@ py::list overdue(double grace) {
   return result;
 }
 
-// Ends waits that poll, and calls that the library can abort.
-void give_up(Group& group) {
-  for (const auto& communicator : group.communicators()) communicator->give_up();
-}
-
 // Work that a device runs for a group with a lost rank never ends, and neither does later work on its streams.
 void give_up_streams(Group& group) {
   for (const auto& communicator : group.communicators()) {
@@ -174,7 +170,7 @@ void give_up_streams(Group& group) {
 // For a forked process: the libraries' threads, which would have to end the freed objects' operations, do not exist
 // there.
 void keep_forever(std::shared_ptr<Group> group) {
-  static auto& kept = *std::make_unique<std::vector<std::shared_ptr<Group>>>().release();
+  static auto& kept = immortal<std::vector<std::shared_ptr<Group>>>();
   group->position().end();
   kept.push_back(std::move(group));
 }
@@ -248,7 +244,7 @@ void add_watch(py::module_& module) {
   });
   module.def("take_desync", Stop::take_desync);
   module.def("fail_at_exit", fail_at_exit);
-  module.def("give_up", [](Group& group) { unlocked([&] { give_up(group); }); });
+  module.def("give_up", [](Group& group) { unlocked([&] { group.give_up(); }); });
   module.def("give_up_streams", [](Group& group) { unlocked([&] { give_up_streams(group); }); });
   module.def("keep_forever", keep_forever);
   module.def("set_detail", set_detail);

@@ -9,7 +9,6 @@
 #include <array>
 #include <chrono>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "bindings/python/calls.h"
@@ -220,7 +219,7 @@ PyMethodDef methods[] = {
     {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait_method)), METH_FASTCALL | METH_KEYWORDS,
      "wait($self, /, timeout=None)\n--\n\n"
      "Waits until the operation is complete and returns True; of an operation on a device's streams, the current "
-     "stream waits, and not the host. Raises the operation's error, or "
+     "stream waits, and not the host, so that `timeout` does not matter. Raises the operation's error, or "
      "CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still "
      "running. Waiting again is allowed."},
     {"is_completed", is_completed, METH_NOARGS,

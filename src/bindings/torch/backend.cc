@@ -403,7 +403,7 @@ void TorchBackend::waitForPendingWorks() {
 c10d::ErrorType TorchBackend::getError() {
   if (group_->closed() || group_->position().lost() != nullptr) return c10d::ErrorType::COMM_ERROR;
   try {
-    for (const auto& slot : group_->slots()) slot.communicator->check();
+    for (const auto& communicator : group_->communicators()) communicator->check();
   } catch (const Error& error) {
     return error.code() == ErrorCode::Timeout ? c10d::ErrorType::TIMEOUT : c10d::ErrorType::COMM_ERROR;
   }
@@ -439,7 +439,7 @@ void TorchBackend::shutdown() {
 void TorchBackend::abort() {
   const Locked locked;
   if (group_->closed()) return;
-  for (const auto& slot : group_->slots()) slot.communicator->give_up();
+  group_->give_up();
   runtime("on_abort")(py::cast(group_));
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bindings/torch/completions.h"
 
-#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -19,7 +18,7 @@ constexpr std::chrono::seconds kPatience{2};
 
 // Never destroyed: its threads end with the process.
 Completions& Completions::instance() {
-  static auto& completions = *std::unique_ptr<Completions>(new Completions).release();
+  static auto& completions = immortal<Completions>();
   return completions;
 }
 

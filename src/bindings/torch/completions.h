@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 
+#include "base/immortal.h"
 #include "base/wait_queue.h"
 
 namespace mcr::python {
@@ -28,6 +29,8 @@ class Completions {
   bool drain(std::chrono::milliseconds limit);
 
  private:
+  template <class T, class... Arguments>
+  friend T& mcr::immortal(Arguments&&... arguments);
   Completions();
   void serve();
 

@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kSlice{100};
 }  // namespace
 
 HookRuns::~HookRuns() {
-  if (!failure_ || told_) return;
+  if (!failure_ || reported_) return;
   try {
     throw Error(*failure_);
   } catch (...) {
@@ -59,7 +59,7 @@ bool HookRuns::failed() const {
 void HookRuns::rethrow() const {
   const std::lock_guard lock(mutex_);
   if (!failure_) return;
-  told_ = true;
+  reported_ = true;
   throw Error(*failure_);
 }
 

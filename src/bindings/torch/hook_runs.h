@@ -39,7 +39,7 @@ class HookRuns {
   mutable std::condition_variable done_;
   std::size_t left_;
   std::optional<Error> failure_;
-  mutable bool told_ = false;
+  mutable bool reported_ = false;
 };
 
 /// The runs of a group's hook that may not be over. Thread-safe.

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <functional>
-#include <string>
 
 #include "group/group.h"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/immortal.h"
 #include "observe/profile.h"
 
 namespace mcr::python {
@@ -37,7 +38,7 @@ class TorchProfiler : public Profiler {
 
 void install_profiler() {
   // Never destroyed: calls may come until the very end.
-  static auto& profiler = *std::make_unique<TorchProfiler>().release();
+  static auto& profiler = immortal<TorchProfiler>();
   Profiler::install(profiler);
 }
 

@@ -5,6 +5,8 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "bindings/python/calls.h"
@@ -24,15 +26,43 @@ using c10::ivalue::Future;
 
 constexpr std::chrono::milliseconds kSlice{100};
 
-// The streams on which the operations end; empty unless all of them have been enqueued on a device.
-std::vector<c10::Stream> streams_of(const TorchWork::Parts& parts) {
-  std::vector<c10::Stream> streams;
-  for (const auto& part : parts) {
+// Whether all operations have been enqueued on a device.
+bool enqueued(const TorchWork::Parts& parts) {
+  return !parts.empty() && std::ranges::all_of(parts, [](const auto& part) {
     const auto* point = part->point();
-    if (point == nullptr || point->stream().device.type == DeviceType::CPU) return {};
-    streams.push_back(torch_stream(point->stream()));
+    return point != nullptr && point->stream().device.type != DeviceType::CPU;
+  });
+}
+
+// For each device a stream whose next work comes after all parts there.
+std::vector<c10::Stream> streams_behind(const TorchWork::Parts& parts) {
+  std::map<int, std::vector<StreamPoint*>> points;
+  for (const auto& part : parts) points[part->point()->stream().device.index].push_back(part->point());
+  std::vector<c10::Stream> streams;
+  for (const auto& [index, ends] : points) {
+    Stream last = ends.front()->stream();
+    const auto is_last = [&](const auto* end) { return end->stream() == last; };
+    if (!std::ranges::all_of(ends, is_last)) {
+      const DeviceGuard guard(last.device);
+      last = DeviceRuntime::of(last.device.type).make_stream(last.device, false);
+      for (auto* end : ends) end->join(last);
+    }
+    streams.push_back(torch_stream(last));
   }
   return streams;
+}
+
+// Waits for the end on the host; without a limit, the part's own one ends it.
+void await_end(Work& part, std::chrono::milliseconds limit) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!part.wait_for(kSlice)) {
+    check_signals();
+    if (limit.count() <= 0 || std::chrono::steady_clock::now() - begin < limit) continue;
+    throw Error(ErrorCode::Timeout,
+                part.what() + " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
+                part.subject());
+  }
+  part.rethrow();
 }
 
 // The first error of the parts, or the hook's, for torch; null if there is none.
@@ -117,9 +147,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   for_torch([&] {
     for (const auto& part : parts_) {
       mcr::wait(*part, timeout.count() > 0 ? timeout : part->limit(), check_signals);
-      if (!context_.blocks_host) continue;
-      while (!part->wait_for(kSlice)) check_signals();
-      part->rethrow();
+      if (context_.blocks_host || timeout.count() > 0) await_end(*part, timeout);
     }
     if (hook_runs_ == nullptr) return;
     if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
@@ -129,7 +157,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-bool TorchWork::on_streams() const { return !streams_of(parts_).empty(); }
+bool TorchWork::on_streams() const { return enqueued(parts_); }
 
 // After a wait the future is complete too, as with torch's own works.
 void TorchWork::wait_for_future() {
@@ -147,32 +175,35 @@ void TorchWork::abort() {
 }
 
 c10::intrusive_ptr<Future> TorchWork::make_future() {
-  const auto streams = streams_of(parts_);
-  std::vector<c10::Device> devices;
-  for (const auto& stream : streams) {
-    if (std::ranges::find(devices, stream.device()) == devices.end()) devices.push_back(stream.device());
-  }
-  auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::move(devices));
-  if (!streams.empty()) {
+  if (on_streams()) {
+    const auto streams = streams_behind(parts_);
+    std::vector<c10::Device> devices;
+    for (const auto& stream : streams) devices.push_back(stream.device());
+    auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors(), std::move(devices));
     const c10::MultiStreamGuard guard(streams);
     future->markCompleted(c10::IValue(results_of(parts_)));
     return future;
   }
-  const auto finish = [future, parts = parts_, runs = hook_runs_] {
-    if (runs != nullptr) runs->wait(nullptr);
+  auto future = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+  when_over([future, parts = parts_, runs = hook_runs_] {
     if (auto error = error_of(parts, runs.get())) return future->setError(std::move(error));
     future->markCompleted(c10::IValue(results_of(parts)));
+  });
+  return future;
+}
+
+// Runs the action when the parts are complete and their hooks have run: now, or on a thread for callbacks.
+void TorchWork::when_over(const std::function<void()>& action) {
+  const auto finish = [action, runs = hook_runs_] {
+    if (runs != nullptr) runs->wait(nullptr);
+    action();
   };
   const bool over = hook_runs_ == nullptr || hook_runs_->over();
-  if (over && std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) {
-    finish();
-    return future;
-  }
+  if (over && std::ranges::all_of(parts_, [](const auto& part) { return part->completed(); })) return finish();
   auto& completions = Completions::instance();
   // (The parts own their callbacks and these own the parts, but only until the last part is complete.)
   for (const auto& part : parts_) part->set_awaited();
-  when_done([action = NamedBackend::kept(finish), &completions] { completions.run(action); });
-  return future;
+  when_done([kept = NamedBackend::kept(finish), &completions] { completions.run(kept); });
 }
 
 c10::intrusive_ptr<Future> TorchWork::getFuture() {
@@ -183,12 +214,9 @@ c10::intrusive_ptr<Future> TorchWork::getFuture() {
 
 c10::intrusive_ptr<Future> TorchWork::getFutureResult() {
   auto future = c10::make_intrusive<Future>(c10::IntType::get());
-  getFuture()->addCallback(
-      [future](Future& results) {
-        const auto error = results.hasError() ? results.exception_ptr() : nullptr;
-        future->markCompleted(c10::IValue(static_cast<int64_t>(outcome(error))));
-      },
-      /*uses_future=*/true);
+  when_over([future, parts = parts_, runs = hook_runs_] {
+    future->markCompleted(c10::IValue(static_cast<int64_t>(outcome(error_of(parts, runs.get())))));
+  });
   return future;
 }
 

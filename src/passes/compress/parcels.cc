@@ -32,14 +32,14 @@ void visit(DType coded, Visitor visitor) {
 
 }  // namespace
 
-Parcels::Parcels(const Codec& codec, DType dtype, Counts counts, int64_t place)
+Parcels::Parcels(const Codec& codec, DType dtype, Counts counts, int64_t room)
     : codec_(codec),
       coded_(coded_type(dtype)),
       counts_(std::move(counts)),
       sizes_(counts_.size(), counts_.get_allocator()),
       places_(counts_.get_allocator()) {
   std::ranges::transform(counts_, sizes_.begin(), [&](int64_t count) {
-    return place + count == 0 ? 0 : codec.capacity(place != 0 ? place : count, coded_);
+    return room + count == 0 ? 0 : codec.capacity(room != 0 ? room : count, coded_);
   });
   lay_out();
 }

@@ -6,7 +6,6 @@
 #include <memory_resource>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/scratch.h"
 #include "codecs/codec.h"
@@ -18,9 +17,9 @@ class Parcels {
  public:
   using Counts = std::pmr::vector<int64_t>;
 
-  /// Reserves room for parts of these counts; if `place` is not 0, for `place` elements per part. The lists use the
+  /// Reserves room for parts of these counts; if `room` is not 0, for `room` elements per part. The lists use the
   /// allocator of `counts`.
-  Parcels(const Codec& codec, DType dtype, Counts counts, int64_t place = 0);
+  Parcels(const Codec& codec, DType dtype, Counts counts, int64_t room = 0);
 
   /// Encodes part `i` from elements of `dtype`. A residual is added before encoding, and is set to what is lost.
   void encode(std::size_t i, const void* data, DType dtype, double* residual = nullptr);

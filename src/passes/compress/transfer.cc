@@ -16,7 +16,7 @@ Buffer bytes_of(const Parcels::Counts& words) {
 }  // namespace
 
 Transfer::Transfer(Op op, const Call& like, bool vectored, std::pmr::memory_resource* block, bool sends)
-    : op(op), like_(like), vectored_(vectored), sends_(sends), told_(block), heard_(block) {}
+    : op(op), like_(like), vectored_(vectored), sends_(sends), sent_sizes_(block), received_sizes_(block) {}
 
 // The values that all calls share.
 Call Transfer::call() const {
@@ -34,7 +34,7 @@ Call Transfer::data_call() {
   made.out = {out->data(), out->bytes()};
   if (!in) {
     // For a message sent after its size: a tag that no other message between the two ranks has.
-    if (peer() && !heard_.empty()) made.tag = static_cast<int>(heard_.back());
+    if (peer() && !received_sizes_.empty()) made.tag = static_cast<int>(received_sizes_.back());
     if (sends_) made.out.count = out->sizes().front();
     return made;
   }
@@ -55,20 +55,20 @@ Call Transfer::data_call() {
 Call Transfer::size_call(int64_t number) {
   Call made = call();
   if (in) {
-    told_ = in->sizes();
-    heard_.resize(out->parts());
-    made.in = bytes_of(told_);
+    sent_sizes_ = in->sizes();
+    received_sizes_.resize(out->parts());
+    made.in = bytes_of(sent_sizes_);
   } else {
-    heard_ = out->sizes();  // the sizes to send; on a receiver they are overwritten
-    if (peer()) heard_.push_back(number);
+    received_sizes_ = out->sizes();  // the sizes to send; on a receiver they are overwritten
+    if (peer()) received_sizes_.push_back(number);
   }
-  made.out = bytes_of(heard_);
+  made.out = bytes_of(received_sizes_);
   return made;
 }
 
 void Transfer::take_sizes(int source) {
   if (source >= 0) like_.root = source;
-  if (!sends_) out->expect(std::span(heard_).first(out->parts()));
+  if (!sends_) out->expect(std::span(received_sizes_).first(out->parts()));
 }
 
 int64_t Transfer::sent_bytes() const {

@@ -38,7 +38,7 @@ struct Transfer {
   Call like_;
   const bool vectored_;
   const bool sends_;
-  Parcels::Counts told_, heard_;
+  Parcels::Counts sent_sizes_, received_sizes_;
 };
 
 }  // namespace mcr

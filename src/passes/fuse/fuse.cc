@@ -77,7 +77,7 @@ Outcome Fuse::handle(Passage& passage, const Next& next) {
   Slot* own = slot == nullptr ? nullptr : passage.group.find(slot->name);
   if (own == nullptr || Decision::of(*slot->communicator, passage.call).form == Form::Unsupported) return next(passage);
   const auto stream = stream_of(*slot);
-  if (stream == nullptr || fuse_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
+  if (stream == nullptr || larger_side_bytes(passage.call) > stream->limits().largest_bytes) return next(passage);
   passage.slot = own;
   passage.trail.fused = true;
   std::shared_ptr<FusePart> part;

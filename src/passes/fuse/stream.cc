@@ -8,6 +8,7 @@
 #include "base/digest.h"
 #include "base/pool.h"
 #include "engine/dispatch.h"
+#include "engine/stages.h"
 
 namespace mcr {
 
@@ -38,8 +39,6 @@ void release(const Parts& parts, const std::shared_ptr<Work>& carrier, const std
 
 }  // namespace
 
-int64_t fuse_bytes(const Call& call) { return std::max(call.in.count, call.out.count) * size_of(call.dtype); }
-
 FusePart::FusePart(const Call& held, const Slot& of) : call(held), slot(of), kind(kind_of(held, of)) {}
 
 FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
@@ -47,7 +46,7 @@ FuseStream::FuseStream(std::shared_ptr<Group> shadow, FuseLimits limits)
 
 std::shared_ptr<FusePart> FuseStream::join(const Call& call, const Slot& slot) {
   const auto part = std::make_shared<FusePart>(call, slot);
-  const auto bytes = fuse_bytes(call);
+  const auto bytes = larger_side_bytes(call);
   std::unique_lock lock(mutex_);
   if (!broken_ && bytes_[part->kind] + bytes > limits_.buffer_bytes) {
     wanted_ = made();
@@ -222,7 +221,7 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   std::map<FuseKind, int64_t> filled;
   for (auto part = held_.begin(); part != end; ++part) {
     const auto kind = (*part)->kind;
-    const int64_t bytes = fuse_bytes((*part)->call);
+    const int64_t bytes = larger_side_bytes((*part)->call);
     if (filled[kind] + bytes > limits_.buffer_bytes && !open[kind].empty()) {
       full.push_back(std::exchange(open[kind], {}));
       filled[kind] = 0;
@@ -235,8 +234,8 @@ std::vector<FuseStream::Parts> FuseStream::take(int64_t agreed) {
   for (const auto& parts : full) {
     ++statistics_.flushes;
     for (const auto& part : parts) {
-      statistics_.bytes += fuse_bytes(part->call);
-      bytes_.find(part->kind)->second -= fuse_bytes(part->call);
+      statistics_.bytes += larger_side_bytes(part->call);
+      bytes_.find(part->kind)->second -= larger_side_bytes(part->call);
     }
     for (const int64_t value : {parts.front()->kind.number, parts.back()->number}) {
       statistics_.digest = digest(statistics_.digest, static_cast<uint64_t>(value));
@@ -280,10 +279,7 @@ std::shared_ptr<Work> FuseStream::carry(const Parts& parts) {
   });
   const auto run = make_pooled<Run>(schedule);
   run->begin([&](const Task& task, Requests& requests) {
-    Call fused = task.call;
-    Plan kept;
-    kept.owned.push_back(schedule);
-    requests.push_back(request_of(start(*shadow_, &slot, fused, kept)));
+    requests.push_back(request_of(start_on(*shadow_, slot, task.call, schedule)));
   });
   Passage passage{*shadow_, &slot, first, plan, true};
   auto work = hold(passage, requests_of(nullptr, run), nullptr);

@@ -3,14 +3,12 @@
 
 #include <chrono>
 #include <compare>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "engine/deferred.h"
@@ -33,9 +31,6 @@ struct FuseStatistics {
   int64_t bytes = 0;
   uint64_t digest = 0;  // of the contents of each flush: equal on ranks that have flushed the same calls
 };
-
-/// The bytes that a call takes in a buffer: its larger side.
-int64_t fuse_bytes(const Call& call);
 
 /// Calls of one kind may share a buffer. A flush issues the buffers with the lowest priority first.
 struct FuseKind {
