@@ -21,7 +21,7 @@ class Work:
     """The handle of an asynchronous operation (torch.distributed.Work)."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the operation is complete and returns True; of an operation on a device's streams, the current stream waits, and not the host. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still running. Waiting again is allowed."""
+        """Waits until the operation is complete and returns True; of an operation on a device's streams, the current stream waits, and not the host, so that `timeout` does not matter. Raises the operation's error, or CollectiveTimeoutError after `timeout` (a timedelta; the group's by default) with the operation still running. Waiting again is allowed."""
     def is_completed(self) -> bool:
         """True once the operation is complete, be it with an error."""
     def is_success(self) -> bool:
