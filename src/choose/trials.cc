@@ -193,11 +193,10 @@ void Trials::add(const Trial::Place& place, std::chrono::nanoseconds spent, std:
   auto& bucket = *buckets_[place.bucket];
   const bool first = place.round == 0 && place.turn == 0;  // a library may prepare something then
   if (first || bucket.decided || bucket.round != place.round) return;
-  auto& known = bucket.tried[place.candidate].times[place.turn];
-  known = std::max(known, spent.count());
   // With a root the ranks do not wait for each other: a call runs as long as the root takes to come.
-  if (!rooted(bucket) && bucket.call.size_hint >= kLeastHidden)
-    known = std::max<int64_t>(known, (ran - kSeenLate).count());
+  if (ran.count() != 0 && (rooted(bucket) || bucket.call.size_hint < kLeastHidden)) return;
+  auto& known = bucket.tried[place.candidate].times[place.turn];
+  known = std::max({known, spent.count(), (ran - kSeenLate).count()});
 }
 
 Trials::Result Trials::result_of(const Bucket& bucket) {

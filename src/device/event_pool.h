@@ -40,10 +40,8 @@ class StreamPoint {
   }
   /// The operation has failed on the host. Before record().
   void fail(const Error& error) { failure_ = error; }
-  /// Throws that error. After record().
-  void rethrow() const {
-    if (failure_) throw Error(*failure_);
-  }
+  /// That error. After record().
+  const std::optional<Error>& failure() const { return failure_; }
   /// With the stream's device current.
   void record(const Stream& stream) {
     stream_ = stream;

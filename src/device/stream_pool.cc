@@ -12,8 +12,8 @@ namespace {
 
 std::atomic<bool> high_priority{false};
 
-// torch has so many streams of each priority; later lanes share these.
-constexpr int kMost = 32;
+// Later lanes share these: torch has 32 streams of each priority, which the program uses too.
+constexpr int kMost = 8;
 
 std::pair<int, int> key(Device device) { return {static_cast<int>(device.type), device.index}; }
 

@@ -11,8 +11,8 @@
 namespace mcr {
 
 /// The streams of one backend, made on first use, so that its operations overlap with the work of other backends and of
-/// the program. Each communicator has its own, so that an operation waits only for those of its group, as long as the
-/// device has enough of them. Thread-safe.
+/// the program. Each communicator has its own, so that an operation waits only for those of its group; after the first
+/// ones, communicators share them. Thread-safe.
 class StreamPool {
  public:
   /// Whether streams made from now on, in the whole process, have high priority on their device.

@@ -53,7 +53,7 @@ class Watch final : public Request, public Pooled<Watch> {
 
   bool poll() override {
     if (point_->passed()) {
-      point_->rethrow();
+      if (point_->failure()) throw Error(*point_->failure());
       return true;
     }
     communicator_->check();

@@ -162,7 +162,6 @@ bool Work::join() {
   auto* point = this->point();
   if (point == nullptr) return false;
   rethrow();
-  point->rethrow();
   if (completed() && !point->captured()) return true;
   const DeviceGuard guard(point->caller().device);
   const Stream current = DeviceRuntime::of(point->caller().device.type).current(point->caller().device);
@@ -193,6 +192,9 @@ bool Work::wait_for(Nanoseconds limit, bool point_suffices) noexcept {
 }
 
 void Work::rethrow() const {
+  if (const auto* at = point(); at != nullptr && at->failure()) {
+    throw Error(at->failure()->code(), what() + ": " + at->failure()->what(), subject());
+  }
   if (!failed()) return;
   if (failure_->explained || failure_->cause != nullptr) {
     throw Error(failure_->code, failure_->text).caused_by(failure_->cause);

@@ -137,7 +137,9 @@ void expect_a_break(bool message) {
   CHECK(calls.issued.empty());
   message ? calls.enforcer->hurry() : run->hurry();
   const auto deadline = std::chrono::steady_clock::now() + 900ms;  // before the order breaks without a thread
-  while (calls.issued.empty() && std::chrono::steady_clock::now() < deadline) calls.enforcer->drive();
+  do {
+    calls.enforcer->drive();
+  } while (calls.issued.empty() && std::chrono::steady_clock::now() < deadline);
   CHECK((calls.issued == Issued{{0, 0}}) && calls.enforcer->statistics().breaks == 1);
   calls.make(1, 0);  // the order goes on
   calls.make(0, 1, 1, false, calls.other);

@@ -337,7 +337,7 @@ TEST(works_of_a_batch_that_did_not_start_fail) {
   const auto work = ranks::start(fixture.group(), reduction(values));
   CHECK(ranks::failure([&] { batch.end(); }).text == "nothing was started");
   const auto got = ranks::failure([&] { wait(*work, 10s, nullptr); });
-  CHECK(got.code == ErrorCode::Backend && check::has(got.text, "nothing was started"));
+  CHECK(got.code == ErrorCode::Backend && check::has(got.text, "fake.all_reduce", ": nothing was started"));
   while (!work->finished()) work->poll();
   CHECK(work->failed());
 }

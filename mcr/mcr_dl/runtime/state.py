@@ -43,7 +43,7 @@ class State:
     knowledge: choice.Knowledge | None = None
     candidates: list[str] | None = None  # those that all ranks have; None before the default group is made
     staging: int | None = None  # bytes of one piece of a staged tensor; None if no rank has a device
-    job: str = ""  # an identity of this life of the job, equal on its ranks; empty where a rank has come later
+    job: str = ""  # an identity of this life of the job, equal on its ranks
     endings: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by group: run before it ends
 
     def add_shadow(self, owner: str, group: _C.Group) -> None:
@@ -133,5 +133,5 @@ def living() -> list[_C.Group]:
 
 
 def is_shadow(name: str) -> bool:
-    """Whether a group of that name belongs to the passes of another group."""
+    """Whether a group of that name belongs to another group."""
     return _current is not None and any(name in shadows for shadows in _current.shadows.values())

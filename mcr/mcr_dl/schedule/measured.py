@@ -61,8 +61,8 @@ class Iteration:
         return None if self.seen[index].fixed else capture.call_of(self.calls[index])
 
     def terms(self) -> list[Row]:
-        """What must be equal on all ranks: the ranks and candidates of each group, and the calls."""
-        rows = [[len(group.ranks), *group.candidates] for group in self.groups]
+        """What must be equal on all ranks: the numbers of ranks and the backends of the groups, and the calls."""
+        rows = [[len(group.ranks), *self.measured(index)] for index, group in enumerate(self.groups)]
         for group, seen, record in zip(self.of_call, self.seen, self.calls, strict=True):
             sizes = [] if record.vectored else [record.in_count, record.out_count]
             asynchronous = record.asynchronous and not self.groups[group]._any_form
@@ -74,13 +74,16 @@ class Iteration:
         """The number of the newest collective of each group, by the group's name and first rank."""
         return {f"{each.name()}/{each.ranks[0]}": _C.newest_collective(each)[0] for each in self.groups}
 
-    def channels(self, group: int) -> list[str]:
-        """The candidates that a plan may choose for calls of a group: its host backends, and what its calls use now."""
+    def measured(self, group: int) -> list[str]:
+        """The host backends of a group that a plan may choose for its calls."""
         core = self.groups[group]
         hosts = [name for name in core.backends if core._streams(name) is None and not _C.Candidate(name).parts]
-        plain = [name for name in hosts if registry.describe(name).measured]
+        return [name for name in hosts if registry.describe(name).measured]
+
+    def channels(self, group: int) -> list[str]:
+        """These, and the candidates that its calls use now."""
         used = [record.backend for index, record in zip(self.of_call, self.calls, strict=True) if index == group]
-        return list(dict.fromkeys([*plain, *(name for name in used if name is not None)]))
+        return list(dict.fromkeys([*self.measured(group), *(name for name in used if name is not None)]))
 
     def needs(self) -> dict[tuple[int, str], tuple[str, list[int]]]:
         """By group and operation: the dtype, and sizes in bytes between which times of motifs are interpolated."""

@@ -49,7 +49,7 @@ class Syndicate:
     plan in turns, it stays only if it is faster. A call that the plan does not expect ends the plan for its group.
 
     It plans calls on the CPU, on all ranks of the job, if all ranks make equal calls in an iteration: the same
-    operations, sizes and types, on groups of equal sizes. Other programs run as they are.
+    operations, sizes and types, on groups of equal sizes and backends. Other programs run as they are.
 
     Source: SYNDICATE (NSDI'23).
     """

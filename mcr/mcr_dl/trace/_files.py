@@ -225,7 +225,7 @@ def read_all(path: str | os.PathLike[str]) -> list[Trace]:
 
 
 def _require_one_job(path: str | os.PathLike[str], traces: Sequence[Trace]) -> None:
-    """Raise InvalidArgumentError for files of an earlier job; a rank that came later may not know its job."""
+    """Raise InvalidArgumentError for files of an earlier job; older files do not name theirs."""
     known = {trace.rank: job for trace in traces if (job := trace.provenance.get("job"))}
     if len(set(known.values())) > 1:
         made = ", ".join(f"rank {rank} {traces[rank].provenance.get('created', '')}" for rank in known)

@@ -28,7 +28,7 @@ _PERIOD = 0.1  # seconds between two samples
 _GRACE = 0.3  # after a call's timeout: most calls raise by themselves
 _ERROR_INQUIRY = 1.8  # for the other ranks' reports, if the error came without a delay of the sampler
 _LONGEST_INQUIRY = 10.0  # for reports after a timeout: half of the call's own limit, at most this
-_LAST = 0.3  # for a thread to leave its call after the communicator has been aborted
+_LOOK, _LOOKS = 0.1, 10  # for a thread to leave its call after the communicator has been aborted
 _SAYING = 6.0  # for the last words of a process that ends itself
 _PROMPT = 1.0  # within which a call must react to Ctrl-C by itself
 _SAME = 2.0  # seconds for which a diagnosis stays valid for its call
@@ -191,9 +191,10 @@ class Watch:
         for group in self._groups.living():
             if group._label == activity["label"]:
                 _C.give_up(group)  # some libraries then release their callers, and these raise by themselves
-        time.sleep(_LAST)
-        if self._still(activity):
-            self._end_process(text, EXIT_TIMEOUT)
+        for _ in range(_LOOKS):
+            if self._ending.wait(_LOOK) or not self._still(activity):
+                return
+        self._end_process(text, EXIT_TIMEOUT)
 
     def _timed_out(self, what: str, call: dict[str, Any]) -> str:
         limit = f"{call['limit'] * 1000:.0f} ms"

@@ -10,7 +10,8 @@ namespace mcr::nccl {
 namespace {
 
 // How long an abort waits for a call that another thread is just issuing.
-constexpr std::chrono::milliseconds kPatience{500};
+constexpr std::chrono::milliseconds kPatience{300};
+constexpr int kMostWaits = 30;  // for one that collects calls, and may itself wait for the device
 
 std::atomic<int> aborting{0};
 
@@ -87,7 +88,11 @@ void Lanes::abort_all() noexcept {
   // If the thread inside the library does not return, it may be waiting for this abort. One that collects calls is not
   // inside.
   Lock lock(mutex_, std::defer_lock);
-  while (!lock.try_lock_for(kPatience) && collecting_) {
+  bool inside = false;
+  for (int waits = 0; waits < kMostWaits && !inside; ++waits) {
+    const bool collecting = collecting_;
+    if (lock.try_lock_for(kPatience)) break;
+    inside = !collecting;
   }
   const bool together = comms_.size() > 1;  // one by one, the first would wait for the second one's operation
   if (together) library_->group_start.quietly();
@@ -95,17 +100,16 @@ void Lanes::abort_all() noexcept {
   if (together) library_->group_end.quietly();
 }
 
-bool Lanes::wait_for_aborts(std::chrono::nanoseconds limit) {
+void Lanes::wait_for_aborts(std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
   while (aborting > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return aborting == 0;
 }
 
 void Lanes::close() noexcept {
-  const Lock lock(mutex_);
   if (ended_.exchange(true) || !library_->destroy) return;
+  const Lock lock(mutex_);
   for (const Comm comm : comms_) library_->destroy.quietly(comm);
 }
 

@@ -42,11 +42,13 @@ class Lanes : public std::enable_shared_from_this<Lanes> {
   void poll() noexcept;
   /// Ends running operations soon, on a thread of its own. check() throws the text of the first failure from now on.
   void abort(const std::string& text) noexcept;
-  /// Waits until the aborts of all Lanes of this process are over; false if the time runs out first.
-  static bool wait_for_aborts(std::chrono::nanoseconds limit);
+  /// Waits until the aborts of all Lanes of this process are over, or the time has passed.
+  static void wait_for_aborts(std::chrono::nanoseconds limit);
   /// With the lock held: the thread that keeps it collects calls, and is not inside the library meanwhile.
   void set_collecting(bool collecting) noexcept { collecting_ = collecting; }
-  /// Frees the communicators in the regular way, unless they have been aborted. They are not used afterwards.
+  /// Keeps memory that operations use until the communicators have ended.
+  void own(std::shared_ptr<void> memory) { memory_ = std::move(memory); }
+  /// Frees the communicators in the regular way, unless they are being aborted. They are not used afterwards.
   void close() noexcept;
 
  private:
@@ -57,6 +59,7 @@ class Lanes : public std::enable_shared_from_this<Lanes> {
 
   const std::shared_ptr<const Library> library_;
   std::vector<Comm> comms_;
+  std::shared_ptr<void> memory_;
   std::vector<std::unique_ptr<std::string>> names_;  // NCCL keeps pointers to them
   std::recursive_timed_mutex mutex_;
   std::atomic<bool> ended_ = false;  // aborted or destroyed; happens once

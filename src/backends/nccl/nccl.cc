@@ -79,10 +79,11 @@ class Blocks {
 
 class NcclCommunicator : public OpMethods<NcclCommunicator> {
  public:
-  NcclCommunicator(std::shared_ptr<const Library> library, std::shared_ptr<Lanes> lanes, std::shared_ptr<void> flags,
+  /// `flags`: memory that the lanes own.
+  NcclCommunicator(std::shared_ptr<const Library> library, std::shared_ptr<Lanes> lanes, void* flags,
                    const GroupSpec& spec, bool keeps_launch_order)
       : library_(std::move(library)),
-        flags_(std::move(flags)),
+        flags_(flags),
         lanes_(std::move(lanes)),
         rank_(spec.rank),
         size_(spec.size()),
@@ -253,7 +254,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   // NCCL has no barrier: this is an all_reduce whose result is not used.
   void barrier(const Call&, Lane& lane) {
     const Turn turn = take(lane);
-    std::byte* const flag = at(flags_.get(), kBarrierStride * lane.index());
+    std::byte* const flag = at(flags_, kBarrierStride * lane.index());
     library_->all_reduce(flag, flag, 1, Type::Int8, Operator::Sum, turn.comm, turn.stream);
   }
 
@@ -308,7 +309,7 @@ class NcclCommunicator : public OpMethods<NcclCommunicator> {
   }
 
   const std::shared_ptr<const Library> library_;
-  const std::shared_ptr<void> flags_;  // for the barriers; freed after the lanes are closed
+  void* const flags_;  // for the barriers
   const std::shared_ptr<Lanes> lanes_;
   Lanes::Lock batch_;  // held from begin_batch() to end_batch(), by the calling thread
   const int rank_, size_;
@@ -377,7 +378,7 @@ std::vector<UniqueId> agree(const Library& library, const GroupSpec& spec) {
   return ids;
 }
 
-/// The memory that barriers sum up. It only has to be readable.
+/// The memory that barriers sum up, whose values do not matter.
 std::shared_ptr<void> make_flags(Device device, int lanes) {
   auto& runtime = DeviceRuntime::of(device.type);
   const std::vector<std::byte> zeros(static_cast<std::size_t>(kBarrierStride * lanes));
@@ -400,16 +401,18 @@ class NcclBackend : public Backend {
     const bool ordered = order_launches();
     const DeviceGuard guard(library_->stand_in() ? Device{} : spec.device);
     auto lanes = std::make_shared<Lanes>(library_);
-    std::shared_ptr<void> flags;
+    void* flags = nullptr;
     try {
       for (const auto& id : agree(*library_, spec)) lanes->connect(id, spec);
-      flags = make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size());
+      auto made = make_flags(library_->stand_in() ? Device{} : spec.device, lanes->size());
+      flags = made.get();
+      lanes->own(std::move(made));
     } catch (...) {
       lanes->abort("connecting has failed");
       throw;
     }
     watchdog_.watch(lanes);
-    return std::make_unique<NcclCommunicator>(library_, std::move(lanes), std::move(flags), spec, ordered);
+    return std::make_unique<NcclCommunicator>(library_, std::move(lanes), flags, spec, ordered);
   }
 
   void shutdown() override {

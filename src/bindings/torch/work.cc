@@ -144,10 +144,20 @@ void TorchWork::synchronize() { wait(kNoTimeout); }
 
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const UnlockedIfHeld guard;
+  const bool limited = timeout.count() > 0;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto left = [&] {
+    using std::chrono::milliseconds;
+    return std::max(std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()), milliseconds(1));
+  };
   for_torch([&] {
     for (const auto& part : parts_) {
-      mcr::wait(*part, timeout.count() > 0 ? timeout : part->limit(), check_signals);
-      if (context_.blocks_host || timeout.count() > 0) await_end(*part, timeout);
+      mcr::wait(*part, limited ? left() : part->limit(), check_signals);
+      if (limited) {
+        await_end(*part, left());
+      } else if (context_.blocks_host) {
+        await_end(*part, kNoTimeout);
+      }
     }
     if (hook_runs_ == nullptr) return;
     if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);
@@ -176,6 +186,11 @@ void TorchWork::abort() {
 
 c10::intrusive_ptr<Future> TorchWork::make_future() {
   if (on_streams()) {
+    if (auto error = error_of(parts_, nullptr)) {
+      auto failed = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+      failed->setError(std::move(error));
+      return failed;
+    }
     const auto streams = streams_behind(parts_);
     std::vector<c10::Device> devices;
     for (const auto& stream : streams) devices.push_back(stream.device());
