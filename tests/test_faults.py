@@ -133,7 +133,7 @@ def test_a_rank_is_lost_in_a_plan(nursery: Nursery, fault: str, order: str) -> N
     (rank, _) = jobs.start(nursery, "scheduled", ["mpi", fault, order], 2)
     jobs.end(nursery, [rank])
     assert rank.code in (1, jobs.ENDED), rank.text
-    assert re.search(rf"{RAISED}: mpi\.\w+ \(group '", rank.text), rank.text
+    assert re.search(rf"{RAISED}: mpi(:p2p)?\.\w+ \(group '", rank.text), rank.text  # the one that was faster
     assert re.search(jobs.LOST[fault], rank.text), rank.text
 
 
