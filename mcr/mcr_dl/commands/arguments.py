@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from mcr_dl import _C, watch
+from mcr_dl import _C
 from mcr_dl.base import documents, launcher
 from mcr_dl.base.errors import InvalidArgumentError, McrError
 from mcr_dl.base.operations import operation_of, operations
@@ -157,7 +157,8 @@ def refuse(program: str, message: str) -> int:
     if rank > 0:
         time.sleep(_SPEAK_SECONDS)  # if rank 0 has failed, the launcher ends this one
         where = f"rank {rank}: "
-    if rank == 0 or 0 not in watch.lost():
+    world = _C.world()
+    if rank == 0 or world is None or _C.lost(world._label) is None:  # else another rank has printed its error
         print(f"{program}: error: {where}{message}", file=sys.stderr, flush=True)
     sys.last_value = SystemExit(message)  # the process does not wait for the others at its end
     return FAILED
