@@ -24,7 +24,7 @@ class Stages {
 
   /// Whether the stages have the candidate's backend: the group may have removed it.
   bool serves(const Slot& slot) const;
-  /// What late Issues wait for.
+  /// Late Issues wait for the results of other ranks, or for copies on a device.
   enum class LateFor : uint8_t { Ranks, Device };
   /// Begins the schedule of a call that has its slot; `first` starts the Issues that are not late. Returns the requests
   /// for the call's Work. Throws NotInitialized if the stages do not serve the slot, and what `first` throws.

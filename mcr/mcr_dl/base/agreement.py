@@ -47,26 +47,26 @@ def agree(
     value: Any,
     decide: Callable[[list[Any]], Any],
     *,
-    what: str = "init_process_group",
+    function: str = "init_process_group",
 ) -> Any:
     """Run ``decide`` on rank 0 over all ranks' values (JSON's types, in rank order) and give every rank the result.
 
     If ``decide`` raises, every rank raises InvalidArgumentError with the text of that error. Raises
-    CollectiveTimeoutError, which names the missing ranks, after the store's timeout. ``what``: the function that the
-    user called.
+    CollectiveTimeoutError, which names the missing ranks, after the store's timeout. ``function``: the one that
+    the program called.
     """
     store.set(f"{key}/{rank}", encode(value))
     try:
         return _agreed(store, rank, size, key, decide)
     except torch_dist.DistStoreError as error:
-        raise CollectiveTimeoutError(_late(store, rank, size, key, what)) from error
+        raise CollectiveTimeoutError(_late(store, rank, size, key, function)) from error
 
 
-def _late(store: torch_dist.Store, rank: int, size: int, key: str, what: str) -> str:
+def _late(store: torch_dist.Store, rank: int, size: int, key: str, function: str) -> str:
     """Who has not come. Of those that wait, rank 0 knows it first."""
     limit: timedelta = cast(Any, store).timeout  # torch's types lack it
     seconds = limit / timedelta(seconds=1)
-    text = f"{what}: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
+    text = f"{function}: timed out: the ranks have not agreed on {key!r} within {seconds:g} s"
     try:
         missing = [other for other in range(size) if other != rank and not store.check([f"{key}/{other}"])]
     except torch_dist.DistError as error:

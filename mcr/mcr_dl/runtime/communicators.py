@@ -199,8 +199,8 @@ def _connect_themis(group: _C.Group, name: str, patience: float | None) -> None:
         columns = zip(inner_first, zip(*values, strict=True), strict=True)
         return [rates.agreed(*grid.dimensions[index][1:4], list(column)) for index, column in columns]
 
-    what = "init_process_group" if _C.world() is None else "new_group"
-    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide, what=what)
+    function = "new_group" if _C.world() is not None else "init_process_group"
+    answer = agreement.agree(store, group.rank(), group.size(), str(turn), times, decide, function=function)
     network = [rates.Row(*row) for row, _ in answer]
     group._connect_themis(name, [*network], grid.ranks, [exchanges for _, exchanges in answer], parts)
     current.networks[group.name(), name] = network

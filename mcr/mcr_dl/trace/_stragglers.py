@@ -51,7 +51,7 @@ def exchange(records: Iterable[Record]) -> Match:
     current = state.current()
     store = torch_dist.PrefixStore(f"stragglers/{current.count('stragglers')}", current.store)
     rank, size = current.launch.rank, current.launch.size
-    rows = agreement.agree(store, rank, size, "records", mine(records), match, what="log_summary")
+    rows = agreement.agree(store, rank, size, "records", mine(records), match, function="log_summary")
     return {(group, instance, seq): (least, first) for group, instance, seq, least, first in rows}
 
 
