@@ -26,14 +26,6 @@ using c10::ivalue::Future;
 
 constexpr std::chrono::milliseconds kSlice{100};
 
-// Whether all operations have been enqueued on a device.
-bool enqueued(const TorchWork::Parts& parts) {
-  return !parts.empty() && std::ranges::all_of(parts, [](const auto& part) {
-    const auto* point = part->point();
-    return point != nullptr && point->stream().device.type != DeviceType::CPU;
-  });
-}
-
 // For each device a stream whose next work comes after all parts there.
 std::vector<c10::Stream> streams_behind(const TorchWork::Parts& parts) {
   std::map<int, std::vector<StreamPoint*>> points;
@@ -167,7 +159,13 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-bool TorchWork::on_streams() const { return enqueued(parts_); }
+// Whether all operations have been enqueued on a device.
+bool TorchWork::on_streams() const {
+  return !parts_.empty() && std::ranges::all_of(parts_, [](const auto& part) {
+    const auto* point = part->point();
+    return point != nullptr && point->stream().device.type != DeviceType::CPU;
+  });
+}
 
 // After a wait the future is complete too, as with torch's own works.
 void TorchWork::wait_for_future() {
