@@ -35,7 +35,7 @@ def test_signature_is_torchs(name: str) -> None:
     """The same parameters in the same order with the same defaults; mcr_dl may add keyword-only ones."""
     ours = inspect.signature(getattr(mcr_dl, name)).parameters
     theirs = inspect.signature(getattr(torch_dist, name)).parameters
-    ours_in_order = [p.name for p in ours.values() if p.kind in POSITIONAL]
+    ours_in_order = [p.name for p in ours.values() if p.kind in POSITIONAL and not p.name.startswith("_")]
     theirs_in_order = [p.name for p in theirs.values() if p.kind in POSITIONAL and not p.name.startswith("_")]
     assert ours_in_order == theirs_in_order
     for parameter in theirs.values():
@@ -85,6 +85,16 @@ def test_nothing_is_missing() -> None:
     listing = _words("init finalize synchronize get_backends get_size get_rank bcast gatherv scatterv all_gatherv")
     assert {*listing, "all_to_allv", "reduce_scatterv", "all_gather_single", "reduce_scatter_single"} <= ours
     assert {row["name"] for row in _C.signatures()} <= ours
+
+
+def test_availability() -> None:
+    """torch's questions get the answers of mcr_dl's own backends; other names are torch's."""
+    for name, status in mcr_dl.available_backends().items():
+        assert mcr_dl.is_backend_available(name.upper()) == status.startswith("ok"), (name, status)
+    assert mcr_dl.is_backend_available("mcr")
+    assert mcr_dl.is_gloo_available()
+    assert mcr_dl.is_mpi_available() == mcr_dl.available_backends()["mpi"].startswith("ok")
+    assert mcr_dl.is_backend_available("xccl") == torch_dist.is_backend_available("xccl")
 
 
 def test_all_is_complete() -> None:
@@ -183,6 +193,8 @@ ON_RANKS: dict[str, tuple[Callable[..., None], int, bool]] = {  # function, rank
     "fake and null": (api.fake_and_null, 3, False),
     "mixed": (works.mixed, 3, False),
     "coalescing": (api.coalescing, 2, True),
+    "coalescing, other calls": (api.coalescing_other_calls, 3, True),
+    "tensors without memory": (api.tensors_without_memory, 2, False),
     "batch": (api.batch, 3, True),
     "arrays": (api.arrays, 2, True),
     "finished": (works.finished, 2, True),

@@ -302,7 +302,7 @@ def group_of(handle: object) -> Group | None: ...
 def handle_of(group: Group) -> Any: ...
 def remember_handle(handle: ProcessGroup, group: Group) -> None: ...
 def name_backend(name: str | None) -> str | None: ...
-def set_coalescing(works: list[Work] | None) -> None: ...
+def set_coalescing(works: list[Work] | None, group: Group | None) -> None: ...
 def add_striped(first: str, second: str) -> None: ...
 def add_over_dimensions(algorithm: str, parts: list[str]) -> None: ...
 def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) -> ThemisPlan | None: ...
@@ -395,7 +395,10 @@ def broadcast(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | G
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.broadcast; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -447,7 +450,10 @@ def all_reduce(tensor: ArrayLike, op: ReduceOp | ReduceOp.RedOpType = ..., group
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_reduce; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -493,7 +499,10 @@ def reduce(tensor: ArrayLike, dst: int | None = None, op: ReduceOp | ReduceOp.Re
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.reduce; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -543,7 +552,10 @@ def all_gather(tensor_list: Sequence[ArrayLike] | ArrayLike, tensor: ArrayLike, 
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_gather; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -588,7 +600,10 @@ def reduce_scatter(output: ArrayLike, input_list: Sequence[ArrayLike] | ArrayLik
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.reduce_scatter; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -631,7 +646,10 @@ def all_to_all(output_tensor_list: Sequence[ArrayLike] | ArrayLike, input_tensor
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_to_all; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -675,7 +693,10 @@ def gather(tensor: ArrayLike, gather_list: Sequence[ArrayLike] | ArrayLike | Non
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.gather; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -727,7 +748,10 @@ def scatter(tensor: ArrayLike, scatter_list: Sequence[ArrayLike] | ArrayLike | N
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.scatter; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -768,7 +792,10 @@ def barrier(group: ProcessGroup | Group | None = None, async_op: Literal[False] 
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.barrier; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -812,7 +839,10 @@ def send(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group 
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.send; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -854,7 +884,10 @@ def recv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group 
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.recv; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -894,7 +927,10 @@ def bcast(tensor: ArrayLike, root: int | None = None, group: ProcessGroup | Grou
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's broadcast in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -943,7 +979,10 @@ def all_gather_into_tensor(output_tensor: ArrayLike, input_tensor: ArrayLike, gr
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_gather_into_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -984,7 +1023,10 @@ def all_gather_single(output_tensor: ArrayLike, input_tensor: ArrayLike, group: 
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_gather_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1028,7 +1070,10 @@ def reduce_scatter_tensor(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.reduce_scatter_tensor; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1072,7 +1117,10 @@ def reduce_scatter_single(output: ArrayLike, input: ArrayLike, op: ReduceOp | Re
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.reduce_scatter_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1115,7 +1163,10 @@ def all_to_all_single(output: ArrayLike, input: ArrayLike, output_split_sizes: S
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.all_to_all_single; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1161,7 +1212,10 @@ def gatherv(output: ArrayLike | None, input: ArrayLike, root: int, rcounts: Sequ
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1215,7 +1269,10 @@ def scatterv(output: ArrayLike, input: ArrayLike | None, root: int, scounts: Seq
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1268,7 +1325,10 @@ def all_gatherv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int], dis
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's all_gather in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1315,7 +1375,10 @@ def all_to_allv(output: ArrayLike, input: ArrayLike, scounts: Sequence[int], rco
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's all_to_all in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1362,7 +1425,10 @@ def reduce_scatterv(output: ArrayLike, input: ArrayLike, rcounts: Sequence[int],
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: MPI's reduce_scatter in this form; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1405,7 +1471,10 @@ def isend(tensor: ArrayLike, dst: int | None = None, group: ProcessGroup | Group
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.isend; MCR-DL paper (IPDPS 2023), Listing 1.
     """
@@ -1440,7 +1509,10 @@ def irecv(tensor: ArrayLike, src: int | None = None, group: ProcessGroup | Group
         NotInitializedError: before init, after finalize, or for a backend that the group does not have.
         UnsupportedError: the backend cannot do this and no fallback is allowed.
         BackendError: the communication library failed.
-        CollectiveTimeoutError: the operation took longer than the group's timeout.
+        PeerLostError: a rank of the group has been lost.
+        CollectiveTimeoutError: the operation took longer than its timeout: the call's, else the
+            group's.
+        DesyncError: the ranks have made different calls (only with MCR_DL_DEBUG=detail).
 
     Source: torch.distributed.irecv; MCR-DL paper (IPDPS 2023), Listing 1.
     """

@@ -75,6 +75,12 @@ from mcr_dl.groups.queries import (
 from mcr_dl.groups.shrinking import shrink
 from mcr_dl.groups.topology import Dimension, Topology, set_topology, topology
 from mcr_dl.groups.upstream import get_distributed_engine, init_distributed, init_processes
+from mcr_dl.libraries.availability import (
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+)
 from mcr_dl.libraries.headers import include_path, library_path
 from mcr_dl.libraries.registry import available_backends, use
 from mcr_dl.passes.chain import get_passes, register_pass, set_passes
@@ -168,7 +174,11 @@ __all__ = [
     "init_process_group",
     "init_processes",
     "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
     "is_torchelastic_launched",
     "library_path",
     "log_records",

@@ -81,7 +81,7 @@ _FUNCTIONS = (
     "def handle_of(group: Group) -> Any:",
     "def remember_handle(handle: ProcessGroup, group: Group) -> None:",
     "def name_backend(name: str | None) -> str | None:",
-    "def set_coalescing(works: list[Work] | None) -> None:",
+    "def set_coalescing(works: list[Work] | None, group: Group | None) -> None:",
     "def add_striped(first: str, second: str) -> None:",
     "def add_over_dimensions(algorithm: str, parts: list[str]) -> None:",
     "def themis_plan(network: list[tuple[str, int, int, int, int]], op: str, nbytes: int, baseline: bool) "

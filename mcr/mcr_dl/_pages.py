@@ -68,8 +68,10 @@ def environment() -> str:
     lines = [
         "# Environment variables",
         "",
-        "MCR-DL reads these variables when the runtime starts. Rank 0 warns of any other variable whose name begins",
-        f"with `{variables.PREFIX}`, and suggests the nearest name in this list. `make generate` makes this page from",
+        "Set these variables before the program starts. MCR-DL reads most of them when the runtime starts, those of",
+        "groups, such as `MCR_DL_UNIFORM`, for every new group, and `MCR_DL_DEEPSPEED` when DeepSpeed is imported and",
+        f"makes its backend. Rank 0 warns of any other variable whose name begins with `{variables.PREFIX}`, and",
+        "suggests the nearest name in this list. `make generate` makes this page from",
         "`mcr/mcr_dl/base/variables.py`.",
         "",
         "| variable | meaning | |",

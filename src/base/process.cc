@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/process.h"
 
+#include <sys/stat.h>
+
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -21,6 +24,14 @@ std::atomic<bool> leaves{false};
 void leave_process() noexcept { leaves = true; }
 
 bool process_leaves() noexcept { return leaves; }
+
+Place own_place() {
+  Place place;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> place.machine;
+  struct stat found {};
+  if (stat("/proc/thread-self/ns/net", &found) == 0) place.network = std::to_string(found.st_ino);
+  return place;
+}
 
 int64_t bytes_of_variable(const char* variable, int64_t otherwise) {
   const char* const given = std::getenv(variable);

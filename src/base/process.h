@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace mcr {
 
@@ -9,6 +10,13 @@ namespace mcr {
 /// thread.
 void leave_process() noexcept;
 bool process_leaves() noexcept;
+
+/// Where a process runs. A field is empty if the system does not say.
+struct Place {
+  std::string machine;  // equal for all processes that run on one kernel
+  std::string network;  // the network namespace
+};
+Place own_place();
 
 /// The number of bytes that an environment variable sets, or `otherwise` if it is not set. Throws Error if it is no
 /// positive number.

@@ -90,6 +90,8 @@ void leave(Work& work) {
   work.rethrow();
 }
 
+}  // namespace
+
 Error late(const Work& work, std::chrono::milliseconds limit) {
   const auto& call = work.context();
   const auto behind = work.behind();
@@ -102,9 +104,8 @@ Error late(const Work& work, std::chrono::milliseconds limit) {
           work.subject()};
 }
 
-}  // namespace
-
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock) {
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock,
+          std::optional<std::chrono::steady_clock::time_point> begin) {
   const TimedWait timed(work);
   if (work.over()) return work.rethrow();
   const LoggedWait logged(work);
@@ -125,7 +126,7 @@ void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, Call
                            .limit = limit,
                            .op = call.op,
                            .waits = true});
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto deadline = begin.value_or(std::chrono::steady_clock::now()) + limit;
   for (;;) {
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "observe/stop.h"
@@ -21,7 +22,11 @@ void check_wait(const std::string* lost, Interrupt interrupt, Refuse refuse) {
 
 inline Error peer_lost(const std::string& text) { return {ErrorCode::PeerLost, text}; }
 
-/// Waits until the work is complete; throws its error, or Timeout with the operation still running.
-void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr);
+/// The error of a wait that ends at its limit with the operation still running.
+Error late(const Work& work, std::chrono::milliseconds limit);
+
+/// Waits until the work is complete; throws its error, or late(). The limit counts from `begin`, or from the call.
+void wait(Work& work, std::chrono::milliseconds limit, Interrupt interrupt, CallerLock* lock = nullptr,
+          std::optional<std::chrono::steady_clock::time_point> begin = std::nullopt);
 
 }  // namespace mcr

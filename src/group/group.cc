@@ -71,7 +71,9 @@ void Group::adopt(Registry::Entry& backend, std::unique_ptr<Communicator> commun
 void Group::add(Registry::Entry& backend, const std::shared_ptr<Communicator>& communicator,
                 const StripedCommunicator* cut) {
   if (communicator->streams() == DeviceType::CUDA) backend.progress.set_patient();
-  if (communicator->streams()) communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
+  // Where the library keeps no launch order, the shared streams do, also within a graph.
+  if (communicator->streams() && communicator->keeps_launch_order())
+    communicator->set_first_stream(backend.streams.reserve(communicator->lanes()));
   slots_.push_back({backend, communicator, backend.name, 0, communicator->streams(), cut});
   for (const auto variant : communicator->variants()) {
     const auto& name = Registry::instance().keep_name(variant_of(backend.name, variant));

@@ -13,6 +13,7 @@ namespace mcr {
 namespace {
 
 constexpr std::size_t kMostDimensions = 16;
+constexpr int kNowhere = -1;
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::InvalidArgument, "topology: " + text); }
 
@@ -63,14 +64,15 @@ Topology::Topology(std::vector<Dimension> dimensions, int size, std::vector<int>
   if (ranks_.size() != static_cast<std::size_t>(size)) {
     refuse("ranks: expected " + std::to_string(size) + ", got " + std::to_string(ranks_.size()));
   }
-  std::vector<bool> seen(ranks_.size());
-  for (const int rank : ranks_) {
+  places_.assign(ranks_.size(), kNowhere);
+  for (std::size_t place = 0; place < ranks_.size(); ++place) {
+    const int rank = ranks_[place];
     if (rank < 0 || rank >= size) {
       refuse("ranks: expected 0 to " + std::to_string(size - 1) + ", got " + std::to_string(rank));
     }
-    if (seen[static_cast<std::size_t>(rank)])
-      refuse("ranks: expected each once, got " + std::to_string(rank) + " twice");
-    seen[static_cast<std::size_t>(rank)] = true;
+    int& its = places_[static_cast<std::size_t>(rank)];
+    if (its != kNowhere) refuse("ranks: expected each once, got " + std::to_string(rank) + " twice");
+    its = static_cast<int>(place);
   }
 }
 
@@ -133,11 +135,10 @@ int Topology::stride(std::size_t dimension) const {
 }
 
 int Topology::index_of(int rank) const {
-  const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
-  if (found == ranks_.end()) {
+  if (rank < 0 || rank >= size()) {
     refuse("expected a rank from 0 to " + std::to_string(size() - 1) + ", got " + std::to_string(rank));
   }
-  return static_cast<int>(found - ranks_.begin());
+  return places_[static_cast<std::size_t>(rank)];
 }
 
 std::vector<int> Topology::coordinates(int rank) const {

@@ -53,6 +53,7 @@ class Topology {
 
   std::vector<Dimension> dimensions_;
   std::vector<int> ranks_;
+  std::vector<int> places_;  // of each rank in ranks_
 };
 
 }  // namespace mcr

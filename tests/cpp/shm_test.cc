@@ -32,6 +32,40 @@ TEST(streamed_copies) {
   }
 }
 
+// The readers' times are set here; a rank's own times of writing are real, and far from these.
+TEST(pieces_are_written_in_the_way_that_the_slowest_reader_reads_fastest) {
+  const shm::Layout layout(3, 64 << 20, true);
+  const auto file = Memory::make(layout.bytes(), "MCR_DL_SHM_BYTES");
+  shm::Segment segment(layout, Memory::map(file, layout.bytes(), "MCR_DL_SHM_BYTES"));
+  shm::Writing writing(segment, 0, true);
+  const std::vector<std::byte> data(layout.piece());
+  uint64_t number = 0;
+  const auto streamed = [&](int pieces) {
+    int found = 0;
+    for (int i = 0; i < pieces; ++i, ++number) {
+      writing.begin(shm::Writing::kCopied, layout.piece());
+      writing.write(segment.piece(0, number), data.data(), layout.piece());
+      writing.end(shm::Writing::kCopied, number);
+      found += static_cast<int>(segment.counts(0).ways.load() >> layout.piece_slot(number) & 1);
+    }
+    return found;
+  };
+  const auto times = [&](int rank, uint32_t cached, uint32_t past_the_caches) {
+    segment.counts(rank).reads[shm::Writing::kCopied][0] = cached;
+    segment.counts(rank).reads[shm::Writing::kCopied][1] = past_the_caches;
+  };
+  constexpr int kPieces = 512;
+  CHECK(streamed(kPieces) > kPieces * 9 / 10);  // as long as no times are known
+  constexpr uint32_t kFast = 1, kSlow = 1 << 30;
+  times(1, kFast, kSlow);
+  times(2, kFast, kSlow);
+  CHECK(streamed(kPieces) < kPieces / 10);
+  times(2, kSlow, kSlow / 2);
+  times(1, kFast, kFast);
+  CHECK(streamed(kPieces) > kPieces * 9 / 10);
+  CHECK(streamed(kPieces) < kPieces);  // the other way is tried now and then
+}
+
 TEST(large_blocks_are_read_directly) {
   constexpr int64_t kCount = 1 << 20;  // several chunks
   together(2, [&](shm::Engine& engine, int rank) {
@@ -100,10 +134,10 @@ TEST(memory_that_is_not_there_is_not_read) {
 }
 
 TEST(collectives_in_little_memory) {
-  shm::Layout least(3, 1 << 20);
+  shm::Layout least(3, 1 << 20, true);
   CHECK(least.bytes() <= 1 << 20);
   together(3, [&](shm::Engine& engine, int rank) { every_collective(engine, rank, 3, 70'001, true); }, 300'000);
-  const auto refused = ranks::failure([] { shm::Layout(4, 1000); });
+  const auto refused = ranks::failure([] { shm::Layout(4, 1000, false); });
   CHECK(refused.code == ErrorCode::InvalidArgument);
   CHECK(check::has(refused.text, "MCR_DL_SHM_BYTES", "4 ranks", "got 1000"));
 }

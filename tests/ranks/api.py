@@ -15,7 +15,9 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as torch_dist
-from torch.distributed import GroupMember
+from torch.distributed import GroupMember, init_device_mesh
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import mcr_dl
 from mcr_dl import _C, CollectiveTimeoutError, InvalidArgumentError, InvalidTypeError, UnsupportedError
@@ -319,8 +321,52 @@ def coalescing(backend: str) -> None:
     mcr_dl.barrier()
 
 
+def coalescing_other_calls(backend: str) -> None:
+    """The group's asynchronous calls belong to the block; other groups' calls and calls that return data end at once."""
+    session.start()
+    me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
+    other = mcr_dl.new_group()
+    output, total, number = torch.empty(4), torch.ones(3), torch.full((2,), float(me))
+    objects: list[Any] = [None] * size
+    with mcr_dl._coalescing_manager(async_ops=True) as manager:
+        work = mcr_dl.reduce_scatter_tensor(output, torch.ones(4 * size), backend=backend, async_op=True)
+        assert mcr_dl.all_reduce(total, group=other, backend=backend) is None
+        assert total.tolist() == [float(size)] * 3
+        mcr_dl.broadcast(number, 1, backend=backend)
+        assert number.tolist() == [1.0] * 2
+        mcr_dl.all_gather_object(objects, {"rank": me})
+        assert objects == [{"rank": rank} for rank in range(size)]
+        sent = mcr_dl.isend(number, (me + 1) % size, backend=backend)
+        assert mcr_dl.recv(number, (me - 1) % size, backend=backend) == (me - 1) % size
+        mcr_dl.barrier(backend=backend)
+    assert manager.works[0] is work
+    assert manager.works[-1] is sent
+    manager.wait()
+    assert output.tolist() == [float(size)] * 4
+    mcr_dl.destroy_process_group(other)
+
+
+def tensors_without_memory() -> None:
+    """The results of torch's functional collectives are waited for; a DTensor is refused, its local part is not."""
+    session.start()
+    size = mcr_dl.get_world_size()
+    found = functional.all_reduce(torch.ones(3), "sum", torch_dist.group.WORLD)
+    parts = [torch.empty(3) for _ in range(size)]
+    mcr_dl.all_gather(parts, found)
+    mcr_dl.all_reduce(found)
+    assert [part.tolist() for part in parts] == [[float(size)] * 3] * size
+    assert found.tolist() == [float(size * size)] * 3
+    mesh = init_device_mesh("cpu", (size,))
+    shards = distribute_tensor(torch.ones(2 * size), mesh, [Shard(0)])
+    expect(InvalidTypeError, lambda: mcr_dl.all_reduce(shards), "DTensor", ".to_local()")
+    expect(InvalidTypeError, lambda: mcr_dl.all_gather(parts, shards), "DTensor", ".to_local()")
+    expect(InvalidTypeError, lambda: mcr_dl.all_gather([shards] * size, found), "tensor_list[0]", "DTensor")
+    mcr_dl.all_reduce(shards.to_local())
+    assert shards.to_local().tolist() == [float(size)] * 2
+
+
 def batch(backend: str) -> None:
-    """A ring by batch_isend_irecv, with operations under both libraries' names."""
+    """A ring by batch_isend_irecv, with operations under both libraries' names and torch's own P2POp."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     for send, receive in ((mcr_dl.isend, mcr_dl.irecv), (torch_dist.isend, torch_dist.irecv)):
@@ -335,6 +381,13 @@ def batch(backend: str) -> None:
         for work in works:
             work.wait()
         assert incoming.tolist() == [float((me - 1) % size)] * 4
+    incoming, after = torch.empty(4), (me + 1) % size
+    torchs = [torch_dist.P2POp(torch_dist.isend, torch.full((4,), float(me)), after)]
+    torchs.append(torch_dist.P2POp(torch_dist.irecv, incoming, (me - 1) % size))
+    for work in mcr_dl.batch_isend_irecv(torchs):
+        work.wait()
+    assert incoming.tolist() == [float((me - 1) % size)] * 4
+    assert mcr_dl.P2POp(mcr_dl.isend, incoming, after).group_peer == after
     expect(InvalidTypeError, lambda: mcr_dl.batch_isend_irecv([3]), "p2p_op_list[0]")  # type: ignore[list-item]
     expect(InvalidTypeError, lambda: mcr_dl.P2POp(mcr_dl.all_reduce, torch.ones(1), 0), "isend or irecv")
     expect(InvalidArgumentError, lambda: mcr_dl.P2POp(mcr_dl.isend, torch.ones(1)), "peer")

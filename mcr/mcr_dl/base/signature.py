@@ -49,7 +49,9 @@ _RAISES = (
     ("NotInitializedError", "before init, after finalize, or for a backend that the group does not have"),
     ("UnsupportedError", "the backend cannot do this and no fallback is allowed"),
     ("BackendError", "the communication library failed"),
-    ("CollectiveTimeoutError", "the operation took longer than the group's timeout"),
+    ("PeerLostError", "a rank of the group has been lost"),
+    ("CollectiveTimeoutError", "the operation took longer than its timeout: the call's, else the group's"),
+    ("DesyncError", "the ranks have made different calls (only with MCR_DL_DEBUG=detail)"),
 )
 
 

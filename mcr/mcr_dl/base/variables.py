@@ -100,8 +100,8 @@ VARIABLES = (
     ),
     Variable(
         "MCR_DL_LOG",
-        "`info`: at the start, what runs and where `auto` has its measurements from; also `debug`, `warning`, `error`. "
-        "Default: Python's logger `mcr_dl`, as the program sets it up",
+        "`info`: at the start of the job, logs the backends, their libraries and the tuning table that `auto` uses; "
+        "also `debug`, `warning`, `error`. Default: Python's logger `mcr_dl`, as the program sets it up",
         "logging.md",
     ),
     Variable(

@@ -62,29 +62,30 @@ def parser() -> argparse.ArgumentParser:
     def add(*names: str, convert: Callable[[str], object], default: object, meta: str, text: str) -> None:
         result.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
-    add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (2)")
-    add("--ops", convert=operation_names, default=None, meta="LIST", text="operations (all_reduce), or all")
+    add("-n", convert=local_ranks(1), default=None, meta="RANKS", text="ranks to start here (default: 2)")
+    add("--ops", convert=operation_names, default=None, meta="LIST", text="operations, or all (default: all_reduce)")
     add(
         "--backends",
         convert=candidate_names,
         default=None,
         meta="LIST",
-        text="backends or variants, auto, all (all)",
+        text="backends or variants, auto, all (default: all)",
     )
     add_sizes(result, (64 << 20, "64M"), (2.0, "2"))
-    add("--dtype", convert=one_of(_C.dtypes), default="float32", meta="DTYPE", text="element type (float32)")
-    add("--redop", convert=one_of(reductions), default="SUM", meta="OP", text="reduction (SUM)")
-    add("--root", convert=count(0), default=0, meta="RANK", text="root of rooted operations (0)")
+    add("--dtype", convert=one_of(_C.dtypes), default="float32", meta="DTYPE", text="element type (default: float32)")
+    add("--redop", convert=one_of(reductions), default="SUM", meta="OP", text="reduction (default: SUM)")
+    add("--root", convert=count(0), default=0, meta="RANK", text="root of rooted operations (default: 0)")
     result.add_argument("--async", dest="asynchronous", action="store_true", help="time async_op=True and wait()")
-    result.add_argument("--in-place", action="store_true", help="input and output are one memory")
-    add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu or cuda (cpu)")
-    add("--budget", convert=above(0), default=0.5, meta="SECONDS", text="most time per size, for all backends (0.5)")
+    result.add_argument("--in-place", action="store_true", help="use one buffer for input and output")
+    add("--device", convert=device, default="cpu", meta="DEVICE", text="cpu or cuda (default: cpu)")
+    text = "most time per size, for all backends (default: 0.5)"
+    add("--budget", convert=above(0), default=0.5, meta="SECONDS", text=text)
     add(
         "--confidence",
         convert=above(0),
         default=0.025,
         meta="SHARE",
-        text="stop when medians are certain to ±SHARE (0.025)",
+        text="stop when medians are certain to ±SHARE (default: 0.025)",
     )
     result.add_argument("--no-check", dest="check", action="store_false", help="do not check results")
     add_json(result)

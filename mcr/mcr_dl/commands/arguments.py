@@ -335,11 +335,11 @@ def add_sizes(
     def add(*names: str, convert: Callable[[str], object], default: float | None, meta: str, text: str) -> None:
         parser.add_argument(*names, type=checked(convert), default=default, metavar=meta, help=text)
 
-    units = "K, M, G: powers of 1024"
-    add("-b", "--min-bytes", "--min", convert=parse_size, default=4, meta="SIZE", text=f"smallest size (4); {units}")
-    text = f"largest size ({largest[1]})"
+    text = "smallest size (default: 4); K, M, G: powers of 1024"
+    add("-b", "--min-bytes", "--min", convert=parse_size, default=4, meta="SIZE", text=text)
+    text = f"largest size (default: {largest[1]})"
     add("-e", "--max-bytes", "--max", convert=parse_size, default=largest[0], meta="SIZE", text=text)
-    text = f"ratio of consecutive sizes ({factor[1]})"
+    text = f"ratio of consecutive sizes (default: {factor[1]})"
     add("-f", "--factor", convert=above(1), default=factor[0], meta="F", text=text)
 
 

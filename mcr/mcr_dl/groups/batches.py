@@ -50,14 +50,17 @@ class P2POp:
         if (peer is None) == (group_peer is None):
             message = f"peer and group_peer: expected one of the two, got peer={peer}, group_peer={group_peer}"
             raise InvalidArgumentError(message)
-        if not handles.not_a_member(group):
-            handles.core_group(group)  # raises if it is not a group
+        members = None if handles.not_a_member(group) else handles.core_group(group)
         self.op = _C.isend if op in _SENDS else _C.irecv
         self.tensor = tensor
         self.group = group
         self.tag = tag
         self.backend = backend
-        self.peer = queries.get_global_rank(handles.core_group(group), group_peer) if peer is None else peer  # type: ignore[arg-type]
+        if members is not None and group_peer is not None:
+            peer = queries.get_global_rank(members, group_peer)
+        elif members is not None:
+            group_peer = members._group_rank(peer)  # type: ignore[arg-type]
+        self.peer, self.group_peer = peer, group_peer
 
     def start(self) -> _C.Work:
         """Issue the operation."""
@@ -72,12 +75,18 @@ def batch_isend_irecv(p2p_op_list: Sequence[Any]) -> list[_C.Work]:
 
     Raises InvalidTypeError if an entry is not a P2POp. Source: torch.distributed.batch_isend_irecv.
     """
-    for position, entry in enumerate(p2p_op_list):
-        if not isinstance(entry, P2POp):
-            message = f"p2p_op_list[{position}]: expected a mcr_dl.P2POp, got {type(entry).__name__}"
-            raise InvalidTypeError(message)
+    operations = [_own(entry, position) for position, entry in enumerate(p2p_op_list)]
     with _batch():
-        return [entry.start() for entry in p2p_op_list]
+        return [operation.start() for operation in operations]
+
+
+def _own(entry: Any, position: int) -> P2POp:
+    if isinstance(entry, P2POp):
+        return entry
+    if isinstance(entry, torch_dist.P2POp):
+        return P2POp(entry.op, entry.tensor, entry.peer, entry.group, entry.tag)
+    message = f"p2p_op_list[{position}]: expected a P2POp of mcr_dl or torch, got {type(entry).__name__}"
+    raise InvalidTypeError(message)
 
 
 @contextmanager
@@ -115,22 +124,25 @@ def coalescing_manager(
 ) -> Iterator[CoalescingManager]:
     """Start the calls of the block together and wait for them at its end, or in ``manager.wait()`` if ``async_ops``.
 
-    All ranks use it around the same calls. Raises InvalidArgumentError if blocks are nested.
+    These are the group's asynchronous calls, which also return their works, and its all_reduces, all_gathers and
+    reduce_scatters of one tensor. On devices they are all calls but ``recv`` and ``barrier``. Other calls are done as
+    usual; on a device's streams they are refused, since the library starts all calls at the end of the block. All ranks
+    use it around the same calls. Raises InvalidArgumentError if blocks are nested.
     Source: torch.distributed._coalescing_manager.
     """
     del device
-    handles.core_group(group)
+    where = handles.core_group(group)
     if getattr(_active, "manager", None) is not None:
         message = "coalescing managers cannot be nested"
         raise InvalidArgumentError(message)
     manager = CoalescingManager()
     _active.manager = manager
-    _C.set_coalescing(manager.works)
+    _C.set_coalescing(manager.works, where)
     try:
         with _batch():
             yield manager
     finally:
-        _C.set_coalescing(None)
+        _C.set_coalescing(None, None)
         _active.manager = None
     if not async_ops:
         manager.wait()

@@ -28,6 +28,7 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any | None = None,
     device_id: torch.device | int | None = None,
+    _ranks: list[int] | None = None,
     *,
     tuning_table: str | os.PathLike[str] | None = None,
     passes: Iterable[Any] | None = None,
@@ -40,13 +41,15 @@ def init_process_group(
         backend: one name, a list of names in order of preference, ``"cpu:mpi"`` style pairs, or ``"auto"`` for mpi,
             nccl, gloo and shm where all ranks can use them, and in jobs of several hosts for hierarchies and stripes of
             these; None and ``"mcr"`` stand for ``MCR_DL_BACKENDS``, else auto.
-        init_method: a torch rendezvous URL; by default the launcher's environment (torchrun, mpiexec, srun).
+        init_method: a torch rendezvous URL, also one that has the rank or is served by a handler of the program's own;
+            by default the launcher's environment (torchrun, mpiexec, srun).
         timeout: how long an operation may take, a timedelta or seconds; torch's 30 minutes by default.
-        world_size: the number of ranks, for programs without a launcher; give rank too.
-        rank: this process's rank, for programs without a launcher; give world_size too.
+        world_size: the number of ranks, for programs without a launcher, or to replace the launcher's.
+        rank: this process's rank, for programs without a launcher, or to replace the launcher's.
         store: a torch store that all ranks can reach; give rank and world_size with it.
         group_name: accepted as in torch, where it has no effect either.
         device_id: this process's CUDA device; by default the current one.
+        _ranks: accepted as in torch, where it only names the group.
         pg_options: torch's ``ProcessGroupNCCL.Options``, of which ``is_high_priority_stream`` is used: it gives the
             streams of asynchronous calls high priority. Or ``mcr_dl.Options``, of which ``uniform`` is used.
         tuning_table: the file that ``auto`` uses, or ``"none"``; by default the one in ``MCR_DL_TUNING_TABLE``, else
@@ -61,7 +64,7 @@ def init_process_group(
 
     Source: torch.distributed.init_process_group.
     """
-    del group_name
+    del group_name, _ranks
     lifecycle.start(
         backend,
         init_method=init_method,

@@ -28,8 +28,8 @@ def grow(
     """Make a group of the members of a group that are left, and of the processes that wait in ``rejoin``.
 
     Each member that is left calls this at the same point of its program, such as every hundredth step. The members
-    agree at the job's store on who takes part. Without lost members and waiting processes they get the group that they
-    have. The new group's ranks are in the order of the global ranks if the old group's are; else the ranks that come
+    agree through the job's store on who takes part. If no rank is lost and no process waits, ``grow`` returns the same
+    group. The new group's ranks are in the order of the global ranks if the old group's are; else the ranks that come
     back follow the others. A process can take the place of any lost rank of the job. Further groups with it are made
     with ``new_group``.
 
@@ -66,8 +66,9 @@ def rejoin(
 ) -> torch_dist.ProcessGroup:
     """Take the place of a lost rank: in a new process, instead of ``init_process_group``.
 
-    Waits until the members of a group call ``grow``, and returns the new group; the process goes on behind their call.
-    The default group stays as it is on the other ranks: its calls raise PeerLostError.
+    Waits until the members of a group call ``grow``, and returns the new group; the new process continues at the
+    point where the others return from ``grow``. The default group stays as it is on the other ranks: its calls raise
+    PeerLostError.
 
     Args:
         init_method: as for init_process_group. The job's store must have outlived the lost rank.

@@ -135,10 +135,11 @@ def new_subgroups(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Divide the default group into subgroups of ``group_size`` neighbours (default: the ranks of one host).
+    """Divide a group (None: the default group) into subgroups of ``group_size`` consecutive ranks.
 
-    Returns this rank's subgroup and the list of all. Raises InvalidArgumentError if the sizes do not divide, and
-    without a size if the hosts have different numbers of ranks or their ranks are not neighbours.
+    By default a subgroup has the ranks of one host. Returns this rank's subgroup and the list of all. Raises
+    InvalidArgumentError if the sizes do not divide, and without a size if the hosts have different numbers of ranks or
+    their ranks are not consecutive.
     Source: torch.distributed.new_subgroups.
     """
     size = get_world_size(group)

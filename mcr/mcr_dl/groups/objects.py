@@ -49,7 +49,8 @@ def _space(count: int, group: _Group, dtype: torch.dtype = torch.uint8) -> torch
 
 def _sizes(group: _Group, mine: int) -> list[int]:
     sizes = _space(queries.get_world_size(group), group, torch.int64)
-    _C.all_gather_single(sizes, _numbers([mine], group), group=group)
+    # A coalescing manager would leave a blocking call to the end of its block.
+    _C.all_gather_single(sizes, _numbers([mine], group), group=group, async_op=True).wait()
     return [int(size) for size in sizes]
 
 

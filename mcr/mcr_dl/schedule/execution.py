@@ -72,8 +72,12 @@ def install(control: _C.PlanControl, plan: Document | None, seen: Sequence[measu
     control.set_plan(groups, order, len(seen))
 
 
-def check(plan: Document, seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
-    """What keeps this rank from executing a plan; empty if nothing does."""
+def problem(plans: Sequence[Document], seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
+    """What keeps this rank from executing some of the plans; empty if nothing does."""
+    return next(filter(None, (_problem(plan, seen, groups) for plan in plans)), "")
+
+
+def _problem(plan: Document, seen: Sequence[measured.Seen], groups: dict[str, _C.Group]) -> str:
     if len(plan["calls"]) != len(seen):
         return f"expected a plan of {len(seen)} calls, got one of {len(plan['calls'])}"
     for row, made in zip(plan["calls"], seen, strict=True):

@@ -267,7 +267,9 @@ class Replanner:
         mine: Any = None
         if iteration is not None:
             mine = {"calls": iteration.terms(), "times": capture.times(iteration.found), "at": iteration.at()}
-            mine["known"] = list(self._known)
+            groups = {group.name(): group for group in iteration.groups}
+            plans = {key: known.plans for key, known in self._known.items()}
+            mine["known"] = [key for key, each in plans.items() if not execution.problem(each, iteration.seen, groups)]
 
         def decide(values: list[Any]) -> Any:
             if None in values:
@@ -340,7 +342,7 @@ class Replanner:
     def _commit(self, plans: list[execution.Document], iteration: measured.Iteration) -> _Known | None:
         """The plans take effect on all ranks or on none."""
         groups = {group.name(): group for group in iteration.groups}
-        problem = next(filter(None, (execution.check(plan, iteration.seen, groups) for plan in plans)), "")
+        problem = execution.problem(plans, iteration.seen, groups)
 
         def decide(values: list[str]) -> bool:
             for rank, each in enumerate(values):

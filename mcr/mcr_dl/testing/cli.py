@@ -40,14 +40,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--backend", type=checked(_backend), required=True, metavar="NAME", help="backend or candidate to check"
     )
-    text = f"ranks to start here, {min(cases.WORLDS)} to {max(cases.WORLDS)} (3)"
+    text = f"ranks to start here, {min(cases.WORLDS)} to {max(cases.WORLDS)} (default: 3)"
     result.add_argument("-n", type=checked(_ranks), default=3, metavar="RANKS", help=text)
-    text = "operations, or all (all); a message needs both of send and recv"
+    text = "operations, or all (default: all); to test point-to-point operations, list both send and recv"
     result.add_argument("--ops", type=checked(_operations), default=tuple(OPS), metavar="LIST", help=text)
-    text = f"which share of the cases runs; {cases.SEEDS} seeds in a row cover all (today's number)"
+    text = f"which share of the cases runs; {cases.SEEDS} seeds in a row cover all (default: today's number)"
     result.add_argument("--seed", type=checked(arguments.count(0)), default=None, metavar="NUMBER", help=text)
     result.add_argument("--all", dest="everything", action="store_true", help="run all cases instead of a share")
-    text = "time for 100 cases (60); longer means a hang"
+    text = "seconds for 100 cases (default: 60); longer means a hang"
     result.add_argument("--limit", type=checked(arguments.above(0)), default=60.0, metavar="SECONDS", help=text)
     arguments.add_json(result)
     return result

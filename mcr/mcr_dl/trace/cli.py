@@ -131,12 +131,12 @@ def parser() -> argparse.ArgumentParser:
         arguments.add_json(report)
     text = "A training iteration as a graph for the command plan, from at least three iterations."
     capturing = add("capture", _capture_graph, text, "JSON")
-    text = "calls of an iteration (as few as repeat themselves)"
+    text = "calls per iteration (default: the shortest sequence that repeats)"
     capturing.add_argument("--calls", type=arguments.checked(arguments.count(1)), metavar="N", help=text)
     text = "Plans of a training iteration's calls, before and after a search: docs/syndicate.md."
     _plan.add_options(add("plan", _plan.run, text, place="FILE"))
     export = add("export", _export, "The calls in the format of another tool.", "FOLDER")
-    export.add_argument("--format", choices=_FORMATS, required=True, help="which one")
+    export.add_argument("--format", choices=_FORMATS, required=True, help="output format")
     return result
 
 

@@ -23,7 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     def view(name: str, text: str) -> argparse.ArgumentParser:
         added = views.add_parser(name, help=text, description=text)
         if name in ("show", "plot"):
-            added.add_argument("--table", metavar="FILE", help="the table (this machine's in the user's cache)")
+            text = "the table (default: this machine's in the user's cache)"
+            added.add_argument("--table", metavar="FILE", help=text)
         if name in ("show", "diff"):
             arguments.add_json(added)
         return added
@@ -36,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     drawn.add_argument("--ops", type=arguments.checked(arguments.operation_names), metavar="LIST")
     drawn.add_argument(
-        "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (the largest)"
+        "-n", type=arguments.checked(arguments.count(1)), metavar="RANKS", help="which scale (default: the largest)"
     )
     compared = view("diff", "What differs between two tables.")
     compared.add_argument("a", metavar="A")

@@ -117,28 +117,33 @@ def parser() -> argparse.ArgumentParser:
         help=f"measure no asynchronous calls (otherwise {', '.join(frequent())}, of the first element type)",
     )
     result.add_argument("--resume", action="store_true", help="go on with a run that was interrupted")
-    add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (2)")
-    add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (all)")
-    add("--backends", arguments.name_list, (_USABLE,), "LIST", "backends, each with its variants (all that work here)")
-    add("--dtypes", _dtypes, None, "LIST", "element types (float32,bfloat16,int32,complex64; quick: the first two)")
-    add("--codecs", _codecs, (), "LIST", "also each backend with these codecs, such as bf16,int8 (none)")
+    add("-n", _ranks, None, "RANKS", "ranks to start here, or several numbers: 2,4 (default: 2)")
+    add("--ops", arguments.operation_names, tuple(_C.operations()), "LIST", "operations (default: all)")
+    text = "backends, each with its variants (default: all that work here)"
+    add("--backends", arguments.name_list, (_USABLE,), "LIST", text)
+    text = "element types (default: float32,bfloat16,int32,complex64; quick: the first two)"
+    add("--dtypes", _dtypes, None, "LIST", text)
+    text = "also each backend with these codecs, such as bf16,int8 (default: none)"
+    add("--codecs", _codecs, (), "LIST", text)
     arguments.add_sizes(result, (None, "64M; quick: 16M"), (None, "2; quick: 4"))
-    add("--budget", arguments.above(0), None, "SECONDS", "most time per size, for all candidates (1.0; quick: 0.4)")
-    add("--confidence", arguments.above(0), 0.025, "SHARE", "stop when medians are certain to ±SHARE (0.025)")
+    text = "most time per size, for all candidates (default: 1.0; quick: 0.4)"
+    add("--budget", arguments.above(0), None, "SECONDS", text)
+    text = "stop when medians are certain to ±SHARE (default: 0.025)"
+    add("--confidence", arguments.above(0), 0.025, "SHARE", text)
     add(
         "--limit",
         arguments.above(0),
         30.0,
         "SECONDS",
-        "time without progress after which a candidate is hung (30)",
+        "seconds without progress after which a candidate counts as hung (default: 30)",
     )
-    add("--device", arguments.device, "cpu", "DEVICE", "cpu (default) or cuda")
+    add("--device", arguments.device, "cpu", "DEVICE", "cpu or cuda (default: cpu)")
     result.add_argument(
         "-o",
         "--output",
         type=arguments.checked(arguments.output),
         metavar="FILE",
-        help="the table (this machine's in the user's cache)",
+        help="the table (default: this machine's in the user's cache)",
     )
     return result
 

@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=checked(one_of(lambda: list(plans.OPERATIONS))),
         default=plans.OPERATIONS[0],
         metavar="OP",
-        help=f"{', '.join(plans.OPERATIONS)} ({plans.OPERATIONS[0]})",
+        help=f"{', '.join(plans.OPERATIONS)} (default: {plans.OPERATIONS[0]})",
     )
     sizes = parser.add_mutually_exclusive_group(required=True)
     text = "data of a rank; K, M, G: powers of 1024"
@@ -45,11 +45,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=checked(one_of(lambda: list(plans.POLICIES))),
         default=_AUTO,
         metavar="POLICY",
-        help=f"{', '.join(plans.POLICIES)} ({_AUTO}: the best of the others and of 1 to 512 chunks)",
+        help=f"{', '.join(plans.POLICIES)} (default: {_AUTO}, the best of the others and of 1 to 512 chunks)",
     )
-    text = "equal parts of the data, 1 to 512 (64); auto: a number to try in addition"
+    text = "equal parts of the data, 1 to 512 (default: 64); auto: a number to try in addition"
     parser.add_argument("--chunks", type=checked(arguments.count(1)), metavar="N", help=text)
-    text = "steps that run at once in a dimension (1)"
+    text = "steps that run at once in a dimension (default: 1)"
     parser.add_argument("--in-flight", type=checked(arguments.count(1)), default=1, metavar="N", help=text)
     parser.add_argument(
         "--plot", type=checked(arguments.plot), metavar="FILE.png", help="draw the baseline and the plan"

@@ -2,24 +2,26 @@
 // Any torch.distributed backend as a backend of the core. Python makes the c10d::Backend; connect() gets its address.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <numeric>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
+#include "backends/c10d/hosts.h"
 #include "backends/c10d/types.h"
-#include "base/wait_queue.h"
+#include "backends/c10d/waiters.h"
+#include "base/process.h"
+#include "base/reduce.h"
 #include "plugin/backend.h"
 
 namespace mcr {
@@ -41,8 +43,8 @@ constexpr int kInternalTag = 1 << 30;
 // When a wait for a message times out, gloo closes all of the group's connections; the core's own timeouts do not.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365);
 
-// How long the destruction of an operation waits for the library to release it.
-constexpr std::chrono::seconds kGrace{1};
+// How long connect() waits before it asks whether the group has lost a rank.
+constexpr milliseconds kLook{20};
 
 // ---- Errors
 
@@ -103,53 +105,6 @@ Options options(const Call& call) {
 }
 
 // ---- Running operations
-
-// Threads that call wait() on works which otherwise make no progress or do not report it. Every job gets a thread at
-// once, because it may depend on a later job. Idle threads are reused.
-class Waiters : public std::enable_shared_from_this<Waiters> {
- public:
-  void run(std::function<void()> job) {
-    std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
-    if (jobs_.size() <= idle_) return wake_.notify_one();
-    std::thread([self = shared_from_this()] { self->serve(); }).detach();
-    ++threads_;
-  }
-
-  /// Ends the threads. A thread that a library never returns is left behind.
-  void stop() {
-    std::unique_lock lock(mutex_);
-    stopping_ = true;
-    wake_.notify_all();
-    ended_.wait_for(lock, kGrace, [this] { return threads_ == 0; });
-  }
-
- private:
-  void serve() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      ++idle_;
-      wake_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-      --idle_;
-      if (jobs_.empty()) break;
-      auto job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      job();
-      job = nullptr;
-      lock.lock();
-    }
-    --threads_;
-    ended_.notify_all();
-  }
-
-  std::mutex mutex_;
-  WaitQueue wake_;
-  std::condition_variable ended_;
-  std::deque<std::function<void()>> jobs_;
-  std::size_t idle_ = 0, threads_ = 0;
-  bool stopping_ = false;
-};
 
 // Whether gloo's own threads complete this work. All other works have no operation type, or a message's.
 bool tells(const c10d::Work& work) {
@@ -296,6 +251,10 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
       : backend_(std::move(backend)),
         gloo_(backend_->getBackendName() == "gloo"),
         fake_(backend_->getBackendName() == "fake") {}
+  /// Decides how gloo, which has no reduce_scatter, does one. All ranks call it first; they get the same words.
+  void compare_hosts(const GroupSpec& spec) {
+    if (gloo_) exchanges_ = exchange_sends_no_more(hosts(spec));
+  }
   C10dCommunicator(const C10dCommunicator&) = delete;
   C10dCommunicator& operator=(const C10dCommunicator&) = delete;
   ~C10dCommunicator() override { waiters_->stop(); }
@@ -346,6 +305,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   void reduce_scatter(const Call& call, Lane& lane) {
     const View view = reduced(call);
+    if (exchanges_) return reduce_scatter_by_exchange(call, lane);
     if (gloo_) return reduce_scatter_by_all_reduce(call, lane, view);
     Tensors data{tensor(call.out, view), tensor(call.in, view)};
     const auto opts = options<c10d::ReduceScatterOptions>(call);
@@ -409,7 +369,39 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     const int64_t count = call.out.count * view.factor;
     const auto mine = sum[0].narrow(0, backend_->getRank() * count, count);
     const auto copy = [mine, to = call.out.data] { std::memcpy(to, mine.const_data_ptr(), mine.nbytes()); };
-    run(call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
+    run(
+        call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
+  }
+
+  // Sends half as much as the all_reduce. The rank combines its block in rank order.
+  void reduce_scatter_by_exchange(const Call& call, Lane& lane) {
+    const View view = data_view(call.dtype);
+    Tensors data{at::empty({call.in.count * view.factor}, at::kByte), tensor(call.in, view)};
+    const auto combine = [all = data[0], out = call.out, dtype = call.dtype, red = call.red,
+                          size = backend_->getSize()] {
+      std::vector<const void*> blocks;
+      for (const auto& block : all.chunk(size)) blocks.push_back(block.const_data_ptr());
+      combine_all(out.data, blocks, out.count, dtype, red);
+    };
+    const auto opts = options<c10d::AllToAllOptions>(call);
+    std::vector<int64_t> equal;
+    run(
+        call, lane, data, [&] { return backend_->alltoall_base(data[0], data[1], equal, equal, opts); }, combine);
+  }
+
+  // A word for the host of each rank.
+  std::vector<uint64_t> hosts(const GroupSpec& spec) const {
+    const auto place = own_place();
+    const auto mine = static_cast<int64_t>(std::hash<std::string>()(place.machine + '/' + place.network));
+    at::Tensor all = at::empty({spec.size()}, at::kLong), own = at::full({1}, mine, at::kLong);
+    const TorchWork work = guarded([&] { return backend_->_allgather_base(all, own); });
+    while (!work->isCompleted()) {
+      if (spec.check != nullptr) (*spec.check)();
+      Polled(work, {all, own}, nullptr).block(kLook);
+    }
+    finish(*work);
+    const auto* const words = all.const_data_ptr<int64_t>();
+    return {words, words + spec.size()};
   }
 
   View reduced(const Call& call) const {
@@ -449,6 +441,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const bool gloo_, fake_;
+  bool exchanges_ = false;
   const std::shared_ptr<Waiters> waiters_ = std::make_shared<Waiters>();
 };
 
@@ -465,7 +458,9 @@ class C10dBackend : public Backend {
                                                   std::to_string(backend->getSize()) + ", the group's member is rank " +
                                                   std::to_string(spec.rank) + " of " + std::to_string(spec.size()));
     }
-    return std::make_unique<C10dCommunicator>(std::move(backend));
+    auto communicator = std::make_unique<C10dCommunicator>(std::move(backend));
+    communicator->compare_hosts(spec);
+    return communicator;
   }
 };
 

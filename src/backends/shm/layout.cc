@@ -13,18 +13,24 @@ namespace {
 
 // Pieces that fit into the second-level cache with those of a peer; larger ones gain nothing.
 constexpr int64_t kPiece = 64 << 10;
+constexpr uint64_t kFewPieces = 4;
+// Where more slots are faster, as long as those of all ranks take no more memory than this.
+constexpr int64_t kManyBytes = 16 << 20;
 constexpr int64_t kRing = 128 << 10;
 constexpr int64_t kLeastPiece = 4 << 10;
 constexpr int64_t kLeastRing = 4 << 10;
 
 }  // namespace
 
-Layout::Layout(int ranks, int64_t most) : ranks_(ranks) {
+Layout::Layout(int ranks, int64_t most, bool many_slots)
+    : ranks_(ranks), piece_slots_(many_slots ? kMostPieceSlots : kFewPieces) {
   // Each rank's share of a piece must not become tiny.
   const auto least = std::max(kLeastPiece, round_up(ranks * kLine, 4096));
   auto piece = std::max(kPiece, least);
   auto ring = kRing;
-  for (fit(piece, ring); bytes_ > most && (ring > kLeastRing || piece > least); fit(piece, ring)) {
+  const auto large = [&] { return bytes_ > most || ranks * static_cast<int64_t>(piece_slots_) * piece > kManyBytes; };
+  for (fit(piece, ring); piece_slots_ > kFewPieces && large(); fit(piece, ring)) piece_slots_ /= 2;
+  for (; bytes_ > most && (ring > kLeastRing || piece > least); fit(piece, ring)) {
     ring = std::max(ring / 2, kLeastRing);
     if (ring == kLeastRing) piece = std::max(round_down(piece / 2, 4096), least);
   }
@@ -42,7 +48,7 @@ void Layout::fit(int64_t piece, int64_t ring) {
   ranks_at_ = round_up(counters_at(ranks_), page);
   offers_ = kSlots * static_cast<int64_t>(sizeof(Slot));
   pieces_ = round_up(offers_ + kLine + ranks_ * static_cast<int64_t>(sizeof(void*)), page);
-  rings_ = pieces_ + kPieceSlots * piece;
+  rings_ = pieces_ + static_cast<int64_t>(piece_slots_) * piece;
   per_rank_ = round_up(rings_ + (ranks_ > 1 ? ranks_ * per_ring_ : 0), page);
   bytes_ = ranks_at_ + ranks_ * per_rank_;
 }

@@ -2,6 +2,7 @@
 // The layout of the memory that the ranks of a group share. docs/shm.md has the picture.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -28,16 +29,23 @@ struct alignas(kLine) Slot {
   std::byte* at(int64_t bytes) { return bytes <= kInside ? inside : data; }
 };
 
-inline constexpr int kPieceSlots = 4;  // of large collectives, per rank
+inline constexpr uint64_t kMostPieceSlots = 32;  // of large collectives, per rank
+inline constexpr uint64_t kMostAhead = 16;       // pieces that a rank may be ahead of another one
 
 /// How many pieces of large collectives a rank has processed since the group was made, by phase.
 struct Counts {
+  using Ways = std::atomic<uint32_t>;
+  static_assert(kMostPieceSlots <= 32);
+
   alignas(kLine) Counter copied_in;
   // Stored before `copied_in`:
-  Counter offered;             // 1 + the first piece of the last call with an offer (Offers)
-  Counter calls[kPieceSlots];  // Blocks::digest() of the call that begins with a piece, by the piece's slot
+  Counter offered;                          // 1 + the first piece of the last call with an offer (Offers)
+  std::atomic<uint16_t> calls[kMostAhead];  // Blocks::digest() of the call that begins with a piece
+  Ways ways;                                // how the pieces were written (Writing): one bit per slot
   alignas(kLine) Counter combined;
+  Ways result_ways;  // stored before `combined`; like `ways`, of what the rank has combined
   alignas(kLine) Counter finished;
+  alignas(kLine) std::atomic<uint32_t> reads[3][2];  // the times of this rank's reads, by use and way (Writing)
 };
 
 /// The futex on which a rank sleeps.
@@ -64,13 +72,16 @@ class Layout {
  public:
   static constexpr int kSlots = 8;  // of small collectives, per rank
 
-  /// Throws Error if `most` bytes do not suffice for this many ranks.
-  Layout(int ranks, int64_t most);
+  /// Throws Error if `most` bytes do not suffice for this many ranks. `many_slots`: of pieces.
+  Layout(int ranks, int64_t most, bool many_slots);
 
   int ranks() const { return ranks_; }
   int64_t bytes() const { return bytes_; }
-  int64_t piece() const { return piece_; }  // bytes of a slot of large collectives
-  int64_t ring() const { return ring_; }    // bytes of packets
+  int64_t piece() const { return piece_; }               // bytes of a slot of large collectives
+  uint64_t piece_slots() const { return piece_slots_; }  // per rank
+  uint64_t piece_slot(uint64_t number) const { return number % piece_slots_; }
+  uint64_t pieces_ahead() const { return std::min(piece_slots_, kMostAhead); }
+  int64_t ring() const { return ring_; }  // bytes of packets
 
   int64_t sleepers_at() const { return 0; }
   int64_t bell_at(int rank) const { return kLine + rank * static_cast<int64_t>(sizeof(Bell)); }
@@ -83,7 +94,7 @@ class Layout {
   }
   int64_t offer_at(int rank) const { return rank_at(rank) + offers_; }
   int64_t piece_at(int rank, uint64_t number) const {
-    return rank_at(rank) + pieces_ + static_cast<int64_t>(number % kPieceSlots) * piece_;
+    return rank_at(rank) + pieces_ + static_cast<int64_t>(piece_slot(number)) * piece_;
   }
   int64_t ring_at(int from, int to) const { return rank_at(from) + rings_ + to * per_ring_; }
 
@@ -91,6 +102,7 @@ class Layout {
   void fit(int64_t piece, int64_t ring);
 
   int ranks_;
+  uint64_t piece_slots_;
   int64_t piece_ = 0, ring_ = 0, per_ring_ = 0;
   int64_t counters_ = 0, ranks_at_ = 0, per_rank_ = 0, offers_ = 0, pieces_ = 0, rings_ = 0, bytes_ = 0;
 };

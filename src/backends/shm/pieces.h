@@ -34,13 +34,13 @@ class Pieces {
   /// Numbers the next pieces, and returns the first number.
   uint64_t take(uint64_t pieces) { return std::exchange(next_, next_ + pieces); }
   /// Whether a rank's counter has reached a value.
-  bool one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
+  bool one(int rank, uint64_t Known::*known, Counter Counts::*counter, uint64_t least) {
     auto& seen = known_[static_cast<std::size_t>(rank)].*known;
     if (seen < least) seen = (segment_.counts(rank).*counter).load(std::memory_order_acquire);
     return seen >= least;
   }
   /// Whether the counters of all other ranks have.
-  bool all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
+  bool all(uint64_t Known::*known, Counter Counts::*counter, uint64_t least) {
     for (int peer = 0; peer < segment_.layout().ranks(); ++peer) {
       if (peer != rank_ && !one(peer, known, counter, least)) return false;
     }
@@ -48,16 +48,16 @@ class Pieces {
   }
   /// Whether no rank needs any more what was in the piece's slot before.
   bool free(uint64_t number) {
-    constexpr auto kSlots = static_cast<uint64_t>(kPieceSlots);
-    return number < kSlots || all(&Known::finished, &Counts::finished, number + 1 - kSlots);
+    const auto ahead = segment_.layout().pieces_ahead();
+    return number < ahead || all(&Known::finished, &Counts::finished, number + 1 - ahead);
   }
   /// Says which call begins with a piece whose slot is free. The counter `copied_in` announces it.
   void begin(uint64_t first, uint64_t digest) {
-    own().calls[first % kPieceSlots].store(digest, std::memory_order_relaxed);
+    own().calls[first % kMostAhead].store(static_cast<uint16_t>(digest), std::memory_order_relaxed);
   }
   /// Throws Error if a rank, whose counter `copied_in` has announced the first piece, has made another call.
   void check(int rank, uint64_t first, uint64_t digest) {
-    if (segment_.counts(rank).calls[first % kPieceSlots].load(std::memory_order_relaxed) != digest) differs(rank);
+    if (segment_.counts(rank).calls[first % kMostAhead].load(std::memory_order_relaxed) != digest) differs(rank);
   }
   Counts& own() { return segment_.counts(rank_); }
   /// Ends a call: later calls compare all counters, including those that it did not need.

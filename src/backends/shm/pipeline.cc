@@ -9,8 +9,8 @@ namespace mcr::shm {
 
 namespace {
 
-// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap. With
-// streams, whole slots are faster: each piece ends with a fence.
+// A tensor is cut into about this many pieces, unless they would be small: with fewer, the phases do not overlap. On
+// processors where pieces may be written past the caches, whole slots are faster, in both ways.
 constexpr int64_t kWanted = 4;
 constexpr int64_t kLeast = 16 << 10;
 // Bytes of a call whose tensors are offered: the end of such a call costs a look at all ranks.
@@ -26,6 +26,7 @@ Pipeline::Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerM
       rank_(rank),
       size_(segment.layout().ranks()),
       streams_(streams),
+      writing_(segment, rank, streams),
       given_(static_cast<std::size_t>(size_)),
       sources_(static_cast<std::size_t>(size_)) {}
 
@@ -100,37 +101,39 @@ bool Pipeline::read_by_others(const Blocks& blocks, const Position& position) {
   return true;
 }
 
-void Pipeline::hand_over(std::byte* to, const std::byte* from, int64_t bytes) const {
-  streams_ ? stream_bytes(to, from, bytes) : copy_bytes(to, from, bytes);
-}
-
 bool Pipeline::copy_in(const Blocks& blocks, Position& position) {
   if (position.copied_in == position.pieces) return false;
   const auto number = position.first + position.copied_in;
   if (blocks.gives(rank_)) {
-    constexpr auto kSlots = static_cast<uint64_t>(kPieceSlots);
     // This rank's own use of the slot may be the last one: in a reduce, the others do not wait for the root.
-    if (position.copied_in - position.finished == kSlots) return false;
+    if (position.copied_in - position.finished == segment_.layout().pieces_ahead()) return false;
     if (!pieces_.free(number)) return false;
     if (position.copied_in == 0) pieces_.begin(position.first, position.digest);
     if (position.offers) return offer(blocks, position), true;
-    auto* const slot = segment_.piece(rank_, number);
-    if (blocks.parts()) {
-      for (int peer = 0; peer < size_; ++peer) {
-        const auto part = range(position, position.copied_in, blocks.length(peer));
-        if (peer != rank_) hand_over(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
-      }
-    } else {
-      const auto piece = range(position, position.copied_in, blocks.length(rank_));
-      const auto own = blocks.reduces() ? share(piece, rank_) : Range{};  // others do not need it
-      const auto* const from = blocks.given(rank_) + piece.begin;
-      hand_over(slot, from, own.begin);
-      hand_over(slot + own.end, from + own.end, piece.length() - own.end);
-    }
+    write_piece(blocks, position, number);
     pieces_.own().copied_in.store(number + 1, std::memory_order_release);
   }
   ++position.copied_in;
   return true;
+}
+
+void Pipeline::write_piece(const Blocks& blocks, const Position& position, uint64_t number) {
+  auto* const slot = segment_.piece(rank_, number);
+  const auto use = blocks.reduces() ? Writing::kCombined : Writing::kCopied;
+  const auto piece = range(position, position.copied_in, blocks.parts() ? blocks.longest() : blocks.length(rank_));
+  writing_.begin(use, blocks.parts() ? size_ * piece.length() : piece.length());
+  if (blocks.parts()) {
+    for (int peer = 0; peer < size_; ++peer) {
+      const auto part = range(position, position.copied_in, blocks.length(peer));
+      if (peer != rank_) writing_.write(slot + peer * position.piece, blocks.given(peer) + part.begin, part.length());
+    }
+  } else {
+    const auto own = blocks.reduces() ? share(piece, rank_) : Range{};  // others do not need it
+    const auto* const from = blocks.given(rank_) + piece.begin;
+    writing_.write(slot, from, own.begin);
+    writing_.write(slot + own.end, from + own.end, piece.length() - own.end);
+  }
+  writing_.end(use, number);
 }
 
 bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& position) {
@@ -153,12 +156,21 @@ bool Pipeline::combine(const Call& call, const Blocks& blocks, Position& positio
   }
   auto* const result = segment_.piece(rank_, number) + offset;
   auto* const to = blocks.takes(rank_) ? blocks.taken(rank_) + piece.begin + own.begin : result;
-  combine_all(to, sources_, own.length() / size_of(call.dtype), call.dtype, call.red);
+  const auto bytes = own.length();
+  const auto fold = [&] { combine_all(to, sources_, bytes / size_of(call.dtype), call.dtype, call.red); };
+  const bool in_slots = std::ranges::none_of(given_, [](const Given& one) { return one.block != nullptr; });
+  in_slots ? writing_.read_all(Writing::kCombined, number, bytes, fold) : fold();
   for (int peer = 0; peer < size_; ++peer) {
     if (given_[static_cast<std::size_t>(peer)].block != nullptr) offers_.check(peer);
   }
   if (!blocks.parts()) {
-    if (!keeps_result(blocks, position)) hand_over(result, to, own.length());
+    if (to == result) {
+      writing_.skip(Writing::kResult, number);
+    } else if (!keeps_result(blocks, position)) {
+      writing_.begin(Writing::kResult, piece.length());
+      writing_.write(result, to, bytes);
+      writing_.end(Writing::kResult, number);
+    }
     pieces_.own().combined.store(number + 1, std::memory_order_release);
   }
   ++position.combined;
@@ -174,20 +186,20 @@ bool Pipeline::copy_out(const Blocks& blocks, const Position& position, int peer
       copy_bytes(blocks.taken(peer) + piece.begin, blocks.given(peer) + piece.begin, piece.length());
     return true;
   }
+  const bool result = blocks.reduces();
+  if (result ? !pieces_.one(peer, &Known::combined, &Counts::combined, number + 1)
+             : !given(position, position.finished, peer)) {
+    return false;
+  }
   const auto& theirs = given_[static_cast<std::size_t>(peer)];
-  if (blocks.reduces()) {
-    if (!pieces_.one(peer, &Known::combined, &Counts::combined, number + 1)) return false;
-    const auto part = share(piece, peer);
-    copy_bytes(
-        blocks.taken(peer) + piece.begin + part.begin,
-        theirs.result != nullptr ? theirs.result + piece.begin + part.begin : segment_.piece(peer, number) + part.begin,
-        part.length());
+  const auto part = result ? share(piece, peer) : Range{0, piece.length()};
+  auto* const to = blocks.taken(peer) + piece.begin + part.begin;
+  if (const auto* const offered = result ? theirs.result : theirs.block) {
+    copy_bytes(to, offered + piece.begin + part.begin, part.length());
   } else {
-    if (!given(position, position.finished, peer)) return false;
-    const auto offset = blocks.parts() ? rank_ * position.piece : 0;
-    copy_bytes(blocks.taken(peer) + piece.begin,
-               theirs.block != nullptr ? theirs.block + piece.begin : segment_.piece(peer, number) + offset,
-               piece.length());
+    const auto* const slot = segment_.piece(peer, number) + (blocks.parts() ? rank_ * position.piece : part.begin);
+    writing_.read(result ? Writing::kResult : Writing::kCopied, number, peer, part.length(),
+                  [&] { copy_bytes(to, slot, part.length()); });
   }
   if (theirs.block != nullptr) offers_.check(peer);
   return true;

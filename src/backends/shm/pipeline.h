@@ -8,6 +8,7 @@
 #include "backends/shm/offers.h"
 #include "backends/shm/peer_memory.h"
 #include "backends/shm/pieces.h"
+#include "backends/shm/writing.h"
 
 namespace mcr::shm {
 
@@ -32,7 +33,7 @@ class Pipeline {
     uint64_t digest = 0;  // of the call
   };
 
-  /// `streams`: pieces for other ranks are written past the caches; equal on all ranks, as it decides on their size.
+  /// `streams`: pieces may be written past the caches (Writing); equal on all ranks, as it decides on their size.
   Pipeline(Segment& segment, Pieces& pieces, Offers& offers, const PeerMemory& memory, int rank, bool streams);
 
   /// Makes progress without waiting. True once the call is complete. Sets `published` if other ranks may wait for this
@@ -58,8 +59,8 @@ class Pipeline {
   void offer(const Blocks& blocks, Position& position);
   bool given(const Position& position, uint64_t piece, int peer);
   bool read_by_others(const Blocks& blocks, const Position& position);
-  void hand_over(std::byte* to, const std::byte* from, int64_t bytes) const;
   bool copy_in(const Blocks& blocks, Position& position);
+  void write_piece(const Blocks& blocks, const Position& position, uint64_t number);
   bool combine(const Call& call, const Blocks& blocks, Position& position);
   bool finish(const Blocks& blocks, Position& position);
   bool copy_out(const Blocks& blocks, const Position& position, int peer);
@@ -75,6 +76,7 @@ class Pipeline {
   const PeerMemory& memory_;
   const int rank_, size_;
   const bool streams_;
+  Writing writing_;
   std::vector<Given> given_;  // in the running call, by rank
   std::vector<const void*> sources_;
 };

@@ -3,7 +3,6 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <random>
@@ -22,6 +20,7 @@
 #include "backends/shm/copies.h"
 #include "backends/shm/sockets.h"
 #include "backends/shm/waiting.h"
+#include "base/process.h"
 #include "base/shared_heap.h"
 
 namespace mcr::shm {
@@ -56,9 +55,8 @@ const SharedHeap* own_heap() {
 
 /// The address of a rank, which it publishes in the store. Abstract socket names are visible in one network namespace.
 struct Card {
-  std::string host;     // its name, for error texts
-  std::string machine;  // equal for all processes that run on one kernel
-  std::string network;  // the network namespace
+  std::string host;  // its name, for error texts
+  Place place;
   std::string name;     // the name of its socket
   std::string token;    // which a connecting rank must send
   std::string cores;    // one character for each: 1 if the process may run on it
@@ -72,7 +70,8 @@ struct Card {
   static Card mine(int64_t most);
   std::string text() const {
     std::ostringstream out;
-    for (const auto* field : {&host, &machine, &network, &name, &token, &cores, &address}) out << *field << '\n';
+    for (const auto* field : {&host, &place.machine, &place.network, &name, &token, &cores, &address})
+      out << *field << '\n';
     out << most << ' ' << remote_fences << ' ' << streams << ' ' << heap << ' ' << heap_bytes;
     return out.str();
   }
@@ -80,7 +79,7 @@ struct Card {
     std::istringstream in(text);
     Card card;
     for (auto* field :
-         {&card.host, &card.machine, &card.network, &card.name, &card.token, &card.cores, &card.address}) {
+         {&card.host, &card.place.machine, &card.place.network, &card.name, &card.token, &card.cores, &card.address}) {
       std::getline(in, *field);
     }
     in >> card.most >> card.remote_fences >> card.streams >> card.heap >> card.heap_bytes;
@@ -93,9 +92,7 @@ Card Card::mine(int64_t most) {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
   card.host = host.data();
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> card.machine;
-  struct stat found{};
-  if (stat("/proc/thread-self/ns/net", &found) == 0) card.network = std::to_string(found.st_ino);
+  card.place = own_place();
   card.name = "mcr_dl-" + random_text();
   card.token = random_text();
   cpu_set_t set;
@@ -208,7 +205,7 @@ class Rendezvous {
   void require_one_host() const {
     std::map<std::pair<std::string, std::string>, std::vector<int>> places;
     for (std::size_t rank = 0; rank < cards_.size(); ++rank) {
-      places[{cards_[rank].machine, cards_[rank].network}].push_back(static_cast<int>(rank));
+      places[{cards_[rank].place.machine, cards_[rank].place.network}].push_back(static_cast<int>(rank));
     }
     if (places.size() == 1) return;
     std::string text;
@@ -248,7 +245,7 @@ class Rendezvous {
   }
 
   std::unique_ptr<Segment> share_memory(std::vector<Peers::Peer>& peers) const {
-    const Layout layout(spec_.size(), cards_.front().most);
+    const Layout layout(spec_.size(), cards_.front().most, cards_.front().streams);
     File file;
     if (spec_.rank == 0) {
       std::unique_ptr<Error> problem;

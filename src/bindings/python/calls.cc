@@ -29,6 +29,7 @@ namespace {
 // Never destroyed: during process exit a thread that is stuck in a library may still use it.
 std::shared_ptr<Group>& default_group = *std::make_unique<std::shared_ptr<Group>>().release();
 [[gnu::tls_model("initial-exec")]] constinit thread_local PyObject* coalescing = nullptr;
+constinit thread_local const Group* coalescing_group = nullptr;
 thread_local std::unique_ptr<Batch> batch;
 
 // Turns the arguments of one call into a Call and a Plan.
@@ -65,8 +66,10 @@ class Binder {
     plan_.release = [](void* kept) { static_cast<KeptTensors*>(kept)->release(); };
     const auto guard = tensors_.stream_guard();
     tensors_.place_factor(call_);
+    const bool in_block = coalescing != nullptr && coalescing_group == group_;
+    if (in_block && (asynchronous_ || coalesces())) [[unlikely]]
+      return coalesce();
     if (asynchronous_) return wrap(start_call());
-    if (coalescing != nullptr) return coalesce();
     const int source = run_call();
     if (call_.op != Op::recv) Py_RETURN_NONE;
     return PyLong_FromLong(group_->spec().ranks[static_cast<std::size_t>(source < 0 ? call_.root : source)]);
@@ -301,12 +304,19 @@ class Binder {
   // These may be copied at once, before the core knows the operation's size.
   bool has_lists() const { return !plan_.in_blocks.empty() || !plan_.out_blocks.empty(); }
 
+  // Whether a blocking call ends with its block: as in torch, those of three functions; on devices others too, as they
+  // only enqueue work. No call whose result the host reads.
+  bool coalesces() const {
+    const bool reads = call_.op == Op::recv || call_.op == Op::barrier;
+    if (call_.device.type != DeviceType::CPU) return !reads;
+    const bool single = !call_.vectored && !has_lists();
+    return single && (call_.op == Op::all_reduce || call_.op == Op::all_gather || call_.op == Op::reduce_scatter);
+  }
+
   PyObject* coalesce() {
-    PyObject* work = wrap(start_call());
-    const int failed = work == nullptr ? -1 : PyList_Append(coalescing, work);
-    Py_XDECREF(work);
-    if (failed != 0) throw ErrorAlreadySet{};
-    Py_RETURN_NONE;
+    const Owner work(wrap(start_call()));
+    if (work == nullptr || PyList_Append(coalescing, work.get()) != 0) throw ErrorAlreadySet{};
+    return Py_NewRef(asynchronous_ ? work.get() : Py_None);
   }
 
   const Signature& signature_;
@@ -406,7 +416,10 @@ void set_world(std::shared_ptr<Group> group) { default_group = std::move(group);
 
 const std::shared_ptr<Group>& world() { return default_group; }
 
-void set_coalescing(PyObject* list) { coalescing = list; }
+void set_coalescing(PyObject* list, const Group* group) {
+  coalescing = list;
+  coalescing_group = group;
+}
 
 std::vector<at::Tensor> KeptTensors::results() const {
   const std::lock_guard lock(mutex_);

@@ -43,8 +43,9 @@ void add_operations(PyObject* module);
 void set_world(std::shared_ptr<Group> group);
 const std::shared_ptr<Group>& world();
 
-/// While set, this thread's synchronous calls are started instead, and their Works are appended to the list (borrowed).
-void set_coalescing(PyObject* list);
+/// While set, this thread's all_reduces, all_gathers and reduce_scatters of one tensor in the group are started instead
+/// of done, and the Works of these and of its asynchronous calls are appended to the list (borrowed).
+void set_coalescing(PyObject* list, const Group* group);
 
 /// Makes this thread's asynchronous calls start together at the end of the batch, if their libraries need that.
 void begin_batch();

@@ -277,7 +277,9 @@ void add_registry(py::module_& module) {
     } catch (const ErrorAlreadySet&) {
     }
   });
-  module.def("set_coalescing", [](const py::object& list) { set_coalescing(list.is_none() ? nullptr : list.ptr()); });
+  module.def("set_coalescing", [](const py::object& works, const Group* group) {
+    set_coalescing(works.is_none() ? nullptr : works.ptr(), group);
+  });
   module.def(
       "load_backend",
       [](const std::string& name, const std::string& path, const std::string& library) {

@@ -90,6 +90,26 @@ std::optional<uintptr_t> stream_of_array(PyObject* object) {
   return static_cast<uintptr_t>(stream);
 }
 
+// torch's functional collectives return tensors that wait for their values when they are used. Other tensors that work
+// by their own __torch_dispatch__, such as a DTensor, have no memory.
+at::Tensor with_memory(PyObject* object, const char* parameter) {
+  const Owner wait(PyObject_GetAttrString(object, "trigger_wait"));
+  if (wait == nullptr) {
+    PyErr_Clear();
+    wrong(ErrorCode::InvalidType, parameter, "a tensor with memory of its own",
+          std::string("a ") + Py_TYPE(object)->tp_name + " (call .to_local() on a DTensor)");
+  }
+  const Owner tensor(PyObject_CallNoArgs(wait.get()));
+  if (tensor == nullptr) raise_as_error();
+  return THPVariable_Unpack(tensor.get());
+}
+
+bool has_memory(const at::Tensor& tensor) {
+  if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) [[likely]]
+    return true;
+  return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+}
+
 void check_length(int64_t count, const char* parameter, int expected) {
   if (count == expected) return;
   wrong(ErrorCode::InvalidArgument, parameter, std::to_string(expected) + " tensors (one per rank)",
@@ -153,8 +173,9 @@ at::Tensor view_of(const Buffer& buffer, DType dtype, Device device) {
 bool Tensors::is(PyObject* object) { return THPVariable_Check(object) || PyObject_HasAttrString(object, "__dlpack__"); }
 
 const at::Tensor& Tensors::get(PyObject* object, const char* parameter, Use use) {
-  if (THPVariable_Check(object)) return get(THPVariable_Unpack(object), parameter);
-  const auto& tensor = made_.emplace_back(of_array(object, parameter, use));
+  if (THPVariable_Check(object) && has_memory(THPVariable_Unpack(object))) [[likely]]
+    return get(THPVariable_Unpack(object), parameter);
+  const auto& tensor = made_.emplace_back(made_of(object, parameter, use));
   check(tensor, parameter);
   return tensor;
 }
@@ -165,7 +186,11 @@ const at::Tensor& Tensors::get(const at::Tensor& tensor, const char* parameter) 
   return tensor;
 }
 
-at::Tensor Tensors::of_array(PyObject* object, const char* parameter, Use use) {
+at::Tensor Tensors::made_of(PyObject* object, const char* parameter, Use use) {
+  if (THPVariable_Check(object)) {
+    const auto& tensor = THPVariable_Unpack(object);
+    return has_memory(tensor) ? tensor : with_memory(object, parameter);
+  }
   at::Tensor tensor = from_array(object, parameter, use);
   if (tensor.is_cuda() && !stream_) stream_ = stream_of_array(object);
   return tensor;
@@ -185,7 +210,7 @@ Tensors::List Tensors::list(PyObject* objects, const char* parameter, int expect
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* item = PyTuple_GET_ITEM(entries.get(), i);
     const auto name = member(parameter, i);
-    append(result, THPVariable_Check(item) ? THPVariable_Unpack(item) : of_array(item, name.c_str(), use), name, use);
+    append(result, made_of(item, name.c_str(), use), name, use);
   }
   return result;
 }

@@ -73,7 +73,7 @@ class Tensors {
  private:
   using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;  // the caller's tensor, the operation's tensor
 
-  at::Tensor of_array(PyObject* object, const char* parameter, Use use);
+  at::Tensor made_of(PyObject* object, const char* parameter, Use use);
   void check(const at::Tensor& tensor, const char* parameter);
   void append(List& list, const at::Tensor& tensor, const std::string& name, Use use);
 

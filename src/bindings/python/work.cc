@@ -148,7 +148,8 @@ PyObject* get_future(PyObject* self, PyObject*) {
 PyObject* stream(PyObject* self, PyObject*) {
   return method([&] {
     const auto* point = of(self)->point();
-    if (point == nullptr || point->stream().device.type == DeviceType::CPU) return Py_NewRef(Py_None);
+    const bool on_device = point != nullptr && point->stream().device.type != DeviceType::CPU;
+    if (!on_device || point->failure()) return Py_NewRef(Py_None);
     return object(std::pair(point->stream().device.index, point->stream().id));
   });
 }

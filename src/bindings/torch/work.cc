@@ -45,14 +45,10 @@ std::vector<c10::Stream> streams_behind(const TorchWork::Parts& parts) {
 }
 
 // Waits for the end on the host; without a limit, the part's own one ends it.
-void await_end(Work& part, std::chrono::milliseconds limit) {
-  const auto begin = std::chrono::steady_clock::now();
+void await_end(Work& part, std::chrono::milliseconds limit, std::chrono::steady_clock::time_point begin) {
   while (!part.wait_for(kSlice)) {
     check_signals();
-    if (limit.count() <= 0 || std::chrono::steady_clock::now() - begin < limit) continue;
-    throw Error(ErrorCode::Timeout,
-                part.what() + " timed out: still running after the timeout of " + std::to_string(limit.count()) + " ms",
-                part.subject());
+    if (limit.count() > 0 && std::chrono::steady_clock::now() - begin >= limit) throw late(part, limit);
   }
   part.rethrow();
 }
@@ -137,19 +133,15 @@ void TorchWork::synchronize() { wait(kNoTimeout); }
 bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const UnlockedIfHeld guard;
   const bool limited = timeout.count() > 0;
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  const auto left = [&] {
-    using std::chrono::milliseconds;
-    return std::max(std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now()), milliseconds(1));
-  };
+  const auto begin = std::chrono::steady_clock::now();
   for_torch([&] {
     for (const auto& part : parts_) {
-      mcr::wait(*part, limited ? left() : part->limit(), check_signals);
       if (limited) {
-        await_end(*part, left());
-      } else if (context_.blocks_host) {
-        await_end(*part, kNoTimeout);
+        mcr::wait(*part, timeout, check_signals, nullptr, begin);
+      } else {
+        mcr::wait(*part, part->limit(), check_signals);
       }
+      if (limited || context_.blocks_host) await_end(*part, timeout, begin);
     }
     if (hook_runs_ == nullptr) return;
     if (context_.blocks_host || !on_streams()) hook_runs_->wait(check_signals);

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this process can use a backend, by torch.distributed's functions."""
+
+from __future__ import annotations
+
+import torch.distributed as torch_dist
+
+from mcr_dl.libraries import registry
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether this process can start a backend of mcr_dl or torch; True for ``"mcr"`` and ``"auto"``.
+
+    Loads the library, as ``available_backends`` does, which also gives the reasons.
+    Source: torch.distributed.is_backend_available.
+    """
+    name = backend.lower()
+    if name in ("mcr", "auto"):
+        return True
+    if name not in registry.known_names():
+        return torch_dist.is_backend_available(backend)
+    return not registry.condition(name, 1, named=True).problem
+
+
+def is_gloo_available() -> bool:
+    """Whether this process can use gloo (torch.distributed.is_gloo_available)."""
+    return is_backend_available("gloo")
+
+
+def is_mpi_available() -> bool:
+    """Whether this process can use an MPI library, with which torch need not be built
+    (torch.distributed.is_mpi_available)."""
+    return is_backend_available("mpi")
+
+
+def is_nccl_available() -> bool:
+    """Whether this process can use NCCL and a CUDA device (torch.distributed.is_nccl_available)."""
+    return is_backend_available("nccl")
