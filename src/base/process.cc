@@ -28,7 +28,7 @@ bool process_leaves() noexcept { return leaves; }
 Place own_place() {
   Place place;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> place.machine;
-  struct stat found {};
+  struct stat found{};
   if (stat("/proc/thread-self/ns/net", &found) == 0) place.network = std::to_string(found.st_ino);
   return place;
 }

@@ -322,7 +322,7 @@ def coalescing(backend: str) -> None:
 
 
 def coalescing_other_calls(backend: str) -> None:
-    """The group's asynchronous calls belong to the block; other groups' calls and calls that return data end at once."""
+    """The group's asynchronous calls join the block; calls of other groups, and those that return data, end at once."""
     session.start()
     me, size = mcr_dl.get_rank(), mcr_dl.get_world_size()
     other = mcr_dl.new_group()

@@ -369,8 +369,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     const int64_t count = call.out.count * view.factor;
     const auto mine = sum[0].narrow(0, backend_->getRank() * count, count);
     const auto copy = [mine, to = call.out.data] { std::memcpy(to, mine.const_data_ptr(), mine.nbytes()); };
-    run(
-        call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
+    run(call, lane, sum, [&] { return backend_->allreduce(sum, opts); }, copy);
   }
 
   // Sends half as much as the all_reduce. The rank combines its block in rank order.
@@ -385,8 +384,7 @@ class C10dCommunicator : public OpMethods<C10dCommunicator> {
     };
     const auto opts = options<c10d::AllToAllOptions>(call);
     std::vector<int64_t> equal;
-    run(
-        call, lane, data, [&] { return backend_->alltoall_base(data[0], data[1], equal, equal, opts); }, combine);
+    run(call, lane, data, [&] { return backend_->alltoall_base(data[0], data[1], equal, equal, opts); }, combine);
   }
 
   // A word for the host of each rank.

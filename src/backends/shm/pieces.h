@@ -34,13 +34,13 @@ class Pieces {
   /// Numbers the next pieces, and returns the first number.
   uint64_t take(uint64_t pieces) { return std::exchange(next_, next_ + pieces); }
   /// Whether a rank's counter has reached a value.
-  bool one(int rank, uint64_t Known::*known, Counter Counts::*counter, uint64_t least) {
+  bool one(int rank, uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
     auto& seen = known_[static_cast<std::size_t>(rank)].*known;
     if (seen < least) seen = (segment_.counts(rank).*counter).load(std::memory_order_acquire);
     return seen >= least;
   }
   /// Whether the counters of all other ranks have.
-  bool all(uint64_t Known::*known, Counter Counts::*counter, uint64_t least) {
+  bool all(uint64_t Known::* known, Counter Counts::* counter, uint64_t least) {
     for (int peer = 0; peer < segment_.layout().ranks(); ++peer) {
       if (peer != rank_ && !one(peer, known, counter, least)) return false;
     }

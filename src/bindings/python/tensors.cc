@@ -107,7 +107,8 @@ at::Tensor with_memory(PyObject* object, const char* parameter) {
 bool has_memory(const at::Tensor& tensor) {
   if (!tensor.unsafeGetTensorImpl()->is_python_dispatch()) [[likely]]
     return true;
-  return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
+  return tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() != nullptr;
 }
 
 void check_length(int64_t count, const char* parameter, int expected) {
