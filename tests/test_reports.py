@@ -242,6 +242,7 @@ OTHERS = {
     "bench/overhead.py",
     "bench/soak.py",
     "bench/versions.py",
+    "bench/written_pieces.py",
 }
 GLOOS_WORDS = r"\[/\S+\.cc:\d+\] \w+"  # they begin with a path in brackets, which rich would take for markup
 
